@@ -1,0 +1,100 @@
+"""Every error that Choros raises, and the tree they form.
+
+::
+
+    ChorosError
+    ├── BadInput (ValueError)          what the user gave cannot work; raised before any worker starts
+    │   ├── UnknownAlgorithm           no algorithm has that name; the message gives the nearest one
+    │   ├── Unstable                   hyper-parameters outside the algorithm's stability bound
+    │   ├── NotExact                   a loss or model that AllReduce could not train exactly
+    │   ├── NotSerializable            a model or an object that cannot travel to a worker
+    │   └── BadData                    arrays, files or datasets that do not fit together
+    ├── WorkerFailed (RuntimeError)    a worker raised, was killed or ran out of memory
+    ├── PeerFailed (ConnectionError)   seen by a worker: another rank has gone or has given up
+    └── MeetingTimeout (TimeoutError)  a wait reached its limit; the message names who was missing
+
+Example:
+    >>> from choros.errors import BadInput, UnknownAlgorithm
+    >>> issubclass(UnknownAlgorithm, BadInput) and issubclass(BadInput, ValueError)
+    True
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ChorosError(Exception):
+    """The root: ``except ChorosError`` catches whatever Choros raises on purpose."""
+
+
+class BadInput(ChorosError, ValueError):
+    """What was given cannot work. Says what to give instead; no worker was started."""
+
+
+class UnknownAlgorithm(BadInput):
+    """No algorithm has that name."""
+
+
+class Unstable(BadInput):
+    """Hyper-parameters outside the algorithm's stability bound, which the message states."""
+
+
+class NotExact(BadInput):
+    """The loss or the model cannot be trained exactly by AllReduce; the message names it."""
+
+
+class NotSerializable(BadInput):
+    """A model, loss, metric or dataset that cannot travel to a worker."""
+
+
+class BadData(BadInput):
+    """Arrays, files or datasets that are missing, malformed or do not fit together."""
+
+
+class PeerFailed(ChorosError, ConnectionError):
+    """Another rank has gone, or the run was given up, while this one waited for it."""
+
+
+class MeetingTimeout(ChorosError, TimeoutError):
+    """A wait reached its limit. ``missing`` holds the ranks that had not come."""
+
+    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class WorkerFailed(ChorosError, RuntimeError):
+    """A worker raised, was killed or ran out of memory; the given model is unchanged.
+
+    Attributes:
+        rank: int. The worker that failed first.
+        host: str. The machine it ran on.
+        traceback: str. Its Python traceback, or ``""`` where Python did not live to write one.
+        signal: str. The signal's name (``"SIGKILL"``) where one ended it, else ``""``.
+        peak_memory: int. Its peak resident memory in bytes, 0 where unknown.
+        output: str. The last lines that it printed.
+        weights: list of numpy arrays in the order of ``model.trainable_variables``: the last
+            centre, or ``None`` where training had not begun.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str = "",
+        traceback: str = "",
+        signal: str = "",
+        peak_memory: int = 0,
+        output: str = "",
+        weights: list[Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.traceback = traceback
+        self.signal = signal
+        self.peak_memory = peak_memory
+        self.output = output
+        self.weights = weights

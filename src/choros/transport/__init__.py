@@ -1,0 +1,82 @@
+"""How bytes move: everyone at once (``Group``), or one that meets a centre (``Centre``).
+
+Knows nothing of algorithms, Keras or launchers. Every wait has a limit and its error names who was missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@runtime_checkable
+class Group(Protocol):
+    """All ranks at once. Each call is made by every rank in the same order."""
+
+    rank: int
+    size: int
+
+    def slot(self, count: int, dtype: Any) -> Array:
+        """A buffer of ``count`` values that ``sum_slots`` reads: write there what is to be summed (no copy)."""
+        ...
+
+    def sum_slots(self, count: int, dtype: Any) -> Array:
+        """Sum all ranks' slots; a view of the result, bit-equal everywhere, good until the next call."""
+        ...
+
+    def sum(self, x: Array) -> Array:
+        """A new array: the sum over ranks, any shape and any numeric dtype."""
+        ...
+
+    def mean(self, x: Array) -> Array:
+        """A new array: the mean over ranks."""
+        ...
+
+    def gather(self, x: bytes) -> list[bytes]:
+        """Every rank's bytes (any lengths), in the order of the ranks, on every rank."""
+        ...
+
+    def broadcast(self, x: Array, root: int = 0) -> Array:
+        """Root's array on every rank (a new array); the same shape and dtype everywhere."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every rank has come."""
+        ...
+
+    def close(self) -> None:
+        """Free what this rank holds."""
+        ...
+
+
+class Rule(Protocol):
+    """What a centre needs of an algorithm (the shape of ``choros.algorithms.Algorithm``)."""
+
+    shows: Any
+    elementwise: Any
+
+    def propose(self, local: Any, seen: Any, window: int) -> Any: ...
+    def merge(self, centre: Any, message: Any, meeting: Any, memory: Any) -> tuple[Any, Any]: ...
+    def adopt(self, local: Any, shown: Any) -> Any: ...
+
+
+class Centre(Protocol):
+    """One centre that workers meet in their own time; clock and staleness are counted once, under its lock."""
+
+    def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
+        """Propose, merge and adopt in one locked pass; ``local``, ``seen`` and ``others`` are updated in place.
+
+        Returns the staleness that this exchange had.
+        """
+        ...
+
+    def read(self, out: Array, others: Array) -> int:
+        """Copy the centre (and the averaged moving statistics) out, whole; returns the clock."""
+        ...
+
+    def close(self) -> None:
+        """Free what this rank holds."""
+        ...
