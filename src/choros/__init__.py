@@ -1,0 +1,1 @@
+"""Choros: train one Keras 3 model with many workers."""
