@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """This rank's rows of one global batch.
-
-    Attributes:
-        x, y, sample_weight: nested numpy arrays, or None; ``x`` is None where the rank has no row.
-        rows: int. This rank's rows (may be 0).
-        total: int. The rows of the whole global batch, over all ranks.
-    """
-
-    x: Any
-    y: Any
-    sample_weight: Any
-    rows: int
-    total: int
+from choros.types import Array, Batch
 
 
 class Replica(Protocol):

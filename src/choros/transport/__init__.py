@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
-Array = np.ndarray[Any, Any]
+from choros.types import Array
 
 
 @runtime_checkable

@@ -1,0 +1,32 @@
+"""The two types that several rooms share. Standard library and numpy only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's rows of one global batch.
+
+    Attributes:
+        x, y, sample_weight: nested numpy arrays, or None; ``x`` is None where the rank has no row.
+        rows: int. This rank's rows (may be 0).
+        total: int. The rows of the whole global batch, over all ranks.
+
+    Example:
+        >>> import numpy as np
+        >>> Batch(np.zeros((3, 2)), np.zeros(3), None, rows=3, total=8).rows
+        3
+    """
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    rows: int
+    total: int
