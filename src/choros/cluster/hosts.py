@@ -1,0 +1,86 @@
+"""Host lists and task counts in the compressed form that SLURM writes."""
+
+from __future__ import annotations
+
+import re
+
+from choros.errors import BadInput
+
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)|(,)")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
+_MOST = 1_000_000
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The hosts that a compressed list names, in its order, zero padding kept.
+
+    Args:
+        text: such as ``"n[1-2,4],login1"``; several brackets in one name are multiplied out.
+
+    Returns:
+        One name a host, as ``scontrol show hostnames`` prints them.
+
+    Raises:
+        BadInput: brackets that do not close, or a range that is not one.
+
+    Example:
+        >>> expand_hosts("n[1-2,4],login1")
+        ('n1', 'n2', 'n4', 'login1')
+        >>> expand_hosts("gpu-a[09-10]-b[3-4]")
+        ('gpu-a09-b3', 'gpu-a09-b4', 'gpu-a10-b3', 'gpu-a10-b4')
+    """
+    hosts: list[str] = []
+    names: list[str] = []
+    position = 0
+    while position < len(text):
+        found = _PIECE.match(text, position)
+        if found is None:
+            raise BadInput(f"the host list {text!r} has brackets that do not match")
+        position = found.end()
+        inside, plain, comma = found.groups()
+        if comma:
+            hosts += names
+            names = []
+        else:
+            endings = [plain] if plain is not None else _numbers(inside, text)
+            names = [name + ending for name in (names or [""]) for ending in endings]
+            if len(hosts) + len(names) > _MOST:
+                raise BadInput(f"the host list {text[:80]!r} names more than {_MOST} hosts")
+    return tuple(hosts + names)
+
+
+def _numbers(inside: str, text: str) -> list[str]:
+    """``"1-3,07"`` as ``["1", "2", "3", "07"]``."""
+    numbers: list[str] = []
+    for part in inside.split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + _MOST):
+            raise BadInput(f"the host list {text!r} has {part!r} where a number or a range was expected")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def expand_tasks(text: str) -> tuple[int, ...]:
+    """The tasks on each node, from SLURM's compressed counts.
+
+    Args:
+        text: such as ``"2(x3),1"``.
+
+    Returns:
+        One count a node, in the order of the host list.
+
+    Raises:
+        BadInput: the text is not of that form.
+
+    Example:
+        >>> expand_tasks("2(x3),1")
+        (2, 2, 2, 1)
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        found = _COUNT.match(part.strip())
+        if found is None or int(found[2] or 1) > _MOST:
+            raise BadInput(f"the tasks per node {text!r} have {part!r} where a count such as 2(x3) was expected")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return tuple(counts)

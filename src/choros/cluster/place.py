@@ -1,0 +1,170 @@
+"""``Place``: this process among the ranks of its run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from choros.cluster.hosts import expand_hosts, expand_tasks
+from choros.cluster.tables import TABLES, Table
+from choros.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank of how many, and on which node.
+
+    Attributes:
+        rank, size: int. This process among all, ``0 <= rank < size``.
+        local_rank, local_size: int. This process among those of its node. Never computed as ``rank % local_size``:
+            Open MPI 5 numbers local ranks otherwise when it oversubscribes.
+        node, nodes: int or None. This node among the run's; None where the launcher does not tell.
+        hosts: tuple of str. The nodes' names in the order of ``node``; empty where the launcher does not tell.
+        coordinator: str or None. Rank 0's host, with ``:port`` where the launcher names one.
+        launcher: str. Who started this process: ``choros``, ``torchrun``, ``openmpi``, ``mpich``, ``slurm``, ``single``.
+
+    Example:
+        >>> Place.here({"CHOROS_RANK": "1", "CHOROS_SIZE": "4", "CHOROS_LOCAL_RANK": "1", "CHOROS_LOCAL_SIZE": "4"}).rank
+        1
+        >>> Place.here({}).launcher
+        'single'
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node: int | None = 0
+    nodes: int | None = 1
+    hosts: tuple[str, ...] = ()
+    coordinator: str | None = None
+    launcher: str = "single"
+
+    @staticmethod
+    def here(environ: Mapping[str, str] | None = None) -> Place:
+        """The place that the environment tells; the order of launchers is that of ``choros.cluster.TABLES``.
+
+        Args:
+            environ: what to read instead of ``os.environ``.
+
+        Returns:
+            The place; rank 0 of 1 where no launcher is recognised.
+
+        Raises:
+            BadInput: the launcher's variables are missing in part, are no numbers, or contradict each other.
+        """
+        environ = os.environ if environ is None else environ
+        table = _table(environ)
+        return Place() if table is None else _read(table, environ)
+
+
+def why(environ: Mapping[str, str] | None = None) -> str:
+    """In words: which variables told the place.
+
+    Args:
+        environ: what to read instead of ``os.environ``.
+
+    Returns:
+        One sentence.
+
+    Example:
+        >>> why({"CHOROS_RANK": "1", "CHOROS_SIZE": "4"})
+        'choros: CHOROS_RANK=1, CHOROS_SIZE=4'
+    """
+    environ = os.environ if environ is None else environ
+    table = _table(environ)
+    if table is None:
+        known = ", ".join(each.launcher for each in TABLES)
+        return f"no launcher's variables are set (looked for {known})"
+    names = dict.fromkeys(
+        table.needs + table.tells + table.rank + table.size + table.local_rank + table.local_size + table.node
+    )
+    return f"{table.launcher}: " + ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
+
+
+def _table(environ: Mapping[str, str]) -> Table | None:
+    for table in TABLES:
+        if any(environ.get(name) for name in table.tells) and all(environ.get(name) for name in table.needs):
+            return table
+    return None
+
+
+def _read(table: Table, environ: Mapping[str, str]) -> Place:
+    rank = _needed(table, environ, table.rank)
+    size = _needed(table, environ, table.size)
+    node = _number(table, environ, table.node)
+    nodes = _number(table, environ, table.nodes)
+    hosts = expand_hosts(_text(environ, table.hosts))
+    tasks = _text(environ, table.tasks)
+    counts = expand_tasks(tasks) if tasks else ()
+    local_rank = _number(table, environ, table.local_rank)
+    local_size = _number(table, environ, table.local_size)
+    if counts:
+        if sum(counts) != size:
+            raise _wrong(table, f"{table.tasks[0]}={tasks} adds up to {sum(counts)} ranks but the size is {size}")
+        nodes = len(counts) if nodes is None else nodes
+        if node is not None and node < len(counts):
+            local_size = counts[node] if local_size is None else local_size
+    if size == 1:
+        local_rank, local_size = local_rank or 0, local_size or 1
+    if local_rank is None or local_size is None:
+        missing = table.local_rank if local_rank is None else table.local_size + table.tasks
+        raise _wrong(table, f"{' or '.join(missing)} is not set, so this rank's place on its node is unknown")
+    if table.one_node or local_size == size:
+        node, nodes = node or 0, nodes or 1
+    nodes = len(hosts) if nodes is None and hosts else nodes
+    _check(table, "rank", rank, "size", size)
+    _check(table, "local rank", local_rank, "local size", local_size)
+    if local_size > size:
+        raise _wrong(table, f"the local size {local_size} is more than the size {size}")
+    if table.one_node and local_size != size:
+        raise _wrong(table, f"the local size {local_size} is not the size {size}, yet there is one machine")
+    if node is not None and nodes is not None:
+        _check(table, "node", node, "nodes", nodes)
+    if hosts and nodes is not None and len(hosts) != nodes:
+        raise _wrong(table, f"{len(hosts)} hosts are listed but there are {nodes} nodes")
+    return Place(
+        rank, size, local_rank, local_size, node, nodes, hosts, _meeting(table, environ, hosts), table.launcher
+    )
+
+
+def _meeting(table: Table, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:
+    address, port = _text(environ, table.address), _text(environ, table.port)
+    if not address:
+        return hosts[0] if hosts else None
+    return f"{address}:{port}" if port else address
+
+
+def _text(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def _number(table: Table, environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = environ.get(name, "")
+        if text:
+            if not (text.isascii() and text.isdecimal()):
+                raise _wrong(table, f"{name}={text!r} is not a whole number of 0 or more")
+            return int(text)
+    return None
+
+
+def _needed(table: Table, environ: Mapping[str, str], names: tuple[str, ...]) -> int:
+    value = _number(table, environ, names)
+    if value is None:
+        raise _wrong(table, f"{' or '.join(names)} is not set")
+    return value
+
+
+def _check(table: Table, what: str, value: int, limit_name: str, limit: int) -> None:
+    if not 0 <= value < limit:
+        raise _wrong(table, f"the {what} {value} is not below the {limit_name} {limit}")
+
+
+def _wrong(table: Table, what: str) -> BadInput:
+    names = ", ".join(table.tells + tuple(name for name in table.needs if name not in table.tells))
+    return BadInput(
+        f"this process's place, as {table.launcher} tells it, makes no sense: {what}. "
+        f"Start it through {table.launcher} again, or unset {names} to run it on its own."
+    )

@@ -1,0 +1,105 @@
+"""One table of environment names for each launcher. A new launcher is one more ``Table`` in ``TABLES``.
+
+Order matters, for a process often carries the names of two launchers: the inner one, which started the process
+itself, must win over the outer one, which only gave the allocation. So the tables are tried in this order:
+
+1. ``choros``: what ``choros run`` sets; nothing starts ranks below it.
+2. ``torchrun``: is itself started by ``srun`` or ``mpiexec`` once a node.
+3. ``openmpi`` and 4. ``mpich`` (Hydra; Intel MPI too): their ``mpiexec`` runs inside a scheduler's allocation.
+5. ``slurm``: ``srun`` itself. The shell of ``sbatch`` has ``SLURM_PROCID=0`` and a task count too but is one process;
+   the tell is that it has no ``SLURM_STEP_NODELIST``.
+6. ``single``: none of them, a process on its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """The names under which one launcher tells a process its place.
+
+    Each entry lists candidates, the first that is set counts; an empty entry means that the launcher does not tell.
+
+    Attributes:
+        launcher: str. The name in ``Place.launcher``.
+        tells: tuple. The launcher is recognised when any of these is set ...
+        needs: tuple. ... and all of these are.
+        rank, size, local_rank, local_size, node, nodes: tuples of names that hold one number.
+        hosts: tuple. Names that hold a host list, compressed as SLURM does or plain with commas.
+        tasks: tuple. Names that hold the tasks of each node, such as ``2(x3),1``.
+        address, port: tuples. Names of the meeting point's host and port.
+        one_node: bool. The launcher starts ranks on this machine only.
+    """
+
+    launcher: str
+    tells: tuple[str, ...]
+    rank: tuple[str, ...]
+    size: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    local_rank: tuple[str, ...] = ()
+    local_size: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    address: tuple[str, ...] = ()
+    port: tuple[str, ...] = ()
+    one_node: bool = False
+
+
+TABLES: tuple[Table, ...] = (
+    Table(
+        launcher="choros",
+        tells=("CHOROS_RANK", "CHOROS_SIZE"),
+        rank=("CHOROS_RANK",),
+        size=("CHOROS_SIZE",),
+        local_rank=("CHOROS_LOCAL_RANK",),
+        local_size=("CHOROS_LOCAL_SIZE",),
+        one_node=True,
+    ),
+    Table(
+        launcher="torchrun",
+        tells=("RANK",),
+        needs=("WORLD_SIZE",),
+        rank=("RANK",),
+        size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_size=("LOCAL_WORLD_SIZE",),
+        node=("GROUP_RANK", "NODE_RANK"),
+        nodes=("GROUP_WORLD_SIZE",),
+        address=("MASTER_ADDR",),
+        port=("MASTER_PORT",),
+    ),
+    Table(
+        launcher="openmpi",
+        tells=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        rank=("OMPI_COMM_WORLD_RANK",),
+        size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        nodes=("OMPI_MCA_orte_num_nodes",),
+    ),
+    Table(
+        launcher="mpich",
+        tells=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        needs=("PMI_RANK",),
+        rank=("PMI_RANK",),
+        size=("PMI_SIZE",),
+        local_rank=("MPI_LOCALRANKID",),
+        local_size=("MPI_LOCALNRANKS",),
+    ),
+    Table(
+        launcher="slurm",
+        tells=("SLURM_STEP_NODELIST",),
+        needs=("SLURM_PROCID",),
+        rank=("SLURM_PROCID",),
+        size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+        local_rank=("SLURM_LOCALID",),
+        node=("SLURM_NODEID",),
+        nodes=("SLURM_STEP_NUM_NODES",),
+        hosts=("SLURM_STEP_NODELIST",),
+        tasks=("SLURM_STEP_TASKS_PER_NODE",),
+    ),
+)
