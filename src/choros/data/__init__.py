@@ -1,1 +1,81 @@
-"""Data."""
+"""Sources of batches, and the exact division of a global batch among ranks.
+
+A source gives each rank its batches of an epoch. Together, each global batch is cut into contiguous shares, the first
+ranks one row more; alone, each rank has batches of its own. Either way every row is trained once an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from choros.data.arrays import ArraySource
+from choros.data.convert import is_py_dataset
+from choros.data.dataset import PyDatasetSource
+from choros.data.weights import with_class_weight
+from choros.errors import BadData
+from choros.types import Batch
+
+__all__ = ["ArraySource", "PyDatasetSource", "Source", "make_source"]
+
+
+class Source(Protocol):
+    """What the training loops need of data."""
+
+    rows: int | None  # rows in a pass; None where that is not known beforehand
+
+    def steps(self, batch_size: int) -> int | None:
+        """Global batches in a pass; None where there is no end."""
+        ...
+
+    def sample(self, batch_size: int) -> Batch:
+        """A real batch, the same on every rank, to build a model from."""
+        ...
+
+    def epoch(
+        self,
+        *,
+        rank: int,
+        size: int,
+        together: bool,
+        batch_size: int,
+        seed: int,
+        epoch: int,
+        shuffle: bool,
+        steps: int | None = None,
+    ) -> Iterator[Batch]:
+        """One rank's batches of one epoch."""
+        ...
+
+
+def make_source(
+    x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, floatx: str = "float32"
+) -> ArraySource | PyDatasetSource:
+    """A source from what ``model.fit`` takes: nested arrays, or a ``keras.utils.PyDataset``.
+
+    Args:
+        x: Nested arrays or tensors of any library, or a PyDataset (then without y and sample_weight).
+        y: Nested arrays, or None.
+        sample_weight: One array for all of y, or one for each of its arrays.
+        class_weight: From class number to weight, for a single y; multiplied with ``sample_weight``.
+        floatx: What floating point numbers become (``keras.config.floatx()``).
+
+    Returns:
+        The source.
+
+    Raises:
+        BadData: A generator, a tf.data.Dataset, a DataLoader, text, or arrays that do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> make_source(np.zeros((10, 3)), np.zeros(10)).steps(4)
+        3
+    """
+    if is_py_dataset(x):
+        for name, value in (("y", y), ("sample_weight", sample_weight)):
+            if value is not None:
+                raise BadData(f"{name} was given beside a {type(x).__name__}: let its __getitem__ return it instead.")
+        return PyDatasetSource(x, class_weight, floatx)
+    if class_weight is not None:
+        sample_weight = with_class_weight(y, sample_weight, class_weight, floatx)
+    return ArraySource(x, y, sample_weight, floatx)

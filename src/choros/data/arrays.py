@@ -1,0 +1,139 @@
+"""Arrays in memory as a source of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from choros.data.checks import check_arrays, check_batch
+from choros.data.convert import as_arrays, to_floatx
+from choros.data.division import Piece, pieces
+from choros.data.order import permutation
+from choros.data.tree import is_nested, map_leaves
+from choros.types import Array, Batch
+
+
+class ArraySource:
+    """Nested arrays, gone through in the order of (seed, epoch) and divided exactly among ranks.
+
+    Args:
+        x: Nested arrays or tensors of any library.
+        y: The same, or None.
+        sample_weight: One array for all of y, or one for each of its arrays, or None.
+        floatx: What floating point numbers become, as Keras does it.
+
+    Attributes:
+        rows: int. Rows in a pass.
+
+    Raises:
+        BadData: Something is no array, or the arrays do not fit together.
+
+    Example:
+        >>> source = ArraySource(np.arange(5), np.arange(5))
+        >>> batches = source.epoch(rank=1, size=2, together=True, batch_size=3, seed=0, epoch=0, shuffle=False)
+        >>> [(batch.x.tolist(), batch.rows, batch.total) for batch in batches]
+        [([2], 1, 3), ([4], 1, 2)]
+    """
+
+    rows: int
+
+    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, floatx: str = "float32") -> None:
+        x, y, weight = as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")
+        self.rows = check_arrays(x, y, weight)
+        if is_nested(y) and weight is not None and not is_nested(weight):
+            one = weight
+            weight = map_leaves(lambda _: one, y)
+        self.floatx = floatx
+        self._data = to_floatx((x, y, weight), floatx)
+
+    @property
+    def x(self) -> Any:
+        """The inputs."""
+        return self._data[0]
+
+    @property
+    def y(self) -> Any:
+        """The targets, or None."""
+        return self._data[1]
+
+    @property
+    def sample_weight(self) -> Any:
+        """The weights, nested as ``y`` is, or None."""
+        return self._data[2]
+
+    def steps(self, batch_size: int) -> int:
+        """Global batches in a pass: ``ceil(rows / batch_size)``."""
+        return -(-self.rows // batch_size)
+
+    def sample(self, batch_size: int) -> Batch:
+        """The first rows, at most ``batch_size``: a real batch to build a model from, the same on every rank."""
+        rows = min(self.rows, batch_size)
+        return Batch(*self._cut(slice(0, rows)), rows=rows, total=rows)
+
+    def epoch(
+        self,
+        *,
+        rank: int,
+        size: int,
+        together: bool,
+        batch_size: int,
+        seed: int,
+        epoch: int,
+        shuffle: bool,
+        steps: int | None = None,
+    ) -> Iterator[Batch]:
+        """One rank's batches of one epoch; see ``choros.data.division.pieces`` for who gets what.
+
+        Args:
+            rank: Whose batches.
+            size: How many ranks there are.
+            together: Whether each global batch is divided (a batch may then have no rows and ``x`` None), or each
+                rank takes batches of its own.
+            batch_size: Rows of a global batch.
+            seed: With ``epoch``, the order of the rows.
+            epoch: The epoch's number, from 0.
+            shuffle: False keeps the rows' own order.
+            steps: Global batches in an epoch; None is one pass. With steps, an epoch goes on where the last stopped.
+
+        Returns:
+            Batches whose arrays may be views of the source where the order is the rows' own: do not write to them.
+
+        Raises:
+            BadData: ``batch_size`` cannot be divided among ranks that train alone.
+        """
+        check_batch(batch_size, size, together)
+        parts = pieces(
+            self.rows, rank=rank, size=size, together=together, batch_size=batch_size, epoch=epoch, steps=steps
+        )
+        return self._ordered(parts, seed) if shuffle else self._straight(parts)
+
+    def _straight(self, parts: Iterator[Piece]) -> Iterator[Batch]:
+        for _, start, stop, total in parts:
+            yield Batch(*self._cut(slice(start, stop)), rows=stop - start, total=total)
+
+    def _ordered(self, parts: Iterator[Piece], seed: int) -> Iterator[Batch]:
+        turn, order = -1, np.empty(0, np.int64)
+        for piece in parts:
+            if piece.turn != turn:
+                turn, order = piece.turn, permutation(self.rows, seed, piece.turn)
+            rows = piece.stop - piece.start
+            yield Batch(*self._pick(order[piece.start : piece.stop]), rows=rows, total=piece.total)
+
+    def _cut(self, rows: slice) -> tuple[Any, Any, Any]:
+        if rows.start == rows.stop:
+            return None, None, None
+        x, y, weight = map_leaves(lambda a: _view(a[rows]), self._data)
+        return x, y, weight
+
+    def _pick(self, rows: Array) -> tuple[Any, Any, Any]:
+        if not len(rows):
+            return None, None, None
+        x, y, weight = map_leaves(lambda a: a.take(rows, axis=0) if a.flags.c_contiguous else a[rows], self._data)
+        return x, y, weight
+
+
+def _view(part: Array) -> Array:
+    """The view itself, or a copy where it cannot be written to: PyTorch warns about such arrays."""
+    return part if part.flags.writeable else part.copy()

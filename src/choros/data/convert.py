@@ -1,0 +1,131 @@
+"""From what users have (tensors of any library, pandas, numpy) to numpy arrays, or a refusal that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from choros.data.tree import map_leaves
+from choros.errors import BadData
+from choros.types import Array
+
+_REMEDY = "convert it to numpy arrays, or wrap it in a keras.utils.PyDataset"
+
+
+def is_py_dataset(value: Any) -> bool:
+    """Whether ``value`` is a ``keras.utils.PyDataset``, found without importing Keras.
+
+    Example:
+        >>> is_py_dataset([1, 2])
+        False
+    """
+    return any(
+        parent.__name__ in ("PyDataset", "Sequence") and parent.__module__.split(".")[0] == "keras"
+        for parent in type(value).__mro__
+    )
+
+
+def as_array(value: Any, name: str = "x") -> Array:
+    """One array or tensor as a numpy array of the machine's byte order, without a copy where there need be none.
+
+    Tensors of PyTorch leave the graph and the device; a pandas Series of n values becomes (n, 1), as in Keras.
+
+    Args:
+        value: Whatever numpy can read: numpy, JAX, PyTorch and TensorFlow arrays, pandas, ``__array__``.
+        name: How to call it in an error.
+
+    Returns:
+        A numeric array with at least one axis.
+
+    Raises:
+        BadData: It is no array, or one of objects, text or dates, or has no rows' axis, or is sparse or ragged.
+
+    Example:
+        >>> as_array(np.arange(3)).shape
+        (3,)
+    """
+    library = type(value).__module__.split(".")[0]
+    if hasattr(value, "tocoo") or "Ragged" in type(value).__name__ or "Sparse" in type(value).__name__:
+        raise BadData(f"{name} is a {type(value).__name__}, which has no fixed rows: give a dense array instead.")
+    if library == "torch" and hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if "bfloat16" in str(value.dtype):
+            value = value.float()
+    if not hasattr(value, "__array__") or isinstance(value, type):
+        raise BadData(f"{name} is {_describe(value)}: {_REMEDY}.")
+    series = library == "pandas" and type(value).__name__ == "Series"
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc" and "float" not in array.dtype.name:
+        raise BadData(
+            f"{name} holds {array.dtype.name} values, not numbers: convert it first, for instance with "
+            f"astype('float32') or a keras StringLookup layer."
+        )
+    if array.ndim == 0:
+        raise BadData(f"{name} is a single number: give an array with one row for each sample.")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array[:, None] if series else array
+
+
+def as_arrays(structure: Any, name: str = "x") -> Any:
+    """``as_array`` at every leaf of a nested structure; None stays None.
+
+    Raises:
+        BadData: A leaf is no array; the error names it.
+
+    Example:
+        >>> as_arrays({"a": np.zeros(2), "b": None})
+        {'a': array([0., 0.]), 'b': None}
+    """
+    if isinstance(structure, dict):
+        for key in structure:
+            if not isinstance(key, str | int):
+                raise BadData(f"{name} has the key {key!r}: name the parts of a dict with text or whole numbers.")
+        return {key: as_arrays(value, f"{name}[{key!r}]") for key, value in structure.items()}
+    if isinstance(structure, list | tuple):
+        if structure and all(isinstance(value, int | float | str | bytes) for value in structure):
+            kind = type(structure).__name__
+            raise BadData(f"{name} is a {kind} of {type(structure[0]).__name__} values: give np.array({name}).")
+        parts = [as_arrays(value, f"{name}[{i}]") for i, value in enumerate(structure)]
+        return parts if isinstance(structure, list) else tuple(parts)
+    return None if structure is None else as_array(structure, name)
+
+
+def to_floatx(structure: Any, floatx: str) -> Any:
+    """Every array of floating point as ``floatx``, as Keras' array adapter does; whole numbers stay as they are.
+
+    ``bfloat16``, which numpy does not have, becomes float32; the backend rounds it.
+
+    Example:
+        >>> to_floatx((np.zeros(1), np.zeros(1, "uint8")), "float32")
+        (array([0.], dtype=float32), array([0], dtype=uint8))
+    """
+    wanted = np.dtype("float32" if floatx == "bfloat16" else floatx)
+
+    def cast(array: Array) -> Array:
+        return array.astype(wanted, copy=False) if "float" in array.dtype.name else array
+
+    return map_leaves(cast, structure)
+
+
+def _describe(value: Any) -> str:
+    """What to call something that is no array."""
+    kind = type(value)
+    modules = {parent.__module__.split(".")[0] for parent in kind.__mro__}
+    names = {parent.__name__ for parent in kind.__mro__}
+    if "tensorflow" in modules and ("DatasetV2" in names or "Dataset" in kind.__name__):
+        return "a tf.data.Dataset"
+    if "torch" in modules and "DataLoader" in names:
+        return "a PyTorch DataLoader"
+    if "torch" in modules and "Dataset" in names:
+        return "a PyTorch Dataset"
+    if "grain" in modules:
+        return f"a grain {kind.__name__}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object of it"
+    if hasattr(value, "__next__"):
+        return f"a generator or iterator ({kind.__name__}), which cannot be divided among workers"
+    if callable(value):
+        return f"a function ({getattr(value, '__name__', kind.__name__)})"
+    return f"of type {kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else f"a {kind.__name__}"

@@ -1,0 +1,167 @@
+"""How a source travels to the workers: JSON for its structure, raw bytes for its arrays, never a pickle of arrays.
+
+The arrays are written once into memory that all workers map (64-byte aligned, so that a backend may use them where
+they lie); each worker makes read-only views of them and a source from those.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from choros.data.arrays import ArraySource
+from choros.data.dataset import PyDatasetSource
+from choros.errors import NotSerializable
+from choros.types import Array
+
+ALIGN = 64
+
+
+def pack(
+    source: ArraySource | PyDatasetSource, arrays: list[Array] | None = None, blobs: list[bytes] | None = None
+) -> tuple[dict[str, Any], list[Array], list[bytes]]:
+    """Take a source apart: a description that JSON can hold, its arrays, and blobs.
+
+    An array that occurs twice is packed once, also when it is in another source that was packed into the same lists.
+    A PyDataset is one blob, by cloudpickle: it goes over the parent's pipe, never over a socket.
+
+    Args:
+        source: The source.
+        arrays: The list to append to; a new one if None.
+        blobs: The same.
+
+    Returns:
+        ``(spec, arrays, blobs)``.
+
+    Raises:
+        NotSerializable: The PyDataset holds something that cannot travel; the message says what.
+
+    Example:
+        >>> shared = np.zeros(3, "float32")
+        >>> spec, arrays, blobs = pack(ArraySource({"a": shared, "b": shared}))
+        >>> spec["data"][1][0], len(arrays)
+        (['dict', [['a', 0], ['b', 0]]], 1)
+    """
+    arrays = [] if arrays is None else arrays
+    blobs = [] if blobs is None else blobs
+    if isinstance(source, PyDatasetSource):
+        blobs.append(_dump(source.dataset))
+        weights = source.class_weight
+        table = None if weights is None else [[int(label), float(weight)] for label, weight in weights.items()]
+        return {"kind": "pydataset", "blob": len(blobs) - 1, "classes": table, "floatx": source.floatx}, arrays, blobs
+    places = {_identity(array): i for i, array in enumerate(arrays)}
+    tree = _spec((source.x, source.y, source.sample_weight), arrays, places)
+    return {"kind": "arrays", "data": tree, "floatx": source.floatx}, arrays, blobs
+
+
+def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]) -> ArraySource | PyDatasetSource:
+    """The source that ``pack`` took apart.
+
+    Args:
+        spec: What ``pack`` returned, also after a journey through JSON.
+        arrays: The arrays, or views of them.
+        blobs: The blobs, from our own parent only.
+
+    Example:
+        >>> source = unpack(*pack(ArraySource((np.ones(2, "float32"), None))))
+        >>> source.x
+        (array([1., 1.], dtype=float32), None)
+    """
+    if spec["kind"] == "pydataset":
+        classes = spec["classes"]
+        weights = None if classes is None else dict(classes)
+        return PyDatasetSource(pickle.loads(blobs[spec["blob"]]), weights, spec["floatx"])
+    x, y, weight = _build(spec["data"], arrays)
+    return ArraySource(x, y, weight, spec["floatx"])
+
+
+def layout(arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], int]:
+    """Where each array goes in one stretch of memory, and how many bytes that takes.
+
+    Example:
+        >>> layout([np.zeros(3, "uint8"), np.zeros((2, 2), "float32")])[1]
+        80
+    """
+    entries: list[dict[str, Any]] = []
+    end = 0
+    for array in arrays:
+        offset = -(-end // ALIGN) * ALIGN
+        entries.append({"dtype": array.dtype.name, "shape": list(array.shape), "offset": offset})
+        end = offset + array.nbytes
+    return entries, end
+
+
+def write(entries: Sequence[dict[str, Any]], arrays: Sequence[Array], buffer: Any) -> None:
+    """Copy the arrays to their places in ``buffer`` (anything writable: a mmap, a bytearray, a memoryview)."""
+    for entry, array in zip(entries, arrays, strict=True):
+        np.copyto(_at(entry, buffer), array)
+
+
+def views(entries: Sequence[dict[str, Any]], buffer: Any) -> list[Array]:
+    """The arrays in ``buffer``, read-only and without a copy.
+
+    Example:
+        >>> arrays = [np.arange(3, dtype="int64"), np.ones(2, "float32")]
+        >>> entries, nbytes = layout(arrays)
+        >>> memory = bytearray(nbytes)
+        >>> write(entries, arrays, memory)
+        >>> views(entries, memory)
+        [array([0, 1, 2]), array([1., 1.], dtype=float32)]
+    """
+    found = [_at(entry, buffer) for entry in entries]
+    for array in found:
+        array.flags.writeable = False
+    return found
+
+
+def _at(entry: dict[str, Any], buffer: Any) -> Array:
+    return np.ndarray(tuple(entry["shape"]), np.dtype(entry["dtype"]), buffer, entry["offset"])
+
+
+def _identity(array: Array) -> tuple[Any, ...]:
+    """Equal for two arrays that are the same memory seen in the same way."""
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
+
+
+def _spec(structure: Any, arrays: list[Array], places: dict[tuple[Any, ...], int]) -> Any:
+    """The structure in JSON's terms: None, the number of an array, or ``[container, parts]``."""
+    if structure is None:
+        return None
+    if isinstance(structure, dict):
+        return ["dict", [[key, _spec(value, arrays, places)] for key, value in structure.items()]]
+    if isinstance(structure, list | tuple):
+        kind = "list" if isinstance(structure, list) else "tuple"
+        return [kind, [_spec(value, arrays, places) for value in structure]]
+    key = _identity(structure)
+    if key not in places:
+        places[key] = len(arrays)
+        arrays.append(structure)
+    return places[key]
+
+
+def _build(spec: Any, arrays: Sequence[Array]) -> Any:
+    if spec is None:
+        return None
+    if isinstance(spec, int):
+        return arrays[spec]
+    kind, parts = spec
+    if kind == "dict":
+        return {key: _build(part, arrays) for key, part in parts}
+    built = [_build(part, arrays) for part in parts]
+    return built if kind == "list" else tuple(built)
+
+
+def _dump(dataset: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        blob: bytes = cloudpickle.dumps(dataset)
+    except Exception as error:
+        raise NotSerializable(
+            f"The dataset {type(dataset).__name__} cannot travel to the workers ({type(error).__name__}: {error}): "
+            f"let it open files, locks and connections when it reads its first batch, not when it is made."
+        ) from error
+    return blob
