@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,8 @@ class ArraySource:
             one = weight
             weight = map_leaves(lambda _: one, y)
         self.floatx = floatx
-        self._data = to_floatx((x, y, weight), floatx)
+        self._data: tuple[Any, Any, Any] = to_floatx((x, y, weight), floatx)
+        self._flat = not any(map(is_nested, self._data))
 
     @property
     def x(self) -> Any:
@@ -124,14 +125,18 @@ class ArraySource:
     def _cut(self, rows: slice) -> tuple[Any, Any, Any]:
         if rows.start == rows.stop:
             return None, None, None
-        x, y, weight = map_leaves(lambda a: _view(a[rows]), self._data)
-        return x, y, weight
+        return self._map(lambda a: _view(a[rows]))
 
     def _pick(self, rows: Array) -> tuple[Any, Any, Any]:
         if not len(rows):
             return None, None, None
-        x, y, weight = map_leaves(lambda a: a.take(rows, axis=0) if a.flags.c_contiguous else a[rows], self._data)
-        return x, y, weight
+        return self._map(lambda a: a.take(rows, axis=0) if a.flags.c_contiguous else a[rows])
+
+    def _map(self, function: Callable[[Array], Array]) -> tuple[Any, Any, Any]:
+        x, y, weight = self._data
+        if self._flat:  # three arrays at most: no need to walk a tree at every batch
+            return function(x), None if y is None else function(y), None if weight is None else function(weight)
+        return map_leaves(function, x), map_leaves(function, y), map_leaves(function, weight)
 
 
 def _view(part: Array) -> Array:

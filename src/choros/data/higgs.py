@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import os
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from operator import itemgetter
 from typing import IO
 
 import numpy as np
@@ -31,6 +33,7 @@ _NAMES = (
 FEATURES = tuple(_NAMES.split())
 LABELS = {"b": 0.0, "s": 1.0}
 MISSING = -999.0
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def load_higgs(path: str | os.PathLike[str], seed: int = 0) -> Dataset:
@@ -135,24 +138,25 @@ def _explain(path: str | os.PathLike[str], header: list[str], columns: list[int]
     with _opened(path) as lines:
         reader = csv.reader(lines)
         next(reader)
+        numbers = itemgetter(*columns[:-1])
         for number, row in enumerate((row for row in reader if row), start=1):
             where = f"{path}, row {number} (line {reader.line_num})"
             if len(row) <= max(columns):
                 raise BadData(f"{where} has {len(row)} columns and the header {len(header)}: is the file truncated?")
-            for column in columns[:-1]:
-                value = _number(row[column])
-                if value is None:
-                    raise BadData(
-                        f"{where}, column {header[column]}: {row[column][:40]!r} is not a number (missing values "
-                        f"are written -999.0)."
-                    )
+            column = None if _numbers(numbers(row)) else next(c for c in columns[:-1] if not _numbers([row[c]]))
+            if column is not None:
+                raise BadData(
+                    f"{where}, column {header[column]}: {row[column][:40]!r} is not a number (missing values are "
+                    f"written -999.0)."
+                )
             if row[columns[-1]].strip() not in LABELS:
                 raise BadData(f"{where}, column Label: {row[columns[-1]][:40]!r} is neither s nor b.")
 
 
-def _number(text: str) -> float | None:
+def _numbers(texts: Iterable[str]) -> bool:
+    """Whether all are finite numbers, also as float32."""
     try:
-        value = float(text)
+        values = [float(text) for text in texts]
     except ValueError:
-        return None
-    return value if np.isfinite(np.float32(value)) else None
+        return False
+    return math.isfinite(sum(values)) and max(map(abs, values)) <= _LARGEST
