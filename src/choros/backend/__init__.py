@@ -1,1 +1,50 @@
-"""Backend."""
+"""Keras on JAX, PyTorch and TensorFlow: the replica that a worker steps. No framework is imported before use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from choros.backend.replica import Replica
+from choros.errors import BadInput
+
+__all__ = ["Replica", "check_exact", "make_replica"]
+
+
+def make_replica(model: Any, workers: int = 1) -> Replica:
+    """Return the replica of a compiled model for the backend that Keras runs on.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        workers: how many workers train together; with more than one, what cannot be exact is refused.
+
+    Returns:
+        The replica; call its ``build`` with a first batch before anything else.
+
+    Raises:
+        BadInput: the model is not compiled, or Keras runs on a backend that Choros does not know.
+    """
+    import keras
+
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise BadInput("The model is not compiled: call model.compile(optimizer, loss) first.")
+    name = keras.backend.backend()
+    if name == "jax":
+        from choros.backend.jax import JaxReplica
+
+        return JaxReplica(model, workers)
+    if name == "torch":
+        from choros.backend.torch import TorchReplica
+
+        return TorchReplica(model, workers)
+    if name == "tensorflow":
+        from choros.backend.tensorflow import TensorFlowReplica
+
+        return TensorFlowReplica(model, workers)
+    raise BadInput(f"Keras runs on {name!r}: set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow'.")
+
+
+def check_exact(model: Any, workers: int = 2) -> None:
+    """Raise ``NotExact`` where AllReduce could not train the compiled model exactly, as far as shows without data."""
+    from choros.backend.weight import check_exact as check
+
+    check(model, workers)

@@ -1,0 +1,309 @@
+"""What the replicas of all three backends share: flat vectors, metrics, the exact loss, seeds, learning rate.
+
+A backend adds only how its variables are read and written, and how one batch is stepped, differentiated,
+applied and evaluated: the abstract methods of ``BaseReplica``. Everything that Keras keeps private and that is
+used here or in a backend stands in ``PRIVATE``, which a contract test compares with the installed Keras.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.backend import seeds
+from choros.backend.weight import Weigher, exact_loss
+from choros.types import Array, Batch
+
+PRIVATE = {
+    "keras.Model": ("_symbolic_build", "_flatten_layers", "_compile_loss", "_losses_override"),
+    "keras.Layer": ("_trainable_variables", "_non_trainable_variables"),
+    "CompileLoss": ("_flat_losses",),
+    "CompileLoss.Loss": ("path", "loss", "loss_weight", "name"),
+    "tensor": ("_keras_mask",),
+}
+
+
+class BaseReplica(ABC):
+    """One worker's compiled model; see ``choros.backend.replica.Replica`` for what each method means.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        workers: int. How many workers train together, needed to refuse what only one worker could do exactly.
+    """
+
+    def __init__(self, model: Any, workers: int = 1) -> None:
+        self.model = model
+        self.workers = workers
+        self._tally: list[Array] = []
+        self._trained = [0.0, 0.0]
+        self._total = 0
+        self._logs: dict[str, Any] | None = None
+        self._lay_out()
+
+    # What a backend adds.
+
+    @abstractmethod
+    def _values(self, variables: list[Any]) -> list[Array]:
+        """The present values of these Keras variables on the host; they may be views."""
+
+    @abstractmethod
+    def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
+        """Set these Keras variables, cast to their dtype; always copies."""
+
+    @abstractmethod
+    def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
+        """``train_step`` on the packed batch, optimizer and all; returns its logs."""
+
+    @abstractmethod
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
+        """``train_step`` with the optimizer left out.
+
+        Returns the gradients in the order of ``trainable`` (None is zero), the batch's loss (nan where the model
+        has no loss metric) and what the loss divided by. Leaves the loss metric's variables as they were.
+        """
+
+    @abstractmethod
+    def _apply(self, gradient: Array, divisor: float) -> None:
+        """Run the compiled optimizer on ``gradient / divisor``; on return ``gradient`` is no longer needed."""
+
+    @abstractmethod
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
+        """``test_step``; returns the batch's loss and its divisor. Leaves the loss metric's variables alone."""
+
+    @abstractmethod
+    def look_ahead(self, momentum: float) -> None:
+        """Nesterov momentum around the step; the first call, before any step, arms it."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Leave the look-ahead point for x, and bring all state into the Keras model."""
+
+    def _built(self) -> None:  # noqa: B027 - an optional hook
+        """After ``build`` and ``finish``: take up the model's state."""
+
+    # The layout of the flat vectors.
+
+    def _lay_out(self) -> None:
+        self.trainable: list[Any] = list(self.model.trainable_variables)
+        self.moving: list[Any] = moving_statistics(self.model)
+        self.seeds: list[Any] = seeds.find(self.model)
+        self.slices = _slices(self.trainable)
+        self.moving_slices = _slices(self.moving)
+        self.size = self.slices[-1].stop if self.slices else 0
+        self.others = self.moving_slices[-1].stop if self.moving_slices else 0
+        wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in self.trainable)
+        self.dtype = np.dtype(np.float64 if wide else np.float32)
+
+    def build(self, batch: Batch) -> None:
+        """Create what the first ``fit`` would create, from one batch that has rows."""
+        self.model._symbolic_build(data_batch=self.pack(batch))
+        self._lay_out()
+        self.weigher = Weigher(self.model, self.workers)
+        self.loss_metric = _loss_metric(self.model)
+        self.metric_variables: list[Any] = list(self.model.metrics_variables)
+        self._metric_slices = _slices(self.metric_variables)
+        self._built()
+        self.reset_metrics()
+
+    def pack(self, batch: Batch) -> tuple[Any, ...]:
+        """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as ``fit`` passes them, floats cast to Keras' floatx."""
+        floatx = keras.config.floatx()
+
+        def cast(leaf: Any) -> Any:
+            if leaf is not None and leaf.dtype.kind == "f" and leaf.dtype != floatx and leaf.dtype.itemsize > 2:
+                return leaf.astype(floatx)
+            return leaf
+
+        data = (batch.x, batch.y, batch.sample_weight)
+        used = 3 if batch.sample_weight is not None else 2 if batch.y is not None else 1
+        return tuple(keras.tree.map_structure(cast, part) for part in data[:used])
+
+    # Training.
+
+    def step(self, batch: Batch) -> None:
+        """One plain local training step; nothing for a batch of no rows."""
+        if batch.rows:
+            self._logs = self._step(self.pack(batch))
+
+    def gradients(self, batch: Batch, out: Array) -> None:
+        """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch of no rows."""
+        self._total = batch.total
+        if not batch.rows:
+            out[:] = 0
+            return
+        arrays, loss, n = self._gradients(self.pack(batch), batch.rows)
+        for where, array in zip(self.slices, arrays, strict=True):
+            if array is None:
+                out[where] = 0
+            else:
+                np.multiply(array.reshape(-1), n, out=out[where], casting="same_kind")
+        out[-2] = n * loss
+        out[-1] = n
+
+    def apply(self, summed: Array) -> None:
+        """Divide the gradient by the last element and run the real optimizer. ``summed`` is not kept."""
+        divisor = 1.0 if self.weigher.sums else float(summed[-1])
+        if divisor == 0:
+            return
+        self._trained[0] += float(summed[-2]) / divisor * self._total
+        self._trained[1] += self._total
+        self._apply(summed[:-2], divisor)
+
+    def evaluate(self, batch: Batch) -> None:
+        """One test step: metrics and one line of the tally."""
+        entry = (0.0, 0.0, 0.0)
+        if batch.rows:
+            loss, n = self._evaluate(self.pack(batch), batch.rows)
+            entry = (n * loss, n, float(batch.rows))
+        self._tally.append(np.array(entry))
+
+    # Vectors.
+
+    def get(self, out: Array) -> None:
+        """Copy the trainable variables into ``out``."""
+        _gather(self._values(self.trainable), self.slices, out)
+
+    def set(self, vector: Array) -> None:
+        """Set the trainable variables; always copies."""
+        self._assign(self.trainable, _scatter(vector, self.slices, self.trainable))
+
+    def get_others(self, out: Array) -> None:
+        """Copy the moving statistics into ``out``."""
+        _gather(self._values(self.moving), self.moving_slices, out)
+
+    def set_others(self, vector: Array) -> None:
+        """Set the moving statistics; always copies."""
+        self._assign(self.moving, _scatter(vector, self.moving_slices, self.moving))
+
+    # Metrics.
+
+    def reset_metrics(self) -> None:
+        """Forget what the metrics and the tallies have seen."""
+        self.model.reset_metrics()
+        self._tally = []
+        self._trained = [0.0, 0.0]
+        self._logs = None
+
+    def metric_state(self) -> Array:
+        """All metric variables, then the tally of evaluated batches, as one flat float64 vector."""
+        values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
+        return np.concatenate([*values, *self._tally, np.zeros(0)])
+
+    def set_metric_state(self, state: Array) -> None:
+        """Set the metric variables and the tally from such a vector, or from a sum of them."""
+        count = self._metric_slices[-1].stop if self._metric_slices else 0
+        self._assign(self.metric_variables, _scatter(state[:count], self._metric_slices, self.metric_variables))
+        self._tally = [np.array(line) for line in state[count:].reshape(-1, 3)]
+
+    def metrics(self) -> dict[str, Any]:
+        """What Keras would log now; ``loss`` is the exact one where batches were reduced or evaluated."""
+        results = dict(self.model.get_metrics_result())
+        logs = self._logs
+        if isinstance(logs, dict) and set(logs) != set(results):
+            results = dict(logs)
+        figures = {name: _python(value) for name, value in results.items()}
+        loss = self._exact_loss()
+        if self.loss_metric is not None and loss is not None and self.loss_metric.name in figures:
+            figures[self.loss_metric.name] = loss
+        return figures
+
+    def _exact_loss(self) -> float | None:
+        if self._tally:
+            return exact_loss(np.stack(self._tally), sums=self.weigher.sums)
+        if self._trained[1]:
+            return self._trained[0] / self._trained[1]
+        return None
+
+    # Seeds, learning rate, the whole state.
+
+    def fold_seeds(self, rank: int, seed: int | None) -> None:
+        """Make random layers differ by rank; rank 0 keeps the model's seed state unless a ``seed`` is given."""
+        if rank == 0 and seed is None:
+            return
+        states = [seeds.mix(state, i, rank, seed) for i, state in enumerate(self._values(self.seeds))]
+        self._assign(self.seeds, states)
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's present learning rate (the inner one's under loss scaling)."""
+        rate = self.model.optimizer.learning_rate
+        if isinstance(rate, keras.Variable):
+            return float(self._values([rate])[0])
+        counters = [v for v in self.model.optimizer.variables if not v.shape]
+        for variable, value in zip(counters, self._values(counters), strict=True):
+            variable.assign(value)
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        rate = self.model.optimizer.learning_rate
+        if isinstance(rate, keras.Variable):
+            self._assign([rate], [np.asarray(value)])
+
+    def snapshot(self) -> list[Array]:
+        """Copies of ``model.variables`` and ``optimizer.variables``, in that order."""
+        count = len(self.trainable)
+        flat = np.empty(self.size, self.dtype)
+        self.get(flat)
+        trained = dict(zip(map(id, self.trainable), range(count), strict=True))
+        everything = [*self.model.variables, *self.model.optimizer.variables]
+        arrays = [np.array(value) for value in self._values(everything)]
+        for i, variable in enumerate(everything):
+            if id(variable) in trained:
+                part = flat[self.slices[trained[id(variable)]]]
+                arrays[i] = part.reshape(variable.shape).astype(arrays[i].dtype)
+        return arrays
+
+    def restore(self, arrays: list[Array]) -> None:
+        """Set what ``snapshot`` gave."""
+        everything = [*self.model.variables, *self.model.optimizer.variables]
+        trained = set(map(id, self.trainable))
+        rest = [(v, a) for v, a in zip(everything, arrays, strict=True) if id(v) not in trained]
+        self._assign([v for v, _ in rest], [a for _, a in rest])
+        by_id = dict(zip(map(id, everything), arrays, strict=True))
+        flat = np.empty(self.size, self.dtype)
+        _gather([by_id[id(v)] for v in self.trainable], self.slices, flat)
+        self.set(flat)
+
+    def finish(self) -> None:
+        """Bring all state into the model, at x, and do what Keras does at the end of ``fit``."""
+        self._settle()
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+        self._built()
+
+
+def moving_statistics(model: Any) -> list[Any]:
+    """The float variables that are no weights: what layers made non-trainable, not what a user froze."""
+    frozen = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+    return [
+        v
+        for v in model.non_trainable_weights
+        if id(v) not in frozen and keras.backend.is_float_dtype(keras.backend.standardize_dtype(v.dtype))
+    ]
+
+
+def _loss_metric(model: Any) -> Any:
+    """The running mean that Keras logs as ``loss``: the model's first ``Mean`` of that name, or None."""
+    means = (m for m in model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss")
+    return next(means, None)
+
+
+def _slices(variables: list[Any]) -> list[slice]:
+    ends = np.cumsum([int(np.prod(v.shape, dtype=np.int64)) for v in variables], dtype=np.int64).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _gather(arrays: list[Array], slices: list[slice], out: Array) -> None:
+    for array, where in zip(arrays, slices, strict=True):
+        out[where] = array.reshape(-1)
+
+
+def _scatter(vector: Array, slices: list[slice], variables: list[Any]) -> list[Array]:
+    return [vector[where].reshape(tuple(v.shape)) for where, v in zip(slices, variables, strict=True)]
+
+
+def _python(value: Any) -> Any:
+    return keras.ops.convert_to_numpy(value).tolist()

@@ -1,0 +1,40 @@
+"""Random layers: find their seed states and make them differ by rank, reproducibly."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from choros.types import Array
+
+NAME = "seed_generator_state"  # the name that keras.random.SeedGenerator gives its variable
+
+
+def find(model: Any) -> list[Any]:
+    """The state variables of the model's seed generators, in Keras' order."""
+    return [v for v in model.non_trainable_variables if v.name == NAME]
+
+
+def mix(state: Array, index: int, rank: int, seed: int | None) -> Array:
+    """A new state, a function of its arguments alone: blake2b of (seed or own state, index, rank).
+
+    Args:
+        state: the generator's own state; unused where a seed is given.
+        index: the generator's place in the model, so that two Dropouts differ.
+        rank: the worker.
+        seed: the user's seed, or None.
+
+    Returns:
+        Two values below 2^31, which every backend's seed dtype holds: the mixed seed, and a count of 0.
+
+    Example:
+        >>> import numpy as np
+        >>> one, other = (mix(np.array([7, 0]), 0, rank, None) for rank in (1, 2))
+        >>> bool((one != other).any()), bool((one == mix(np.array([7, 0]), 0, 1, None)).all())
+        (True, True)
+    """
+    source = [int(value) for value in np.asarray(state).reshape(-1)] if seed is None else ["seed", seed]
+    digest = hashlib.blake2b(repr((source, index, rank)).encode(), digest_size=4).digest()
+    return np.array([int.from_bytes(digest, "little") & 0x7FFFFFFF, 0], np.int64)

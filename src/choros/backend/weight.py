@@ -1,0 +1,204 @@
+"""What a loss divides by: the weight that makes the ranks' gradients add up to that of one process.
+
+For a loss ``L = sum(l) / n`` over one global batch, cut into parts with ``L_r = sum_r(l) / n_r``,
+
+    grad L = sum_r(n_r * grad L_r) / sum_r(n_r)
+
+so each rank sends ``[n_r * g_r ..., n_r]``. ``n`` follows Keras' ``reduction``: rows (``sum_over_batch_size``,
+``mean``), valid entries where a mask is in force, the sum of the weights (``mean_with_sample_weight``); ``sum``
+adds as it is. Terms that do not depend on the rows (weight regularisers) are equal on all ranks, so any weights
+leave them be. A ``train_step`` or ``compute_loss`` of the user's that bypasses the compiled loss, and what
+``add_loss`` adds, is taken as a mean over rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.errors import NotExact
+from choros.types import Array
+
+MEANS = ("sum_over_batch_size", "mean")
+WEIGHTED = "mean_with_sample_weight"
+TINY = 1e-20  # the weight of rows that are all masked: nothing beside another rank, but not 0 where all are
+
+
+def exact_loss(tally: Array, *, sums: bool = False) -> float:
+    """The row-weighted mean of each batch's exact loss, as one process logs it.
+
+    Args:
+        tally: one line a batch, added over the ranks: n * loss, n, rows.
+        sums: True where the loss adds over ranks instead of being averaged.
+
+    Returns:
+        The loss; 0.0 where there was no row.
+
+    Example:
+        >>> import numpy as np
+        >>> exact_loss(np.array([[6.0, 3.0, 3.0], [4.0, 1.0, 1.0]]))
+        2.5
+    """
+    weight = np.ones(len(tally)) if sums else np.maximum(tally[:, 1], 1e-300)
+    rows = tally[:, 2].sum()
+    return float((tally[:, 0] / weight * tally[:, 2]).sum() / rows) if rows else 0.0
+
+
+def check_exact(model: Any, workers: int = 2) -> None:
+    """Refuse a compiled model whose loss AllReduce could not train exactly, as far as that shows without data.
+
+    Raises:
+        NotExact: a loss without reduction, of an unknown one, or that compares rows with each other; ``sum``
+            with several outputs or with regularisers; several outputs that do not all divide by rows.
+    """
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    kinds = [kind(loss) for loss in losses]
+    _check_together(kinds, losses)
+    if workers > 1 and "sum" in kinds and _static_terms(model):
+        _refuse_sum(model)
+
+
+def kind(loss: Any) -> str:
+    """ "rows", "weights" or "sum": how the loss divides. Names and functions get Keras' default, rows."""
+    if not isinstance(loss, keras.losses.Loss):
+        return "rows"
+    name = loss.name
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        raise NotExact(
+            f"Loss {name!r} ({type(loss).__name__}) overrides __call__, so what it divides by is unknown: "
+            "override call() instead, or train with another algorithm than AllReduce."
+        )
+    if isinstance(loss, keras.losses.Circle):
+        raise NotExact(f"Loss {name!r} compares the rows of a batch with each other: use another algorithm.")
+    if loss.reduction in MEANS:
+        return "rows"
+    if loss.reduction == WEIGHTED:
+        return "weights"
+    if loss.reduction == "sum":
+        return "sum"
+    raise NotExact(
+        f"Loss {name!r} has reduction={loss.reduction!r}; AllReduce needs 'sum_over_batch_size', 'mean', "
+        "'mean_with_sample_weight' or 'sum'."
+    )
+
+
+class Weigher:
+    """Learns, while a step runs or is traced, what the compiled loss divided by.
+
+    Use as a context around the step; inside it, after the loss was computed, ``divisor(rows)`` is a number, or a
+    tensor of the running backend where it depends on the data (a mask, weights).
+
+    Args:
+        model: the compiled and built model.
+        workers: how many workers train together.
+    """
+
+    def __init__(self, model: Any, workers: int = 1) -> None:
+        self.model = model
+        self.workers = workers
+        self._losses: list[Any] | None = None if model._compile_loss is None else model._compile_loss._flat_losses
+        self._plain: list[Any] = list(self._losses or [])
+        self._kinds = [kind(entry.loss) for entry in self._plain]
+        _check_together(self._kinds, [entry.loss for entry in self._plain])
+        self._seen: list[Any] = []
+
+    @property
+    def sums(self) -> bool:
+        """True where the ranks' losses and gradients add without weights."""
+        return "sum" in self._kinds
+
+    def __enter__(self) -> Weigher:
+        self._seen = []
+        for i, entry in enumerate(self._plain):
+            assert self._losses is not None  # noqa: S101 - for the type checker
+            self._losses[i] = entry._replace(loss=self._watch(entry.loss, self._kinds[i]))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._losses is not None:
+            self._losses[:] = self._plain
+        self._seen = []
+
+    def divisor(self, rows: int) -> Any:
+        """What the loss of the step just made divided by, in units that are the same on all ranks."""
+        found = [n for n in self._seen if n is not None]
+        if not found:
+            return 1.0 if self.sums else float(rows)
+        if len(self._seen) > 1:
+            raise NotExact(
+                "This model computes several losses, of which at least one divides by mask entries or weights: "
+                "AllReduce is exact only where all divide by rows. Use one output, or another algorithm."
+            )
+        self._check_row_means()
+        return keras.ops.maximum(found[0], TINY)
+
+    def _watch(self, loss: Any, way: str) -> Any:
+        def watched(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            masks = [getattr(y_pred, "_keras_mask", None)]
+            plain = loss.call
+
+            def call(true: Any, pred: Any) -> Any:
+                values = plain(true, pred)
+                masks.append(getattr(values, "_keras_mask", None))
+                return values
+
+            loss.call = call
+            try:
+                value = loss(y_true, y_pred, sample_weight)
+            finally:
+                del loss.call
+            if way == "sum" and self.workers > 1 and self.model.losses:
+                _refuse_sum(self.model)
+            weights = sample_weight if way == "weights" else None
+            self._seen.append(None if way == "sum" else _count([m for m in masks if m is not None], weights))
+            return value
+
+        return watched
+
+    def _check_row_means(self) -> None:
+        """Data-dependent extra losses are means over rows; they cannot share another divisor."""
+        fixed = sum(1 for v in self.model.trainable_variables if v.regularizer is not None)
+        if self.workers > 1 and len(self.model.losses) > fixed:
+            raise NotExact(
+                "The loss divides by mask entries or weights, and add_loss or an activity regulariser by rows: "
+                "AllReduce cannot weigh both. Remove one, or use another algorithm."
+            )
+
+
+def _count(masks: list[Any], weights: Any) -> Any:
+    """The sum of the valid entries' weights; None where the divisor is a fixed multiple of the rows."""
+    if not masks and weights is None:
+        return None
+    total: Any = None
+    for mask in masks:
+        total = mask if total is None else keras.ops.logical_and(total, mask)
+    if total is not None:
+        total = keras.ops.cast(total, "float32")
+    if weights is not None:
+        weights = keras.ops.cast(weights, "float32")
+        if total is not None and len(total.shape) == len(weights.shape) + 1:
+            weights = keras.ops.expand_dims(weights, -1)
+        total = weights if total is None else keras.ops.multiply(total, weights)
+    return keras.ops.stop_gradient(keras.ops.sum(total))
+
+
+def _check_together(kinds: list[str], losses: list[Any]) -> None:
+    if len(kinds) > 1 and set(kinds) != {"rows"}:
+        named = ", ".join(f"{getattr(x, 'name', x)!r} by {k}" for x, k in zip(losses, kinds, strict=True))
+        raise NotExact(f"Of several losses all must divide by rows to be exact; here: {named}.")
+
+
+def _static_terms(model: Any) -> bool:
+    layers = list(model._flatten_layers())
+    return any(v.regularizer is not None for v in model.trainable_variables) or any(
+        layer.activity_regularizer is not None for layer in layers
+    )
+
+
+def _refuse_sum(model: Any) -> None:
+    raise NotExact(
+        f"Model {model.name!r} has regularisers or add_loss beside a loss of reduction='sum': adding over ranks "
+        "would count them once for each worker. Use reduction='sum_over_batch_size', or another algorithm."
+    )
