@@ -56,9 +56,17 @@ class Rule(Protocol):
     shows: Any
     elementwise: Any
 
-    def propose(self, local: Any, seen: Any, window: int) -> Any: ...
-    def merge(self, centre: Any, message: Any, meeting: Any, memory: Any) -> tuple[Any, Any]: ...
-    def adopt(self, local: Any, shown: Any) -> Any: ...
+    def propose(self, local: Any, seen: Any, window: int) -> Any:
+        """Return what the worker puts forward."""
+        ...
+
+    def merge(self, centre: Any, message: Any, meeting: Any, memory: Any) -> tuple[Any, Any]:
+        """Return the new centre and the new memory; a memory vector returned as it came is not rewritten."""
+        ...
+
+    def adopt(self, local: Any, shown: Any) -> Any:
+        """Return what the worker goes on with."""
+        ...
 
 
 class Centre(Protocol):

@@ -1,0 +1,236 @@
+"""The head of a segment: what it is, whether the run was given up, who has come, who lives.
+
+Words of 64 bits. 0 to 127: what every segment has. From 128 on, one line of 16 words for each rank of a group.
+A rank shows that it lives by a POSIX record lock on one byte of the segment's file (fcntl(2)): the kernel
+frees it when the process ends, however it ends, and anyone may ask whether it is held.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.transport.segment import Segment
+from choros.transport.waiting import SLICE, SPIN, Waiter
+
+MAGIC: Final = 0x43484F524F5331
+GROUP: Final = 1
+CENTRE: Final = 2
+KINDS: Final = {GROUP: "a SharedGroup's", CENTRE: "a SharedCentre's"}
+_MAGIC, _KIND, _ABORT, _REASON, _WAKE_FIRST, _WAKE_STEP, _WAKE_COUNT = range(7)
+FREE: Final = 16
+_TEXT: Final = 64
+LINES: Final = 128
+LINE_WORDS: Final = 16
+ARRIVED, PID, STATE = 0, 1, 2
+POSTED: Final = 4
+JOINED, LEFT = 1, 2
+_FLOCK: Final = "hhqqi4x" if sys.platform == "linux" else "qqihh"
+
+
+def stamp(segment: Segment, kind: int, wake_first: int, wake_step: int, wake_count: int) -> None:
+    """Write what every segment's head says: its kind, and the words on which its users may sleep."""
+    words = segment.words
+    words[_KIND] = kind
+    words[_WAKE_FIRST], words[_WAKE_STEP], words[_WAKE_COUNT] = wake_first, wake_step, wake_count
+    words[_MAGIC] = MAGIC
+
+
+def open_stamped(segment_or_fd: Segment | int, kind: int) -> tuple[Segment, bool]:
+    """Return the segment and whether the caller owns it, after a look at its head.
+
+    Raises:
+        BadInput: if the descriptor leads to something else.
+    """
+    owned = isinstance(segment_or_fd, int)
+    segment = Segment.attach(segment_or_fd) if isinstance(segment_or_fd, int) else segment_or_fd
+    words = segment.words
+    if words[_MAGIC] == MAGIC and words[_KIND] == kind:
+        return segment, owned
+    found = KINDS.get(words[_KIND], "an unknown") if words[_MAGIC] == MAGIC else "no"
+    number = segment.fd
+    del words
+    if owned:
+        segment.close()
+    raise BadInput(f"Descriptor {number} holds {found} segment, and {KINDS[kind]} was expected.")
+
+
+def abort(segment: Segment, reason: str) -> None:
+    """Give the run up: whoever waits in this segment, now or later, raises ``PeerFailed`` with the reason.
+
+    A controller that maps the segment without a rank may call it. The first reason stays.
+
+    Args:
+        segment: Segment. A group's or a centre's.
+        reason: str. What the waiting ranks are told.
+
+    Example:
+        >>> from choros.transport.shared_group import SharedGroup
+        >>> with SharedGroup.create(2, 64) as segment:
+        ...     abort(segment, "rank 1 raised ValueError")
+        ...     given_up(segment.words)
+        'rank 1 raised ValueError'
+    """
+    words = segment.words
+    if words[_MAGIC] != MAGIC:
+        raise BadInput(f"Descriptor {segment.fd} holds no segment of a group or a centre: nothing to give up.")
+    if not words[_ABORT]:
+        room = 8 * (LINES - _TEXT)
+        text = reason.encode()[:room]
+        segment.array("uint8", len(text), 8 * _TEXT)[:] = list(text)
+        words[_REASON] = len(text)
+        Waiter(words, segment.address).publish(_ABORT, 1)
+    waiter = Waiter(words, segment.address)
+    for k in range(words[_WAKE_COUNT]):
+        waiter.wake(words[_WAKE_FIRST] + k * words[_WAKE_STEP])
+
+
+def given_up(words: memoryview) -> str | None:
+    """Return the reason for which the run was given up, or None."""
+    if not words[_ABORT]:
+        return None
+    return bytes(words.cast("B")[8 * _TEXT : 8 * _TEXT + words[_REASON]]).decode(errors="replace")
+
+
+def holder(fd: int, byte: int) -> int:
+    """Return the process that holds the record lock on a byte, or 0 where no other process does."""
+    if sys.platform == "linux":
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    else:
+        asked = struct.pack(_FLOCK, byte, 1, 0, fcntl.F_WRLCK, os.SEEK_SET)
+        _, _, pid, kind, _ = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return 0 if kind == fcntl.F_UNLCK else int(pid)
+
+
+def names(ranks: list[int] | tuple[int, ...]) -> str:
+    """Return ``"rank 2"`` or ``"ranks 1, 2"``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+class Board:
+    """One rank's hold on a group's head: it joins, meets the others at barriers, and leaves.
+
+    Args:
+        segment: Segment. Stamped as a group's.
+        rank: int. Who this is; the byte of that number is locked until ``leave``.
+        size: int. How many ranks there are.
+        timeout: float. Seconds that a wait may last.
+        spin: float. Seconds to look before sleeping.
+
+    Raises:
+        BadInput: if the rank was taken before.
+    """
+
+    def __init__(self, segment: Segment, rank: int, size: int, timeout: float, spin: float = SPIN) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.words = segment.words
+        self.waiter = Waiter(self.words, segment.address, spin)
+        self.where = f"rank {rank} on {os.uname().nodename}"
+        self.meetings = 0
+        self._broken = ""
+        self._fd = segment.fd
+        self._others = [other for other in range(size) if other != rank]
+        self._mine = self._line(rank)
+        if self.words[self._mine + STATE]:
+            raise BadInput(
+                f"Rank {rank} of this group was already taken by process {self.words[self._mine + PID]}: "
+                "each rank joins once; create a new group for a new run."
+            )
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+        except OSError:
+            raise BadInput(
+                f"Rank {rank} of this group is held by process {holder(self._fd, rank)}: "
+                "give each process its own rank."
+            ) from None
+        self.words[self._mine + PID] = os.getpid()
+        self.words[self._mine + STATE] = JOINED
+
+    def _line(self, rank: int) -> int:
+        return LINES + rank * LINE_WORDS
+
+    def post(self, what: tuple[int, int, int, int]) -> None:
+        """Write what this rank is about to do; the others read it after the next barrier."""
+        at = self._mine + POSTED + 4 * (self.meetings % 2)
+        words = self.words
+        words[at], words[at + 1], words[at + 2], words[at + 3] = what
+
+    def posted(self, rank: int) -> tuple[int, int, int, int]:
+        """Read what a rank wrote before the barrier that has just been passed."""
+        at = self._line(rank) + POSTED + 4 * ((self.meetings - 1) % 2)
+        words = self.words
+        return words[at], words[at + 1], words[at + 2], words[at + 3]
+
+    def barrier(self, what: Callable[[], str]) -> None:
+        """Return when every rank has come.
+
+        Args:
+            what: names the call for an error's message; called only then.
+
+        Raises:
+            PeerFailed: if a rank that is awaited died or left, or the run was given up.
+            MeetingTimeout: if the time is over; names who is missing.
+        """
+        if self._broken:
+            raise PeerFailed(f"{self.where}: this group failed before, so it cannot meet at {what()}: {self._broken}")
+        self.meetings += 1
+        target = self.meetings
+        self.waiter.publish(self._mine + ARRIVED, target)
+        try:
+            for other in self._others:
+                line = self._line(other)
+                if self.words[line] < target:
+                    self.waiter.wait(line, target, self.timeout, lambda waited: self._check(waited, target, what))
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+
+    def _check(self, waited: float, target: int, what: Callable[[], str]) -> None:
+        words = self.words
+        if (reason := given_up(words)) is not None:
+            raise PeerFailed(f"{self.where}: the run was given up while it waited at {what()}: {reason}")
+        missing = [other for other in self._others if words[self._line(other)] < target]
+        if waited >= 0.9 * SLICE:
+            for other in missing:
+                self._check_alive(other, target, what)
+        if missing and waited >= self.timeout:
+            never = [other for other in missing if not words[self._line(other) + STATE]]
+            ever = [other for other in missing if other not in never]
+            parts = [f"{names(ever)} (alive, but busy or stopped)"] if ever else []
+            parts += [f"{names(never)} (never joined)"] if never else []
+            raise MeetingTimeout(
+                f"{self.where} waited {waited:.1f} s at {what()} for {' and '.join(parts)} of {self.size}. "
+                "See what they are doing, or set a longer timeout.",
+                tuple(missing),
+            )
+
+    def _check_alive(self, other: int, target: int, what: Callable[[], str]) -> None:
+        line = self._line(other)
+        state, pid = self.words[line + STATE], self.words[line + PID]
+        if state == JOINED and (pid == os.getpid() or holder(self._fd, other)):
+            return
+        if not state or self.words[line] >= target:
+            return
+        fate = "left" if self.words[line + STATE] == LEFT else "died"
+        raise PeerFailed(
+            f"{self.where}: rank {other} (process {pid}) {fate} while it was awaited at {what()}. "
+            f"This group cannot go on; see what rank {other} printed last."
+        )
+
+    def check_given_up(self, what: Callable[[], str]) -> None:
+        """Raise ``PeerFailed`` if the run was given up."""
+        if self.words[_ABORT]:
+            raise PeerFailed(f"{self.where}: the run was given up before {what()}: {given_up(self.words)}")
+
+    def leave(self) -> None:
+        """Say that this rank will not come again, and let its byte go."""
+        if self.words[self._mine + PID] == os.getpid() and self.words[self._mine + STATE] == JOINED:
+            self.words[self._mine + STATE] = LEFT
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self.rank)
+            self.waiter.wake(self._mine + ARRIVED)

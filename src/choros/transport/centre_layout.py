@@ -1,0 +1,42 @@
+"""Where things lie in a centre's segment.
+
+The head (``choros.transport.board``) has the sizes, the commit word and the lock's two words. Then come two headers
+of 64-bit words, of which the commit word's last bit chooses one: the clock; for the centre, the moving statistics and
+each memory vector, which of its two buffers counts; the clock that each rank last saw; how often each rank
+contributed. Then the vectors, two buffers each, on pages of their own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from choros.transport.board import FREE, LINES
+from choros.transport.segment import align
+
+_PAGE = 4096
+WORKERS, COUNT, OTHERS, MEMORIES, DTYPE, DTYPE_OTHERS = *range(FREE, FREE + 5), FREE + 6
+COMMIT, RELEASED, HELD = 32, 40, 41
+CLOCK, ACTIVE = 0, 1
+
+
+class Layout(NamedTuple):
+    """Where things lie: derived from five numbers, by the creator and by everyone who attaches."""
+
+    headers: tuple[int, int]
+    header_words: int
+    areas: list[tuple[int, int]]
+    total: int
+
+    @classmethod
+    def of(cls, workers: int, sizes: list[int]) -> Layout:
+        """Lay out two headers and, for each vector of so many bytes, two buffers."""
+        header = 1 + len(sizes) + 2 * workers
+        first = 8 * LINES
+        second = first + align(8 * header)
+        at = align(second + align(8 * header), _PAGE)
+        areas = []
+        for size in sizes:
+            room = align(size, _PAGE)
+            areas.append((at, at + room))
+            at += 2 * room
+        return cls((first, second), header, areas, at)

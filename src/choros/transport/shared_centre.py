@@ -1,0 +1,328 @@
+"""A centre in shared memory that workers meet one at a time, each when it comes.
+
+Every vector has two buffers. A merge, under a lock that its holder's death opens, writes the spare ones and a
+spare header (which buffers count, the clock, who contributed how often); one aligned store of the commit word
+makes them the centre. So a worker killed at any moment leaves a whole centre, in which its last contribution
+counts once or not at all.
+
+The meeting in its own time is that of DOWNPOUR (Dean et al. 2012, NIPS, section 4.1) and of asynchronous EASGD
+(Zhang, Choromanska and LeCun 2015, NIPS, algorithm 1); what happens in it is the rule's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from choros.errors import BadInput
+from choros.transport import Rule
+from choros.transport import centre_layout as at
+from choros.transport.board import CENTRE, open_stamped, stamp
+from choros.transport.centre_layout import Layout
+from choros.transport.lock import RobustLock
+from choros.transport.segment import Segment
+from choros.transport.values import dtype_code, dtype_name
+from choros.transport.waiting import SPIN, fence
+from choros.types import Array
+
+BLOCK = 1 << 16
+_OPTIMISTIC = 3
+
+
+class Meeting(NamedTuple):
+    """What a rule's merge is told: the fields of ``choros.algorithms.base.Meeting``."""
+
+    workers: int = 1
+    staleness: int = 0
+    sender: int = 0
+
+
+class SharedCentre:
+    """One worker's (or a controller's) hold on the centre; implements ``choros.transport.Centre``.
+
+    Args:
+        segment_or_fd: Segment, or the int of an inherited descriptor, which this object then owns.
+        rule: Rule. The algorithm; None for a controller, which only reads.
+        rank: int. Who contributes; None for a controller.
+        workers: int. How many contribute; None takes it from the segment.
+        timeout: float. Seconds to wait for the lock.
+        spin: float. Seconds to try before sleeping.
+        meeting: callable(workers=, staleness=, sender=) that makes what ``rule.merge`` is told.
+
+    Attributes:
+        timeout: float. May be set between calls.
+
+    Raises:
+        BadInput: if the descriptor is not a centre's segment, or rank or workers do not fit it.
+
+    Example:
+        >>> class Downpour:
+        ...     shows, elementwise = "after", True
+        ...     def propose(self, local, seen, window): return local - seen
+        ...     def merge(self, centre, message, meeting, memory): return centre + message, memory
+        ...     def adopt(self, local, shown): return shown
+        >>> none = np.zeros(0)
+        >>> segment = SharedCentre.create(np.zeros(3), none, (), workers=2)
+        >>> one, two = SharedCentre(segment, Downpour(), 0), SharedCentre(segment, Downpour(), 1)
+        >>> one.exchange(np.full(3, 5.0), np.zeros(3), 1, none)
+        0
+        >>> local, seen = np.full(3, 1.0), np.zeros(3)
+        >>> two.exchange(local, seen, 1, none), local.tolist(), one.contributions
+        (1, [6.0, 6.0, 6.0], [1, 1])
+        >>> segment.close()
+    """
+
+    def __init__(
+        self,
+        segment_or_fd: Segment | int,
+        rule: Rule | None = None,
+        rank: int | None = None,
+        workers: int | None = None,
+        timeout: float = 300.0,
+        *,
+        spin: float = SPIN,
+        meeting: Callable[..., Any] = Meeting,
+    ) -> None:
+        self._segment, self._owned = open_stamped(segment_or_fd, CENTRE)
+        self._words = self._segment.words
+        self.workers, self.count, self.others = self._words[at.WORKERS], self._words[at.COUNT], self._words[at.OTHERS]
+        self.rank, self.timeout, self._rule, self._meeting = rank, timeout, rule, meeting
+        self._who = "the controller" if rank is None else f"rank {rank}"
+        try:
+            self._check_place(rule, rank, workers)
+        except BadInput:
+            self.close()
+            raise
+        self._map()
+        number = -1 if rank is None else rank
+        self._lock = RobustLock(self._segment, at.RELEASED, at.HELD, self._who, number, spin)
+        self._last_seen = 0
+        self._sent = self._header()[self._sent_at] if rank is not None else 0
+        self._met = False
+
+    def _check_place(self, rule: Rule | None, rank: int | None, workers: int | None) -> None:
+        if workers is not None and workers != self.workers:
+            raise BadInput(f"{self._who} expects {workers} workers; this centre was created for {self.workers}.")
+        if rank is not None and not 0 <= rank < self.workers:
+            raise BadInput(f"Rank {rank} was given for a centre of {self.workers} workers.")
+        if (rule is None) != (rank is None):
+            raise BadInput(f"{self._who}: give both a rule and a rank, or (to read only) neither.")
+
+    def _map(self) -> None:
+        words, segment = self._words, self._segment
+        kind = dtype_name((words[at.DTYPE], words[at.DTYPE + 1]))
+        kind_others = dtype_name((words[at.DTYPE_OTHERS], words[at.DTYPE_OTHERS + 1]))
+        vectors = [(kind, self.count), (kind_others, self.others), *[(kind, self.count)] * words[at.MEMORIES]]
+        layout = Layout.of(self.workers, [np.dtype(k).itemsize * n for k, n in vectors])
+        self._headers = [segment.array("int64", layout.header_words, begin) for begin in layout.headers]
+        self._buffers = [
+            (segment.array(k, n, pair[0]), segment.array(k, n, pair[1]))
+            for (k, n), pair in zip(vectors, layout.areas, strict=True)
+        ]
+        self._fixed = [tuple(_read_only(buffer) for buffer in pair) for pair in self._buffers]
+        self._seen_at = at.ACTIVE + len(vectors) + (self.rank or 0)
+        self._sent_at = self._seen_at + self.workers
+        self._blocks = [slice(k, min(k + BLOCK, self.count)) for k in range(0, self.count, BLOCK)]
+
+    @staticmethod
+    def create(centre: Array, others: Array, memory: tuple[Array, ...], workers: int) -> Segment:
+        """Make the segment of a centre.
+
+        Args:
+            centre: flat float array. Where the centre starts.
+            others: flat float array. The averaged moving statistics; may be empty.
+            memory: arrays of the centre's size. What the rule's ``start`` gave.
+            workers: int. How many contribute.
+
+        Returns:
+            Segment. Two buffers for each vector, the first ones filled.
+
+        Raises:
+            BadInput: for vectors that are not flat, not of floats, or whose sizes do not fit.
+        """
+        for name, vector in [("centre", centre), ("others", others), *[("memory", m) for m in memory]]:
+            if vector.ndim != 1 or vector.dtype.kind != "f" or (name == "memory" and vector.size != centre.size):
+                raise BadInput(
+                    f"A centre was given {name} of shape {vector.shape} and type {vector.dtype}: "
+                    "give flat float vectors, memory as long as the centre."
+                )
+        if workers < 1:
+            raise BadInput(f"A centre of {workers} workers was asked for: give 1 or more.")
+        vectors = [centre, others, *(m.astype(centre.dtype, copy=False) for m in memory)]
+        layout = Layout.of(workers, [vector.nbytes for vector in vectors])
+        segment = Segment.create(layout.total, "choros-centre")
+        words = segment.words
+        words[at.WORKERS], words[at.COUNT], words[at.OTHERS], words[at.MEMORIES] = (
+            workers,
+            len(centre),
+            len(others),
+            len(memory),
+        )
+        words[at.DTYPE], words[at.DTYPE + 1] = dtype_code(centre.dtype)
+        words[at.DTYPE_OTHERS], words[at.DTYPE_OTHERS + 1] = dtype_code(others.dtype)
+        for vector, (first, _) in zip(vectors, layout.areas, strict=True):
+            segment.array(vector.dtype, vector.size, first)[:] = vector
+        stamp(segment, CENTRE, at.RELEASED, 1, 1)
+        return segment
+
+    def _header(self) -> Array:
+        return self._headers[self._words[at.COMMIT] % 2]
+
+    @property
+    def clock(self) -> int:
+        """How many merges the centre has had."""
+        return int(self._header()[at.CLOCK])
+
+    @property
+    def contributions(self) -> list[int]:
+        """How many merges each rank's exchanges made, as of the last commit."""
+        first = self._sent_at - (self.rank or 0)
+        return [int(count) for count in self._header()[first : first + self.workers]]
+
+    def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
+        """Propose, merge and adopt under the lock, in one pass over blocks where the rule is elementwise.
+
+        If the rule raises, the centre is as before; ``local`` and ``seen`` may be half updated.
+
+        Args:
+            local: this worker's vector; becomes what the rule's ``adopt`` returns.
+            seen: the centre as it last saw it; becomes what it was shown (unless ``rule.uses_seen`` is False).
+            window: int. The optimizer steps since the last exchange.
+            others: its moving statistics; c <- c + (others - c) / workers, and others <- c.
+
+        Returns:
+            int. The staleness: merges by others since this worker last saw the centre.
+
+        Raises:
+            BadInput: for vectors that do not fit, or on a controller.
+            MeetingTimeout: if the lock stays held; names the holder.
+            PeerFailed: if the run was given up.
+        """
+        if self._rule is None or self.rank is None:
+            raise BadInput("A controller reads the centre; only a worker, which has a rule and a rank, exchanges.")
+        self._fit(local, others)
+        self._fit(seen, others)
+        with self._lock.hold(self.timeout, "an exchange with the centre"):
+            commit = self._words[at.COMMIT]
+            header = self._headers[commit % 2].copy()
+            if header[self._sent_at] != self._sent:
+                raise BadInput(f"{self._who}: another process exchanges under this rank; give each its own.")
+            staleness = int(header[at.CLOCK]) - self._last_seen
+            told = self._meeting(workers=1, staleness=staleness, sender=self.rank)
+            self._merge(self._rule, header, local, seen, window, told)
+            self._average(header, others)
+            header[at.CLOCK] += 1
+            header[self._seen_at] = header[at.CLOCK]
+            header[self._sent_at] += 1
+            self._headers[(commit + 1) % 2][:] = header
+            fence()
+            self._words[at.COMMIT] = commit + 1
+        self._last_seen, self._sent, self._met = int(header[at.CLOCK]), self._sent + 1, True
+        return staleness
+
+    def _merge(self, rule: Rule, header: Array, local: Array, seen: Array, window: int, told: Any) -> None:
+        """Write the spare buffers and flip, in the header to be, those that were written."""
+        active = header[at.ACTIVE : at.ACTIVE + len(self._buffers)].tolist()
+        centre, spare = self._fixed[0][active[0]], self._buffers[0][1 - active[0]]
+        kept = [pair[a] for pair, a in zip(self._fixed[2:], active[2:], strict=True)]
+        room = [pair[1 - a] for pair, a in zip(self._buffers[2:], active[2:], strict=True)]
+        written = [False] * len(kept)
+        before, keep_seen = rule.shows == "before", getattr(rule, "uses_seen", True)
+        for part in self._blocks if rule.elementwise else [slice(0, self.count)]:
+            mine, old = local[part], centre[part]
+            message = rule.propose(mine, seen[part], window)
+            was = tuple(vector[part] for vector in kept)
+            new, now = rule.merge(old, message, told, was)
+            spare[part] = new
+            for i, vector in enumerate(now):
+                if vector is not was[i] and not written[i]:
+                    room[i][: part.start] = kept[i][: part.start]
+                    written[i] = True
+                if written[i]:
+                    room[i][part] = vector
+            shown = old if before else new
+            local[part] = rule.adopt(mine, shown)
+            if keep_seen:
+                seen[part] = shown
+        header[at.ACTIVE] = 1 - active[0]
+        for i, changed in enumerate(written):
+            if changed:
+                header[at.ACTIVE + 2 + i] = 1 - active[2 + i]
+
+    def _average(self, header: Array, others: Array) -> None:
+        """Moving statistics: c <- c + (others - c) / workers, others <- c."""
+        if not self.others:
+            return
+        active = int(header[at.ACTIVE + 1])
+        old, new = self._buffers[1][active], self._buffers[1][1 - active]
+        if self.workers == 1:
+            new[:] = others
+        else:
+            np.subtract(others, old, out=new)
+            new /= self.workers
+            new += old
+        others[:] = new
+        header[at.ACTIVE + 1] = 1 - active
+
+    def read(self, out: Array, others: Array) -> int:
+        """Copy the centre out, whole; works also when every worker was killed.
+
+        A copy counts if no second merge began meanwhile; after three that do not, the lock is taken. A worker's
+        read before its first exchange is the centre that it has seen, from which its staleness counts.
+
+        Args:
+            out: receives the centre.
+            others: receives the averaged moving statistics.
+
+        Returns:
+            int. The clock of what was copied.
+        """
+        self._fit(out, others)
+        for _ in range(_OPTIMISTIC):
+            commit = self._words[at.COMMIT]
+            clock = self._copy(commit, out, others)
+            fence()
+            if self._words[at.COMMIT] == commit:
+                return self._saw(clock)
+        with self._lock.hold(self.timeout, "a read of the centre"):
+            return self._saw(self._copy(self._words[at.COMMIT], out, others))
+
+    def _copy(self, commit: int, out: Array, others: Array) -> int:
+        fence()
+        clock, first, second = self._headers[commit % 2][:3].tolist()
+        out[:] = self._buffers[0][first & 1]
+        others[:] = self._buffers[1][second & 1]
+        return int(clock)
+
+    def _saw(self, clock: int) -> int:
+        if not self._met:
+            self._last_seen = clock
+        return clock
+
+    def _fit(self, vector: Array, others: Array) -> None:
+        for name, given, pair in (("vector", vector, self._buffers[0]), ("others", others, self._buffers[1])):
+            want = pair[0]
+            if given.shape != want.shape or (want.size and given.dtype != want.dtype):
+                raise BadInput(
+                    f"{self._who} gave a {name} of shape {given.shape} and type {given.dtype}; "
+                    f"the centre's has {want.shape} and {want.dtype}."
+                )
+
+    def close(self) -> None:
+        """Free what this process holds; the centre lives on while anyone maps it."""
+        if self._owned:
+            self._segment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read_only(buffer: Array) -> Array:
+    view = buffer.view()
+    view.flags.writeable = False
+    return view

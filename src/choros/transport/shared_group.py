@@ -1,0 +1,319 @@
+"""All ranks of one machine at once, in shared memory: each rank sums its own share of everybody's slots.
+
+Of a vector of n values, rank r reduces the r-th of ``size`` shares over all slots into one result area that
+everybody maps (reduce-scatter and all-gather without a message; Rabenseifner, ICCS 2004, has the scheme for
+networks). So every value is summed once, by one rank, in the order of the ranks: all ranks see the same bits.
+
+Two barriers make a meeting. A slot is read between the first and the second, so its owner may write it again
+once it has passed the second; the result is written between the first and the second of the next meeting,
+which all must have entered: it is good until the next call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from choros.errors import BadInput, PeerFailed
+from choros.transport import Group
+from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, open_stamped, stamp
+from choros.transport.segment import LINE, Segment, align
+from choros.transport.values import dtype_code, dtype_name, mean_of, numeric
+from choros.transport.waiting import SPIN
+from choros.types import Array
+
+_PAGE = 4096
+_BLOCK = 1 << 18  # bytes of one block, so that the partial sums of many ranks stay in a core's cache
+_SIZE, _ROOM = FREE, FREE + 1
+_BARRIER, _SUM_SLOTS, _SUM, _GATHER, _BROADCAST = range(5)
+_NAMES = ("barrier", "sum_slots", "sum", "gather", "broadcast")
+_Blocks = list[tuple[list[Array], Array]]
+
+
+class _Plan(NamedTuple):
+    """The views of one (count, dtype), made once: this rank's slot, the result, and its share in blocks."""
+
+    dtype: np.dtype[Any]
+    code: tuple[int, int]
+    slot: Array
+    result: Array
+    whole: Array
+    blocks: _Blocks
+
+
+def _spell(posted: tuple[int, int, int, int]) -> str:
+    """Say in words what a rank posted."""
+    kind, count, *code = posted
+    root, kind = divmod(kind, 256)
+    name = _NAMES[kind] if kind < len(_NAMES) else "an unknown call"
+    if kind in (_BARRIER, _GATHER):
+        return name
+    said = f"{name} of {count:,} {dtype_name((code[0], code[1]))}"
+    return f"{said} from rank {root}" if kind == _BROADCAST else said
+
+
+class SharedGroup:
+    """The ranks of one machine that meet in one segment; implements ``choros.transport.Group``.
+
+    Args:
+        segment_or_fd: Segment, or the int of an inherited descriptor, which the group then owns.
+        rank: int. Who this is, from 0; each rank joins once.
+        timeout: float. Seconds that one wait may last.
+        spin: float. Seconds to look before sleeping; 0 where ranks outnumber the cores they may use.
+
+    Attributes:
+        rank, size: int.
+        timeout: float. May be set between calls.
+
+    Raises:
+        BadInput: if the descriptor is not a group's segment, or the rank is taken or out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from choros.transport.segment import Segment
+        >>> segment = SharedGroup.create(size=1, slot_bytes=1024)
+        >>> group = SharedGroup(segment, rank=0)
+        >>> group.slot(3, "float32")[:] = [1, 2, 3]
+        >>> group.sum_slots(3, "float32").tolist(), group.gather(b"hello")
+        ([1.0, 2.0, 3.0], [b'hello'])
+        >>> group.close(); segment.close()
+    """
+
+    def __init__(self, segment_or_fd: Segment | int, rank: int, timeout: float = 300.0, *, spin: float = SPIN) -> None:
+        self._segment, self._owned = open_stamped(segment_or_fd, GROUP)
+        words = self._segment.words
+        self.rank, self.size, self.slot_bytes = rank, words[_SIZE], words[_ROOM]
+        try:
+            if not 0 <= rank < self.size:
+                raise BadInput(f"Rank {rank} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+            self._board = Board(self._segment, rank, self.size, timeout, spin)
+        except BaseException:
+            if self._owned:
+                del words
+                self._segment.close()
+            raise
+        self._plans: dict[tuple[int, Any], _Plan] = {}
+        self._segment.touch(self._slot_offset(rank), self.slot_bytes)
+
+    @staticmethod
+    def create(size: int, slot_bytes: int) -> Segment:
+        """Make the segment of a group.
+
+        Args:
+            size: int. How many ranks.
+            slot_bytes: int. Room of one slot: the bytes of the largest vector that ``slot`` is asked for.
+
+        Returns:
+            Segment. Its head, ``size`` slots and one result area; memory is taken when it is first used.
+        """
+        if size < 1 or slot_bytes < 0:
+            raise BadInput(f"A group of {size} ranks with slots of {slot_bytes} bytes cannot be: give 1 or more ranks.")
+        room = align(max(slot_bytes, _PAGE), _PAGE)
+        segment = Segment.create(_head(size) + (size + 1) * room, "choros-group")
+        words = segment.words
+        words[_SIZE], words[_ROOM] = size, room
+        stamp(segment, GROUP, LINES, LINE_WORDS, size)
+        return segment
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that one wait may last."""
+        return self._board.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._board.timeout = seconds
+
+    def _slot_offset(self, rank: int) -> int:
+        return _head(self.size) + rank * self.slot_bytes
+
+    def _plan(self, count: int, dtype: Any) -> _Plan:
+        plan = self._plans.get((count, dtype))
+        if plan is None:
+            kind = numeric(dtype)
+            if count < 0 or count * kind.itemsize > self.slot_bytes:
+                raise BadInput(
+                    f"Rank {self.rank} asked for a slot of {count:,} {kind} values; this group's slots have room for "
+                    f"{self.slot_bytes // kind.itemsize:,}. Create it with slot_bytes={count * kind.itemsize}."
+                )
+            if len(self._plans) >= 16:
+                self._plans.clear()
+            areas = [self._segment.array(kind, count, self._slot_offset(r)) for r in range(self.size + 1)]
+            whole = areas.pop()
+            result = whole.view()
+            result.flags.writeable = False
+            plan = _Plan(kind, dtype_code(kind), areas[self.rank], result, whole, self._share(areas, whole))
+            self._plans[count, dtype] = plan
+        return plan
+
+    def _share(self, slots: list[Array], whole: Array) -> _Blocks:
+        """This rank's contiguous share, which ends at cache lines, in blocks: (everybody's inputs, output)."""
+        size, item = len(whole), whole.itemsize
+        share = align(max(math.ceil(size / self.size), 1) * item) // item
+        begin, end = min(self.rank * share, size), min((self.rank + 1) * share, size)
+        block = share if self.size <= 2 else max(_BLOCK // item, LINE)
+        edges = [slice(at, min(at + block, end)) for at in range(begin, end, block)]
+        return [([slot[edge] for slot in slots], whole[edge]) for edge in edges]
+
+    def _meet(self, posted: tuple[int, int, int, int]) -> None:
+        """The first barrier of a call, after which all know that all make the same call."""
+        board = self._board
+        board.check_given_up(lambda: _spell(posted))
+        board.post(posted)
+        board.barrier(lambda: _spell(posted))
+        for other in range(self.size):
+            theirs = board.posted(other)
+            if theirs != posted and not (posted[0] == theirs[0] == _GATHER):
+                said = "; ".join(f"rank {r}: {_spell(board.posted(r))}" for r in range(self.size))
+                self._board.barrier(lambda: "the end of a call that differed")
+                raise BadInput(
+                    f"{board.where}: the ranks do not make the same call, so nothing was done. {said}. "
+                    "Every rank must call with the same count and dtype in the same order."
+                )
+
+    def slot(self, count: int, dtype: Any) -> Array:
+        """This rank's buffer of ``count`` values in the segment; always the same memory, never copied."""
+        return self._plan(count, dtype).slot
+
+    def sum_slots(self, count: int, dtype: Any) -> Array:
+        """Sum all slots; a read-only view of the result, bit-equal on every rank, good until the next call."""
+        plan = self._plan(count, dtype)
+        self._reduce(plan, _SUM_SLOTS, count)
+        return plan.result
+
+    def _reduce(self, plan: _Plan, kind: int, count: int) -> None:
+        self._meet((kind, count, *plan.code))
+        with np.errstate(all="ignore"):
+            for inputs, out in plan.blocks:
+                if len(inputs) == 1:
+                    np.copyto(out, inputs[0])
+                    continue
+                np.add(inputs[0], inputs[1], out=out)
+                for more in inputs[2:]:
+                    np.add(out, more, out=out)
+        self._board.barrier(lambda: "the end of a sum")
+
+    def sum(self, x: Array) -> Array:
+        """A new array of the same shape and dtype: the sum over ranks. Overwrites the slot.
+
+        Raises:
+            BadInput: for values without a sum, or if the ranks' calls differ, on every rank.
+            PeerFailed, MeetingTimeout: as every call.
+        """
+        x = np.asarray(x)
+        kind = numeric(x.dtype)
+        out = np.empty(x.shape, kind)
+        source, target = x.reshape(-1), out.reshape(-1)
+        step = self.slot_bytes // kind.itemsize
+        for at in range(0, max(x.size, 1), step):
+            plan = self._plan(min(step, x.size - at), kind)
+            plan.slot[:] = source[at : at + step]
+            self._reduce(plan, _SUM, x.size)
+            target[at : at + step] = plan.result
+        return out
+
+    def mean(self, x: Array) -> Array:
+        """A new array: the mean over ranks; whole numbers give float64, float16 is summed as float32."""
+        return mean_of(np.asarray(x), self.size, self.sum)
+
+    def gather(self, x: bytes) -> list[bytes]:
+        """Every rank's bytes, in the order of the ranks, on every rank."""
+        pieces = [bytearray() for _ in range(self.size)]
+        board = self._board
+        areas = [self._segment.array("uint8", self.slot_bytes, self._slot_offset(r)) for r in range(self.size)]
+        sent, longest = 0, 1
+        while sent < longest:
+            part = x[sent : sent + self.slot_bytes]
+            areas[self.rank][: len(part)] = np.frombuffer(part, "uint8")
+            self._meet((_GATHER, len(x), 0, 0))
+            lengths = [board.posted(r)[1] for r in range(self.size)]
+            longest = max(lengths)
+            for piece, length, area in zip(pieces, lengths, areas, strict=True):
+                piece += area[: max(min(length - sent, self.slot_bytes), 0)].tobytes()
+            sent += self.slot_bytes
+            board.barrier(lambda: "the end of a gather")
+        return [bytes(piece) for piece in pieces]
+
+    def broadcast(self, x: Array, root: int = 0) -> Array:
+        """Root's array on every rank, a new array; shape and dtype are the same everywhere."""
+        x = np.asarray(x)
+        x = x.astype(x.dtype.newbyteorder("="), copy=False)
+        if not 0 <= root < self.size:
+            raise BadInput(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+        if x.dtype.hasobject:
+            raise BadInput(f"{self._board.where}: an array of objects cannot be broadcast; send numbers or bytes.")
+        out = np.array(x, order="C")
+        target = out.reshape(-1).view("uint8")
+        area = self._segment.array("uint8", self.slot_bytes, self._slot_offset(root))
+        for at in range(0, max(len(target), 1), self.slot_bytes):
+            part = target[at : at + self.slot_bytes]
+            if self.rank == root:
+                area[: len(part)] = part
+            self._meet((_BROADCAST + 256 * root, x.size, *dtype_code(x.dtype)))
+            if self.rank != root:
+                part[:] = area[: len(part)]
+            self._board.barrier(lambda: "the end of a broadcast")
+        return out
+
+    def barrier(self) -> None:
+        """Return when every rank has come."""
+        self._meet((_BARRIER, 0, 0, 0))
+
+    def close(self) -> None:
+        """Leave: ranks that still wait for this one are told so. Views of slot and result stay readable."""
+        self._board.leave()
+        self._plans.clear()
+        if self._owned:
+            self._segment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _head(size: int) -> int:
+    return align(8 * (LINES + size * LINE_WORDS), _PAGE)
+
+
+def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
+    """Map the root's segment on every rank of a group, whoever started the ranks.
+
+    Args:
+        group: Group. Any, of ranks on one machine.
+        segment: Segment. The root's; None elsewhere.
+        root: int. Who has it.
+
+    Returns:
+        Segment. The root's own object on the root, a new one on the others, which they close.
+
+    Raises:
+        PeerFailed: on every rank, if one of them cannot map it.
+
+    Example:
+        >>> from choros.transport.local_group import LocalGroup
+        >>> with Segment.create(64) as segment:
+        ...     share(LocalGroup(), segment) is segment
+        True
+    """
+    mine = json.dumps([os.getpid(), segment.fd]) if group.rank == root and segment is not None else "null"
+    address = json.loads(group.gather(mine.encode())[root])
+    problem, mapped = "", segment
+    if address is None:
+        problem = f"rank {root} gave no segment to share"
+    elif group.rank != root:
+        try:
+            mapped = Segment.open_peer(*address)
+        except (PeerFailed, BadInput, OSError) as error:
+            problem = f"rank {group.rank}: {error}"
+    problems = [text.decode() for text in group.gather(problem.encode()) if text]
+    if problems or mapped is None:
+        if mapped is not None and mapped is not segment:
+            mapped.close()
+        raise PeerFailed(f"Rank {group.rank}: the segment of rank {root} is not mapped everywhere. {problems[0]}")
+    return mapped
