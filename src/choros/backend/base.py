@@ -41,6 +41,7 @@ class BaseReplica(ABC):
         self._trained = [0.0, 0.0]
         self._total = 0
         self._logs: dict[str, Any] | None = None
+        self._names: set[str] = set()
         self._lay_out()
 
     # What a backend adds.
@@ -55,14 +56,15 @@ class BaseReplica(ABC):
 
     @abstractmethod
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
-        """``train_step`` on the packed batch, optimizer and all; returns its logs."""
+        """``train_step`` on the packed batch, optimizer and all; returns ``self._custom(logs)``."""
 
     @abstractmethod
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
         """``train_step`` with the optimizer left out.
 
         Returns the gradients in the order of ``trainable`` (None is zero), the batch's loss (nan where the model
-        has no loss metric) and what the loss divided by. Leaves the loss metric's variables as they were.
+        has no loss metric) and what the loss divided by. Leaves the loss metric's variables as they were, and
+        sets ``self._logs`` to ``self._custom(logs)``, as does ``_evaluate``.
         """
 
     @abstractmethod
@@ -105,6 +107,7 @@ class BaseReplica(ABC):
         self.loss_metric = _loss_metric(self.model)
         self.metric_variables: list[Any] = list(self.model.metrics_variables)
         self._metric_slices = _slices(self.metric_variables)
+        self._names = set(self.model.get_metrics_result())
         self._built()
         self.reset_metrics()
 
@@ -200,15 +203,16 @@ class BaseReplica(ABC):
 
     def metrics(self) -> dict[str, Any]:
         """What Keras would log now; ``loss`` is the exact one where batches were reduced or evaluated."""
-        results = dict(self.model.get_metrics_result())
-        logs = self._logs
-        if isinstance(logs, dict) and set(logs) != set(results):
-            results = dict(logs)
+        results = self.model.get_metrics_result() if self._logs is None else self._logs
         figures = {name: _python(value) for name, value in results.items()}
         loss = self._exact_loss()
         if self.loss_metric is not None and loss is not None and self.loss_metric.name in figures:
             figures[self.loss_metric.name] = loss
         return figures
+
+    def _custom(self, logs: Any) -> dict[str, Any] | None:
+        """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
+        return logs if isinstance(logs, dict) and set(logs) != self._names else None
 
     def _exact_loss(self) -> float | None:
         if self._tally:

@@ -1,4 +1,32 @@
-"""What a backend must do for Choros: one ``Replica`` holds a compiled Keras model inside a worker."""
+"""What a backend must do for Choros: one ``Replica`` holds a compiled Keras model inside a worker.
+
+The order of calls in a worker, and who adds what over the ranks::
+
+    replica = make_replica(model, workers)
+    replica.build(batch); replica.fold_seeds(rank, seed)
+
+    # one epoch, together on gradients (AllReduce)
+    replica.reset_metrics()
+    replica.gradients(batch, slot); replica.apply(group.sum_slots(...))     # each step
+    replica.set_metric_state(group.sum(replica.metric_state()))             # end of the epoch
+    logs = replica.metrics()                                                # the same on every rank
+
+    # one epoch, each in its own time
+    replica.reset_metrics()
+    replica.step(batch)                                                     # each step
+    replica.set_metric_state(sum of every worker's metric_state())          # end of the epoch
+    logs = replica.metrics()
+
+    # validation: every rank its rows of each batch, all ranks the same number of calls
+    replica.reset_metrics()
+    replica.evaluate(batch)
+    replica.set_metric_state(group.sum(replica.metric_state()))
+    logs = replica.metrics()
+
+``metrics()`` before the sum is this rank's alone, except that ``loss`` is already global after ``apply``. The sum
+is set for reading: call ``reset_metrics`` before the next batch, or, to look in the middle of an epoch, keep
+``metric_state()`` and set it back.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +36,28 @@ from choros.types import Array, Batch
 
 
 class Replica(Protocol):
-    """One worker's copy of the model. Vectors are flat, host-side, of ``dtype``."""
+    """One worker's copy of the model. Vectors are flat, host-side, of ``dtype``. One thread."""
 
     model: Any
     size: int  # trainable values
     others: int  # float non-trainable values that are averaged (BatchNorm's moving statistics)
     dtype: Any  # float32, or float64 where a trainable variable is
-    learning_rate: float  # property with a setter; ignored by the setter where the rate is a schedule
+
+    @property
+    def learning_rate(self) -> float:
+        """The present rate, also of a schedule and under loss scaling; its setter is ignored by schedules."""
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None: ...
 
     def build(self, batch: Batch) -> None:
-        """Create what the first ``fit`` would create (model, optimizer slots, metrics) from one real batch."""
+        """Create what the first ``fit`` would create (model, optimizer slots, metrics) from one batch with rows.
+
+        Only shapes, dtypes and structure of the batch matter: a rank that has no row may give another's.
+
+        Raises:
+            NotExact: with several workers, a loss that AllReduce could not train exactly.
+        """
 
     def fold_seeds(self, rank: int, seed: int | None) -> None:
         """Make random layers differ by rank: rank 0 keeps the model's seed state; a given ``seed`` sets all."""
@@ -28,20 +68,34 @@ class Replica(Protocol):
     def gradients(self, batch: Batch, out: Array) -> None:
         """Write ``[n * g ..., n * loss, n]`` into ``out`` (size + 2 values); zeros for a batch of no rows.
 
-        Updates the metrics and the non-trainable variables, not the weights; ``n`` is what the loss divided by.
+        Updates the metrics (except ``loss``) and the non-trainable variables, not the weights; ``n`` is what the
+        loss divided by (``choros.backend.weight``), 1 for a loss that adds. ``batch.total`` is remembered until
+        ``apply``.
+
+        Raises:
+            NotExact: the step does not pass once, and only once, through the compiled optimizer, or its losses
+                divide by different things.
         """
 
     def apply(self, summed: Array) -> None:
-        """Divide the gradient by the last element and run the real optimizer. ``summed`` is not kept."""
+        """Divide the gradient by the last element and run the real optimizer. ``summed`` is not kept.
+
+        Clipping, loss scaling, accumulation and averaging in the optimizer see the reduced gradient. The batch's
+        exact loss is counted into ``metrics()``.
+        """
 
     def look_ahead(self, momentum: float) -> None:
-        """After a ``step``: Nesterov momentum around it (EAMSGD), velocity kept on the device."""
+        """Nesterov momentum around the step (EAMSGD): v <- mu v + u(x + mu v), x <- x + v; kept on the device.
+
+        Call it once before the first ``step``, with v = 0, and then after each. Between, the variables hold the
+        look-ahead point x + mu v; ``get``, ``set``, ``snapshot`` and ``evaluate`` mean x.
+        """
 
     def get(self, out: Array) -> None:
         """Copy the trainable variables into ``out`` (with momentum: x, not the look-ahead point)."""
 
     def set(self, vector: Array) -> None:
-        """Set the trainable variables; always copies."""
+        """Set the trainable variables; always copies. With momentum x is set and the velocity kept."""
 
     def get_others(self, out: Array) -> None:
         """Copy the moving statistics into ``out``."""
@@ -50,28 +104,31 @@ class Replica(Protocol):
         """Set the moving statistics; always copies."""
 
     def reset_metrics(self) -> None:
-        """Forget what the metrics have seen."""
+        """Forget what the metrics have seen, and the loss."""
 
     def metric_state(self) -> Array:
-        """All metric variables as one flat float64 vector."""
+        """All metric variables, and the losses of the evaluated batches, as one flat float64 vector.
+
+        It adds over ranks where the metrics are additive. After the same calls it has the same length anywhere.
+        """
 
     def set_metric_state(self, state: Array) -> None:
-        """Set them."""
+        """Set them, from one or from a sum of several; what ``apply`` counted stays."""
 
-    def metrics(self) -> dict[str, float]:
-        """What Keras would log now; ``loss`` is the exact one."""
+    def metrics(self) -> dict[str, Any]:
+        """What Keras would log now, as Python numbers; ``loss`` is the exact one after ``apply`` or ``evaluate``.
 
-    def loss_tally(self) -> list[tuple[float, float, int]]:
-        """Since the reset, for each evaluated batch: (n * loss, n, rows)."""
+        Where a user's ``train_step`` returns logs that are not the metrics', the last step's, as in Keras.
+        """
 
     def evaluate(self, batch: Batch) -> None:
-        """One test step: metrics only."""
+        """One test step: metrics only. A batch of no rows counts as one, so that states add."""
 
     def snapshot(self) -> list[Array]:
         """Every variable of model and optimizer, in Keras' order (``model.variables`` + ``optimizer.variables``)."""
 
     def restore(self, arrays: list[Array]) -> None:
-        """Set them."""
+        """Set them; a velocity is forgotten."""
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit`` (averaged weights of ``use_ema``); sync state into the model."""

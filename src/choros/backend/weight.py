@@ -61,7 +61,7 @@ def check_exact(model: Any, workers: int = 2) -> None:
 
 
 def kind(loss: Any) -> str:
-    """ "rows", "weights" or "sum": how the loss divides. Names and functions get Keras' default, rows."""
+    """How the loss divides: "rows", "weights" or "sum". Names and functions get Keras' default, rows."""
     if not isinstance(loss, keras.losses.Loss):
         return "rows"
     name = loss.name
@@ -178,9 +178,14 @@ def _count(masks: list[Any], weights: Any) -> Any:
         total = keras.ops.cast(total, "float32")
     if weights is not None:
         weights = keras.ops.cast(weights, "float32")
-        if total is not None and len(total.shape) == len(weights.shape) + 1:
-            weights = keras.ops.expand_dims(weights, -1)
-        total = weights if total is None else keras.ops.multiply(total, weights)
+        if total is None:
+            total = weights
+        elif len(total.shape) < len(weights.shape):  # as Keras aligns (rows,) with (rows, 1)
+            total = keras.ops.multiply(keras.ops.expand_dims(total, -1), weights)
+        elif len(total.shape) > len(weights.shape):
+            total = keras.ops.multiply(total, keras.ops.expand_dims(weights, -1))
+        else:
+            total = keras.ops.multiply(total, weights)
     return keras.ops.stop_gradient(keras.ops.sum(total))
 
 
