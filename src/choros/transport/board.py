@@ -134,7 +134,7 @@ class Board:
         self.where = f"rank {rank} on {os.uname().nodename}"
         self.meetings = 0
         self._broken = ""
-        self._fd = segment.fd
+        self._segment, self._fd = segment, segment.fd
         self._others = [other for other in range(size) if other != rank]
         self._mine = self._line(rank)
         if self.words[self._mine + STATE]:
@@ -232,5 +232,6 @@ class Board:
         """Say that this rank will not come again, and let its byte go."""
         if self.words[self._mine + PID] == os.getpid() and self.words[self._mine + STATE] == JOINED:
             self.words[self._mine + STATE] = LEFT
-            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self.rank)
+            if not self._segment.closed:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self.rank)
             self.waiter.wake(self._mine + ARRIVED)

@@ -209,9 +209,14 @@ class Segment:
                 f"{count} values of {dtype} at byte {offset} do not fit a segment of {self.nbytes} bytes "
                 f"(offsets are multiples of {LINE})."
             )
-        if self._memory is None:
+        if self.closed:
             raise BadInput("This segment is closed.")
         return np.frombuffer(self._memory, dtype, count, offset)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._memory is None
 
     @property
     def words(self) -> memoryview:

@@ -19,7 +19,7 @@ import numpy as np
 from choros.errors import BadInput
 from choros.transport import Rule
 from choros.transport import centre_layout as at
-from choros.transport.board import CENTRE, open_stamped, stamp
+from choros.transport.board import CENTRE, abort, open_stamped, stamp
 from choros.transport.centre_layout import Layout
 from choros.transport.lock import RobustLock
 from choros.transport.segment import Segment
@@ -44,7 +44,7 @@ class SharedCentre:
 
     Args:
         segment_or_fd: Segment, or the int of an inherited descriptor, which this object then owns.
-        rule: Rule. The algorithm; None for a controller, which only reads.
+        rule: Rule. The algorithm; a controller, which only reads, needs none.
         rank: int. Who contributes; None for a controller.
         workers: int. How many contribute; None takes it from the segment.
         timeout: float. Seconds to wait for the lock.
@@ -107,8 +107,8 @@ class SharedCentre:
             raise BadInput(f"{self._who} expects {workers} workers; this centre was created for {self.workers}.")
         if rank is not None and not 0 <= rank < self.workers:
             raise BadInput(f"Rank {rank} was given for a centre of {self.workers} workers.")
-        if (rule is None) != (rank is None):
-            raise BadInput(f"{self._who}: give both a rule and a rank, or (to read only) neither.")
+        if rule is None and rank is not None:
+            raise BadInput(f"{self._who} gave no rule: a worker needs the algorithm, a controller has no rank.")
 
     def _map(self) -> None:
         words, segment = self._words, self._segment
@@ -125,6 +125,8 @@ class SharedCentre:
         self._seen_at = at.ACTIVE + len(vectors) + (self.rank or 0)
         self._sent_at = self._seen_at + self.workers
         self._blocks = [slice(k, min(k + BLOCK, self.count)) for k in range(0, self.count, BLOCK)]
+
+    abort = staticmethod(abort)
 
     @staticmethod
     def create(centre: Array, others: Array, memory: tuple[Array, ...], workers: int) -> Segment:
@@ -216,11 +218,32 @@ class SharedCentre:
             header[at.CLOCK] += 1
             header[self._seen_at] = header[at.CLOCK]
             header[self._sent_at] += 1
-            self._headers[(commit + 1) % 2][:] = header
-            fence()
-            self._words[at.COMMIT] = commit + 1
+            self._commit(commit, header)
         self._last_seen, self._sent, self._met = int(header[at.CLOCK]), self._sent + 1, True
         return staleness
+
+    def _commit(self, commit: int, header: Array) -> None:
+        """Make a new header, and the buffers that it names, the centre: by one store, which is never half done."""
+        self._headers[(commit + 1) % 2][:] = header
+        fence()
+        self._words[at.COMMIT] = commit + 1
+
+    def replace(self, centre: Array, others: Array) -> None:
+        """Set the centre and the moving statistics, whole; neither a merge nor a contribution, the clock stays.
+
+        Args:
+            centre: what the centre becomes.
+            others: what the averaged moving statistics become.
+        """
+        self._fit(centre, others)
+        with self._lock.hold(self.timeout, "setting the centre"):
+            commit = self._words[at.COMMIT]
+            header = self._headers[commit % 2].copy()
+            for i, vector in enumerate((centre, others)):
+                active = int(header[at.ACTIVE + i])
+                self._buffers[i][1 - active][:] = vector
+                header[at.ACTIVE + i] = 1 - active
+            self._commit(commit, header)
 
     def _merge(self, rule: Rule, header: Array, local: Array, seen: Array, window: int, told: Any) -> None:
         """Write the spare buffers and flip, in the header to be, those that were written."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from choros.errors import BadInput, PeerFailed
 from choros.transport import Group
-from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, open_stamped, stamp
+from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, abort, open_stamped, stamp
 from choros.transport.segment import LINE, Segment, align
 from choros.transport.values import dtype_code, dtype_name, mean_of, numeric
 from choros.transport.waiting import SPIN
@@ -98,6 +98,8 @@ class SharedGroup:
             raise
         self._plans: dict[tuple[int, Any], _Plan] = {}
         self._segment.touch(self._slot_offset(rank), self.slot_bytes)
+
+    abort = staticmethod(abort)
 
     @staticmethod
     def create(size: int, slot_bytes: int) -> Segment:
