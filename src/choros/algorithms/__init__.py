@@ -1,1 +1,171 @@
-"""Algorithms."""
+"""Every algorithm, its name, and its way through JSON.
+
+``choros.algorithms()`` lists them; ``choros.algorithms.AEASGD`` is one of them (this module can be called).
+
+Example:
+    >>> import choros.algorithms
+    >>> choros.algorithms.by_name("local-sgd")
+    LocalSGD(window=8)
+    >>> choros.algorithms()["Single"]
+    'One worker, plain Keras: the baseline that the others are measured against.'
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from dataclasses import fields
+from types import ModuleType
+from typing import Any
+
+from choros.algorithms.adag import ADAG
+from choros.algorithms.aeasgd import AEASGD
+from choros.algorithms.agn import AGN
+from choros.algorithms.allreduce import AllReduce
+from choros.algorithms.averaging import Averaging
+from choros.algorithms.base import Algorithm, Meeting, Memory, UnstableError, Vector
+from choros.algorithms.diloco import DiLoCo
+from choros.algorithms.downpour import DOWNPOUR
+from choros.algorithms.dynsgd import DynSGD
+from choros.algorithms.eamsgd import EAMSGD
+from choros.algorithms.easgd import EASGD
+from choros.algorithms.ensemble import Ensemble
+from choros.algorithms.localsgd import LocalSGD
+from choros.algorithms.single import Single
+
+__all__ = [
+    "ADAG",
+    "AEASGD",
+    "AGN",
+    "ALL",
+    "DOWNPOUR",
+    "EAMSGD",
+    "EASGD",
+    "Algorithm",
+    "AllReduce",
+    "Averaging",
+    "DiLoCo",
+    "DynSGD",
+    "Ensemble",
+    "LocalSGD",
+    "Meeting",
+    "Memory",
+    "Single",
+    "UnknownAlgorithmError",
+    "UnstableError",
+    "Vector",
+    "algorithms",
+    "by_name",
+    "from_config",
+    "to_config",
+]
+
+ALL: tuple[type[Algorithm], ...] = (
+    Single,
+    AllReduce,
+    Averaging,
+    LocalSGD,
+    EASGD,
+    AEASGD,
+    EAMSGD,
+    DOWNPOUR,
+    AGN,
+    ADAG,
+    DynSGD,
+    DiLoCo,
+    Ensemble,
+)
+
+
+class UnknownAlgorithmError(ValueError):
+    """No algorithm has that name; the message gives the nearest one."""
+
+
+def algorithms() -> dict[str, str]:
+    """Return every algorithm's name with a line on what it is.
+
+    Example:
+        >>> list(algorithms())[:3]
+        ['Single', 'AllReduce', 'Averaging']
+    """
+    return {kind.__name__: (kind.__doc__ or "").strip().splitlines()[0] for kind in ALL}
+
+
+def by_name(algorithm: str | Algorithm | type[Algorithm]) -> Algorithm:
+    """Return an algorithm, given as an object, a class or a name.
+
+    Args:
+        algorithm: case, hyphens, underscores and spaces in a name do not matter.
+
+    Returns:
+        The object itself, or one with the defaults of its class.
+
+    Raises:
+        UnknownAlgorithmError: no algorithm has that name.
+        TypeError: it is neither an algorithm nor a name.
+
+    Example:
+        >>> by_name("all_reduce")
+        AllReduce(window=1)
+    """
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        return algorithm()
+    if not isinstance(algorithm, str):
+        raise TypeError(
+            f"an algorithm is an object such as choros.AEASGD(window=32) or a name such as 'aeasgd', not {algorithm!r}."
+        )
+    return _kind(algorithm)()
+
+
+def to_config(algorithm: Algorithm) -> dict[str, Any]:
+    """Return an algorithm as plain JSON: its name and its hyper-parameters.
+
+    Raises:
+        UnknownAlgorithmError: its class is not in ``ALL``, so that a worker could not find it.
+
+    Example:
+        >>> to_config(AEASGD(alpha=0.25))
+        {'name': 'AEASGD', 'window': 8, 'alpha': 0.25}
+    """
+    if type(algorithm) not in ALL:
+        raise UnknownAlgorithmError(
+            f"{type(algorithm).__name__} is not in choros.algorithms.ALL, where workers look an algorithm up: add it."
+        )
+    return {
+        "name": type(algorithm).__name__,
+        **{field.name: getattr(algorithm, field.name) for field in fields(algorithm)},
+    }
+
+
+def from_config(config: dict[str, Any]) -> Algorithm:
+    """Return the algorithm that ``to_config`` described.
+
+    Example:
+        >>> from_config({"name": "AEASGD", "window": 8, "alpha": 0.25})
+        AEASGD(window=8, alpha=0.25)
+    """
+    return _kind(config["name"])(**{name: value for name, value in config.items() if name != "name"})
+
+
+def _kind(name: str) -> type[Algorithm]:
+    kinds = {kind.__name__.lower(): kind for kind in ALL}
+    plain = "".join(character for character in name.lower() if character.isalnum())
+    if plain in kinds:
+        return kinds[plain]
+    near = difflib.get_close_matches(plain, kinds, n=1, cutoff=0.0)
+    raise UnknownAlgorithmError(
+        f"no algorithm is called {name!r}: did you mean {kinds[near[0]].__name__!r}? "
+        f"There are {', '.join(kind.__name__ for kind in ALL)}."
+    )
+
+
+class _Callable(ModuleType):
+    """A module that can be called: ``choros.algorithms()``."""
+
+    def __call__(self) -> dict[str, str]:
+        return algorithms()
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -7,11 +7,18 @@ PyTorch alike. Nothing here, or in any file of this folder, imports more than th
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 Vector = Any
 Memory = tuple[Vector, ...]
+TINY = 1e-30  # keeps 0 / 0 from being, and is lost beside any square that matters
+
+
+class UnstableError(ValueError):
+    """Hyper-parameters outside the stability bound, which the message states."""
 
 
 class Meeting(NamedTuple):
@@ -30,13 +37,27 @@ class Meeting(NamedTuple):
 class Algorithm:
     """The base of all: propose the local vector, the centre becomes the message, go on with the centre.
 
-    Class attributes:
-        meets: "together", "alone" or "never": how the workers meet by default.
+    A meeting is, for every algorithm, ::
+
+        message        = propose(local, seen, window)
+        centre, memory = merge(centre, message, meeting, memory)
+        local          = adopt(local, shown)
+
+    where ``seen`` is the centre as the worker last saw it and ``shown`` the centre before or after the merge.
+
+    Attributes:
+        window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
+        meets: "together", "alone" or "never": how the workers meet.
         shows: "before" or "after" the merge: which centre the worker is shown.
         level: "parameters" or "gradients": what the vector is.
         weighted: True where the mean over workers is weighted by the rows each trained.
         elementwise: True where the functions may be applied block by block.
+        uses_seen: False where ``propose`` does not look at ``seen``, which then need not be kept.
         momentum: Nesterov momentum around the compiled optimizer's step; 0 is none.
+
+    Example:
+        >>> Algorithm(window=4).merge(1.0, 3.0, Meeting(workers=2), ())
+        (3.0, ())
     """
 
     meets: ClassVar[Literal["together", "alone", "never"]] = "together"
@@ -48,15 +69,36 @@ class Algorithm:
     window: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that are not numbers, and windows below one step."""
+        """Refuse hyper-parameters of a wrong type, not finite or negative; make plain numbers of them."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{type(self).__name__}({field.name}={value}): give a finite number.")
-        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 0:
-            raise ValueError(
-                f"{type(self).__name__}(window={self.window!r}): give a whole number of optimizer steps, 1 or more."
-            )
+            if value is None and "None" in str(field.type):
+                continue
+            object.__setattr__(self, field.name, self._number(field.name, str(field.type), value))
+
+    def _number(self, name: str, kind: str, value: Any) -> bool | int | float:
+        if kind.startswith("bool"):
+            return bool(value) if value in (True, False) else self.refuse(name, "give True or False")
+        if kind.startswith("int"):
+            whole = not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= 0
+            return int(value) if whole else self.refuse(name, "give a whole number of steps, 0 for once an epoch")
+        number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) >= 0
+        return float(value) if number else self.refuse(name, "give a finite number, 0 or more")
+
+    def refuse(self, name: str, remedy: str) -> Any:
+        """Raise the one sentence that says which hyper-parameter is wrong and what to give."""
+        raise ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {remedy}.")
+
+    def unstable(self, message: str, strict: bool) -> None:
+        """Refuse unstable hyper-parameters, or only warn of them."""
+        if strict:
+            raise UnstableError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    @property
+    def uses_seen(self) -> bool:
+        """Whether ``propose`` looks at ``seen``; where not, nobody need keep it."""
+        return type(self).propose is not Algorithm.propose
 
     @property
     def momentum(self) -> float:
@@ -64,7 +106,19 @@ class Algorithm:
         return 0.0
 
     def bound(self, workers: int, learning_rate: float, *, strict: bool = True) -> Self:
-        """Fill in what depends on the number of workers and check stability; ``strict=False`` only warns."""
+        """Fill in what depends on the number of workers and check stability.
+
+        Args:
+            workers: int. How many workers will meet.
+            learning_rate: float. The compiled optimizer's.
+            strict: bool. False warns (RuntimeWarning) of what would be refused.
+
+        Returns:
+            The algorithm with every hyper-parameter set.
+
+        Raises:
+            UnstableError: the hyper-parameters are outside the stability bound, which the message states.
+        """
         return self
 
     def start(self, centre: Vector, workers: int = 1) -> Memory:

@@ -1,0 +1,57 @@
+"""What workers learn is a gradient for an outer Nesterov step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from choros.algorithms.base import Algorithm, Meeting, Memory, Vector
+
+
+@dataclass(frozen=True)
+class DiLoCo(Algorithm):
+    """LocalSGD with an outer Nesterov step on the mean of what was learnt: for very rare meetings.
+
+    ::
+
+        m = mean_k (x_k - c),   u <- mu u + m,   c <- c + rate (m + mu u),   x_k <- c
+
+    Douillard et al. 2023 (2311.08105), algorithm 1; exactly torch.optim.SGD(nesterov=True) on -m. The inner
+    optimizer is the compiled one (theirs: AdamW), whose slots stay with the worker. After dist-keras' time.
+    Stable, on quadratics whose inner steps contract, iff rate < (2 + 2 mu) / (1 + 2 mu).
+    Not good with short windows and few steps: the outer momentum overshoots; take LocalSGD there.
+
+    Args:
+        window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
+        outer_rate: float. The outer learning rate.
+        outer_momentum: float. mu, below 1.
+
+    Example:
+        >>> DiLoCo(outer_rate=1.0, outer_momentum=0.0).merge(1.0, 2.0, Meeting(workers=4), (0.0,))
+        (3.0, (2.0,))
+    """
+
+    window: int = 16
+    outer_rate: float = 0.7
+    outer_momentum: float = 0.9
+
+    def bound(self, workers: int, learning_rate: float, *, strict: bool = True) -> Self:
+        """Refuse an outer step that diverges."""
+        mu, limit = self.outer_momentum, (2 + 2 * self.outer_momentum) / (1 + 2 * self.outer_momentum)
+        if mu >= 1 or self.outer_rate >= limit:
+            what = f"DiLoCo(outer_rate={self.outer_rate:.4g}, outer_momentum={mu:.4g}) is unstable"
+            self.unstable(f"{what}: give an outer_momentum below 1 and an outer_rate below {limit:.4g}.", strict)
+        return self
+
+    def start(self, centre: Vector, workers: int = 1) -> Memory:
+        """Return the outer velocity."""
+        return (0 * centre,)
+
+    def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
+        """Return what was learnt."""
+        return local - seen
+
+    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+        """Make the outer step."""
+        velocity = self.outer_momentum * memory[0] + message
+        return centre + self.outer_rate * (message + self.outer_momentum * velocity), (velocity,)

@@ -1,0 +1,61 @@
+"""Elastic averaging, together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+from choros.algorithms.base import Algorithm, Meeting, Memory, Vector
+
+
+@dataclass(frozen=True)
+class EASGD(Algorithm):
+    """Workers explore on their own and are tied to a common centre by an elastic force; all meet at once.
+
+    ::
+
+        x_k <- x_k + u(x_k)                                  window times
+        c' = c + p alpha (mean_k x_k - c),  x_k' = x_k - alpha (x_k - c)
+
+    Zhang, Choromanska, LeCun 2015 (1412.6651), equations 5 and 6, but the exchange comes after the local steps:
+    with z = learning rate * curvature (here 1; z <= 1) it is stable iff (2 - z)(2 - p alpha) > 2 alpha (1 - z).
+    dist-keras climbed uphill (a sign) and took the mean for the sum. Not good for few steps: the centre lags.
+
+    Args:
+        window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
+        alpha: float. The elastic force (the paper's learning rate * rho); None is 0.9 / workers.
+
+    Example:
+        >>> EASGD(alpha=0.25).merge(1.0, 3.0, Meeting(workers=2), ())
+        (2.0, ())
+    """
+
+    shows: ClassVar[Literal["before", "after"]] = "before"
+
+    window: int = 8
+    alpha: float | None = None
+
+    def limit(self, workers: int, z: float) -> float:
+        """Return the alpha from which on it is unstable."""
+        return 2 * (2 - z) / (workers * (2 - z) + 2 * (1 - z))
+
+    def bound(self, workers: int, learning_rate: float, *, strict: bool = True) -> Self:
+        """Set ``alpha=None`` to 0.9 / workers; refuse an alpha at which the exchange diverges."""
+        bound = replace(self, alpha=0.9 / workers if self.alpha is None else self.alpha)
+        if bound.force >= (limit := self.limit(workers, min(max(learning_rate, 0.0), 1.0))):
+            at = f"with {workers} workers at learning rate {learning_rate:.4g}"
+            self.unstable(f"{bound!r} is unstable {at}: give an alpha below {limit:.4g}, or None.", strict)
+        return bound
+
+    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+        """Pull the centre towards the workers."""
+        return centre + (meeting.workers * self.force) * (message - centre), memory
+
+    def adopt(self, local: Vector, shown: Vector) -> Vector:
+        """Pull the worker towards the centre."""
+        return local - self.force * (local - shown)
+
+    @property
+    def force(self) -> float:
+        """The alpha in use."""
+        return self.refuse("alpha", "call bound first, or give a number") if self.alpha is None else self.alpha
