@@ -22,11 +22,12 @@ class Place:
         node, nodes: int or None. This node among the run's; None where the launcher does not tell.
         hosts: tuple of str. The nodes' names in the order of ``node``; empty where the launcher does not tell.
         coordinator: str or None. Rank 0's host, with ``:port`` where the launcher names one.
-        launcher: str. Who started this process: ``choros``, ``torchrun``, ``openmpi``, ``mpich``, ``slurm``, ``single``.
+        launcher: str. Who started this process: ``single``, or the ``launcher`` of one of ``choros.cluster.TABLES``.
 
     Example:
-        >>> Place.here({"CHOROS_RANK": "1", "CHOROS_SIZE": "4", "CHOROS_LOCAL_RANK": "1", "CHOROS_LOCAL_SIZE": "4"}).rank
-        1
+        >>> there = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+        >>> Place.here(there).size
+        4
         >>> Place.here({}).launcher
         'single'
     """

@@ -1,0 +1,228 @@
+"""The engine of ``choros run``: N ranks of one command on this machine, output marked, the first failure final.
+
+A rank finds its place in ``CHOROS_RANK``, ``CHOROS_SIZE``, ``CHOROS_LOCAL_RANK`` and ``CHOROS_LOCAL_SIZE``; all ranks
+of one run share the random ``CHOROS_RUN``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+
+from choros.errors import BadInput
+from choros.launch import start
+from choros.launch.child import Child, Ended
+from choros.launch.keeper import Keeper
+
+GRACE = 5.0
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(
+    command: Sequence[str],
+    size: int,
+    *,
+    environment: Sequence[Mapping[str, str]] | None = None,
+    cores: Sequence[Sequence[int]] | None = None,
+    pass_fds: Sequence[int] = (),
+    grace: float = GRACE,
+) -> int:
+    """Run ``size`` ranks of a command until all have ended, or one has failed.
+
+    The first rank that exits with a code other than 0, or by a signal, ends the others: SIGTERM, then SIGKILL after
+    ``grace`` seconds. SIGINT, SIGTERM and SIGHUP are handed to the ranks, with the same limit; a second one kills.
+    When this process is killed, the kernel kills the ranks.
+
+    Args:
+        command: the program and its arguments.
+        size: how many ranks.
+        environment: for each rank, variables on top of this process's.
+        cores: for each rank, the logical cores that it is bound to before the program is loaded.
+        pass_fds: descriptors that the ranks inherit.
+        grace: seconds between SIGTERM and SIGKILL.
+
+    Returns:
+        0 when all succeeded; else the exit code of the rank that failed first, or 128 and the number of the signal
+        that ended it or this process.
+
+    Raises:
+        BadInput: lengths that do not fit.
+
+    Example:
+        >>> run(["true"], 2)
+        0
+    """
+    if size < 1:
+        raise BadInput(f"a run has 1 rank or more, got {size}")
+    for what, given in (("environments", environment), ("bindings to cores", cores)):
+        if given is not None and len(given) != size:
+            raise BadInput(f"{len(given)} {what} were given for {size} ranks")
+    token = secrets.token_hex(8)
+    ranks = _Ranks(grace)
+    with ranks.signals():
+        try:
+            for rank in range(size):
+                own = {
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                    **(environment[rank] if environment else {}),
+                    "CHOROS_RANK": str(rank),
+                    "CHOROS_SIZE": str(size),
+                    "CHOROS_LOCAL_RANK": str(rank),
+                    "CHOROS_LOCAL_SIZE": str(size),
+                    "CHOROS_RUN": token,
+                }
+                ranks.start(rank, command, own, tuple(cores[rank]) if cores else (), pass_fds)
+            return ranks.watch()
+        finally:
+            ranks.end()
+
+
+class _Ranks:
+    """The ranks of one run, and what has become of them."""
+
+    def __init__(self, grace: float) -> None:
+        self.grace = grace
+        self.ended: dict[int, Ended] = {}
+        self.code = 0
+        self._asked: list[int] = []  # the signals that this process was sent
+        self._deadline = float("inf")  # when those that are left are killed
+        self._began = time.monotonic()
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._forwarded = False
+        self._broken = False
+        self.keeper = Keeper(self._print)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Take the signals that end this process, and give them back afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _FORWARDED}
+        taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]  # nohup ignores SIGHUP
+        for number in taken:
+            signal.signal(number, self._forward)
+        try:
+            yield
+        finally:
+            for number in taken:
+                signal.signal(number, before[number] or signal.SIG_DFL)
+
+    def start(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cores: tuple[int, ...],
+        fds: Sequence[int],
+    ) -> None:
+        """Start one rank."""
+        argv = [sys.executable, "-I", "-S", start.__file__, *command]
+
+        def make(out: int, err: int) -> Child:
+            return Child(argv, environment, cores=cores, pass_fds=fds, stdout=out, stderr=err)
+
+        self.keeper.call(lambda: self.keeper.start(rank, make, split=True), timeout=60.0)
+
+    def watch(self) -> int:
+        """Wait until every rank has ended; the code of the run."""
+        children = self.keeper.children
+        while len(self.ended) < len(children):
+            self._wait()
+            for rank, child in enumerate(children):
+                if rank not in self.ended and (ended := child.check()) is not None:
+                    self.ended[rank] = ended
+                    self._judge(rank, child, ended)
+            if self._asked and not self._forwarded:
+                self._forwarded = True
+                self._finish(self._asked[0])
+            if self._broken and self._deadline == float("inf"):
+                self.code = 128 + signal.SIGPIPE
+                self._finish(signal.SIGTERM)
+            if len(self._asked) > 1 or time.monotonic() > self._deadline:
+                self._signal(signal.SIGKILL)
+        return 128 + self._asked[0] if self._asked else self.code
+
+    def end(self) -> None:
+        """Leave nothing: processes, threads, pipes."""
+        for _ in range(2):
+            self._signal(signal.SIGKILL)
+            for child in self.keeper.children:
+                child.wait(10.0)
+            self.keeper.stop()
+        self._broken = True  # a line that comes after this wakes nobody
+        os.close(self._wake_out)
+        os.close(self._wake_in)
+
+    def _judge(self, rank: int, child: Child, ended: Ended) -> None:
+        """The first failure decides; what follows from it, or from a signal to this process, does not count."""
+        self.keeper.pull(rank)
+        if ended.code == 0 or self.code or self._asked or self._broken:
+            return
+        self.code = ended.code
+        how = f"was ended by {ended.signal}" if ended.signal else f"exited with code {ended.exit}"
+        size, left = len(self.keeper.children), len(self.keeper.children) - len(self.ended)
+        after = time.monotonic() - self._began
+        rest = f"; ending the {left} that are left" if left else ""
+        who = f"rank {rank} of {size} (pid {child.pid}, host {platform.node()})"
+        self._print(-1, "err", f"choros run: {who} {how} after {after:.1f} s{rest}")
+        self._finish(signal.SIGTERM)
+
+    def _finish(self, number: int) -> None:
+        self._deadline = time.monotonic() + self.grace
+        self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        for child in self.keeper.children:
+            child.send_signal(number)
+            if number != signal.SIGKILL:
+                child.send_signal(signal.SIGCONT)  # a stopped rank sees no signal
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        """A signal for this process: ``watch`` hands it on."""
+        self._asked.append(number)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_in, b".")
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_out, select.POLLIN)
+        longest = max(0.0, min(1.0, self._deadline - time.monotonic()))
+        for rank, child in enumerate(self.keeper.children):
+            if rank not in self.ended:
+                if child.pidfd >= 0:
+                    poll.register(child.pidfd, select.POLLIN)
+                else:
+                    longest = min(longest, 0.04)
+        poll.poll(longest * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_out, 1 << 12)
+
+    def _print(self, rank: int, kind: str, line: str) -> None:
+        """One whole line, marked with its rank."""
+        mark = f"[{rank}] " if rank >= 0 else ""
+        stream = sys.stdout if kind == "out" else sys.stderr
+        binary = getattr(stream, "buffer", None)
+        try:
+            if binary is None:  # a notebook's
+                stream.write(f"{mark}{line}\n")
+            else:
+                binary.write(f"{mark}{line}\n".encode(errors="replace"))
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            if not self._broken:
+                self._broken = True
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._wake_in, b".")
