@@ -54,9 +54,6 @@ class Replica(Protocol):
         """Create what the first ``fit`` would create (model, optimizer slots, metrics) from one batch with rows.
 
         Only shapes, dtypes and structure of the batch matter: a rank that has no row may give another's.
-
-        Raises:
-            NotExact: with several workers, a loss that AllReduce could not train exactly.
         """
 
     def fold_seeds(self, rank: int, seed: int | None) -> None:
@@ -73,8 +70,8 @@ class Replica(Protocol):
         ``apply``.
 
         Raises:
-            NotExact: the step does not pass once, and only once, through the compiled optimizer, or its losses
-                divide by different things.
+            NotExact: the step does not pass once, and only once, through the compiled optimizer; or, with several
+                workers, no weights could make its loss that of one process.
         """
 
     def apply(self, summed: Array) -> None:

@@ -57,7 +57,7 @@ def check_exact(model: Any, workers: int = 2) -> None:
     kinds = [kind(loss) for loss in losses]
     _check_together(kinds, losses)
     if workers > 1 and "sum" in kinds and _static_terms(model):
-        _refuse_sum(model)
+        raise _refuse_sum(model)
 
 
 def kind(loss: Any) -> str:
@@ -98,46 +98,77 @@ class Weigher:
     def __init__(self, model: Any, workers: int = 1) -> None:
         self.model = model
         self.workers = workers
-        self._losses: list[Any] | None = None if model._compile_loss is None else model._compile_loss._flat_losses
-        self._plain: list[Any] = list(self._losses or [])
-        self._kinds = [kind(entry.loss) for entry in self._plain]
-        _check_together(self._kinds, [entry.loss for entry in self._plain])
+        self._losses: list[Any] = [] if model._compile_loss is None else model._compile_loss._flat_losses
+        self._plain = list(self._losses)
+        self._kinds: list[str] = []
+        self._refusal: NotExact | None = None
         self._seen: list[Any] = []
+        self._terms = 0
+        self._fixed = sum(1 for v in model.trainable_variables if v.regularizer is not None)
+        try:
+            losses = [entry.loss for entry in self._plain]
+            self._kinds = [kind(loss) for loss in losses]
+            _check_together(self._kinds, losses)
+        except NotExact as refusal:
+            self._refusal = refusal  # raised by the first reduced step: other algorithms can do without
 
     @property
     def sums(self) -> bool:
         """True where the ranks' losses and gradients add without weights."""
-        return "sum" in self._kinds
+        return self._kinds == ["sum"]
 
     def __enter__(self) -> Weigher:
         self._seen = []
-        for i, entry in enumerate(self._plain):
-            assert self._losses is not None  # noqa: S101 - for the type checker
-            self._losses[i] = entry._replace(loss=self._watch(entry.loss, self._kinds[i]))
+        self._terms = 0
+        self._losses[:] = [entry._replace(loss=self._watch(entry.loss)) for entry in self._plain]
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._losses is not None:
-            self._losses[:] = self._plain
+        self._losses[:] = self._plain
         self._seen = []
 
-    def divisor(self, rows: int) -> Any:
-        """What the loss of the step just made divided by, in units that are the same on all ranks."""
-        found = [n for n in self._seen if n is not None]
-        if not found:
-            return 1.0 if self.sums else float(rows)
-        if len(self._seen) > 1:
-            raise NotExact(
-                "This model computes several losses, of which at least one divides by mask entries or weights: "
-                "AllReduce is exact only where all divide by rows. Use one output, or another algorithm."
-            )
-        self._check_row_means()
-        return keras.ops.maximum(found[0], TINY)
+    def divisor(self, rows: int, *, strict: bool = True) -> Any:
+        """What the loss of the step just made divided by, in units that are the same on all ranks.
 
-    def _watch(self, loss: Any, way: str) -> Any:
+        Args:
+            rows: the batch's rows, the answer where no mask or weight is in force.
+            strict: False for evaluation, where rows will do for what could not be exact.
+
+        Raises:
+            NotExact: strict, and the ranks' gradients could not be weighed to give that of one process.
+        """
+        refusal = self._refusal or self._mixed()
+        if refusal is not None and strict and self.workers > 1:
+            raise refusal
+        if self.sums:
+            return 1.0
+        found = None if refusal is not None or not self._seen else self._seen[0]
+        return float(rows) if found is None else keras.ops.maximum(found, TINY)
+
+    def _mixed(self) -> NotExact | None:
+        """Why the step just made cannot be weighed, if so: terms that divide by different things."""
+        if self.sums:
+            return _refuse_sum(self.model) if self._terms else None
+        if all(n is None for n in self._seen):
+            return None
+        if len(self._seen) > 1:
+            return NotExact(
+                f"Model {self.model.name!r} computes several losses, of which one at least divides by mask entries or "
+                "weights: only where all divide by rows is AllReduce exact. Use another algorithm."
+            )
+        if self._terms > self._fixed:
+            return NotExact(
+                f"The loss of model {self.model.name!r} divides by mask entries or weights, and its add_loss or "
+                "activity regulariser by rows: AllReduce cannot weigh both. Use another algorithm."
+            )
+        return None
+
+    def _watch(self, loss: Any) -> Any:
+        """The same loss, noting its masks and weights; ``reduction`` says which of them it divides by."""
+
         def watched(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             masks = [getattr(y_pred, "_keras_mask", None)]
-            plain = loss.call
+            plain, own = loss.call, vars(loss).get("call")
 
             def call(true: Any, pred: Any) -> Any:
                 values = plain(true, pred)
@@ -148,23 +179,17 @@ class Weigher:
             try:
                 value = loss(y_true, y_pred, sample_weight)
             finally:
-                del loss.call
-            if way == "sum" and self.workers > 1 and self.model.losses:
-                _refuse_sum(self.model)
-            weights = sample_weight if way == "weights" else None
-            self._seen.append(None if way == "sum" else _count([m for m in masks if m is not None], weights))
+                if own is None:
+                    del loss.call
+                else:
+                    loss.call = own
+            weights = sample_weight if loss.reduction == WEIGHTED else None
+            self._seen.append(_count([mask for mask in masks if mask is not None], weights))
+            if self.sums or self._seen[-1] is not None:
+                self._terms = len(self.model.losses)
             return value
 
         return watched
-
-    def _check_row_means(self) -> None:
-        """Data-dependent extra losses are means over rows; they cannot share another divisor."""
-        fixed = sum(1 for v in self.model.trainable_variables if v.regularizer is not None)
-        if self.workers > 1 and len(self.model.losses) > fixed:
-            raise NotExact(
-                "The loss divides by mask entries or weights, and add_loss or an activity regulariser by rows: "
-                "AllReduce cannot weigh both. Remove one, or use another algorithm."
-            )
 
 
 def _count(masks: list[Any], weights: Any) -> Any:
@@ -202,8 +227,8 @@ def _static_terms(model: Any) -> bool:
     )
 
 
-def _refuse_sum(model: Any) -> None:
-    raise NotExact(
+def _refuse_sum(model: Any) -> NotExact:
+    return NotExact(
         f"Model {model.name!r} has regularisers or add_loss beside a loss of reduction='sum': adding over ranks "
         "would count them once for each worker. Use reduction='sum_over_batch_size', or another algorithm."
     )
