@@ -1,1 +1,88 @@
-"""Choros: train one Keras 3 model with many workers."""
+"""Choros: train one Keras 3 model with many workers.
+
+    >>> import choros
+    >>> choros.algorithms()["aeasgd"]  # doctest: +ELLIPSIS
+    '...'
+
+Nothing heavy is imported before it is used: no framework, not even numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from choros import algorithms
+    from choros.algorithms import (
+        ADAG,
+        AEASGD,
+        AGN,
+        DOWNPOUR,
+        EAMSGD,
+        EASGD,
+        AllReduce,
+        Averaging,
+        DiLoCo,
+        DynSGD,
+        Ensemble,
+        LocalSGD,
+        Single,
+    )
+    from choros.cluster import Place
+    from choros.errors import BadInput, ChorosError, WorkerFailed
+    from choros.trainer import Trainer
+    from choros.training.pool import WorkerPool
+    from choros.training.record import RunRecord, WorkerRecord
+
+__version__ = "0.1.0"
+
+_ALGORITHMS = (
+    "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD EASGD Ensemble LocalSGD Single"
+).split()
+_WHERE = {
+    **dict.fromkeys(_ALGORITHMS, "choros.algorithms"),
+    **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
+    "Place": "choros.cluster",
+    "Trainer": "choros.trainer",
+    "WorkerPool": "choros.training.pool",
+    "RunRecord": "choros.training.record",
+    "WorkerRecord": "choros.training.record",
+}
+
+__all__ = [
+    "ADAG",
+    "AEASGD",
+    "AGN",
+    "DOWNPOUR",
+    "EAMSGD",
+    "EASGD",
+    "AllReduce",
+    "Averaging",
+    "BadInput",
+    "ChorosError",
+    "DiLoCo",
+    "DynSGD",
+    "Ensemble",
+    "LocalSGD",
+    "Place",
+    "RunRecord",
+    "Single",
+    "Trainer",
+    "WorkerFailed",
+    "WorkerPool",
+    "WorkerRecord",
+    "algorithms",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name == "algorithms":
+        return importlib.import_module("choros.algorithms")
+    raise AttributeError(f"module 'choros' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine with Python 3.11 and make:
+#   make demo   trains a real model on real data by every algorithm and names the report it wrote
+#   make test   installs what the tests need and passes them
+
+PYTHON ?= python3
+DEMO ?=
+PYTEST ?=
+
+.PHONY: demo test lint bench clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,demo]'
+	touch $@
+
+.venv-test/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-test
+	.venv-test/bin/pip install --quiet torch==2.13.0
+	.venv-test/bin/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+demo: .venv/ready
+	.venv/bin/choros demo $(DEMO)
+
+test: .venv-test/ready
+	PYTHON=.venv-test/bin/python bash tests/run.sh $(PYTEST)
+
+lint: .venv-test/ready
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/mypy
+
+bench: .venv-test/ready
+	.venv-test/bin/python benchmarks/table.py
+
+clean:
+	rm -rf .venv .venv-test dist build choros-demo

@@ -1,0 +1,143 @@
+"""The conductor drives the caller's Keras callbacks from what rank 0 reports, on the model that was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from choros.training.job import Orders
+from choros.types import Array
+
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+
+
+class Conductor:
+    """Runs callbacks once, in the caller; finds out what they changed, so that the workers can be told.
+
+    Args:
+        model: the model that was given to the Trainer.
+        callbacks: what the user passed, a list, one callback or a ``CallbackList``.
+        verbose: 0, 1 or 2, as in Keras.
+        epochs, steps: int. As Keras' ``set_params`` has them; steps may be None.
+        fetch: brings the latest weights into the model; called before callbacks that may read them.
+    """
+
+    def __init__(
+        self, model: Any, callbacks: Any, verbose: int, epochs: int, steps: int | None, fetch: Callable[[], None]
+    ) -> None:
+        import keras
+
+        self.model, self.fetch = model, fetch
+        given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+        given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+        self.user = [c for c in given if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))]
+        self.list = keras.callbacks.CallbackList(
+            given,
+            add_history=True,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=epochs,
+            steps=steps,
+            model=model,
+        )
+        self.history: Any = model.history
+        self.waiting: dict[int, dict[str, float]] = {}  # epochs that were reported before their time
+        self.epoch: int | None = None
+        self.epochs = epochs
+        self.logs: dict[str, float] = {}
+
+    @property
+    def per_batch(self) -> bool:
+        """Whether a user's callback wants every batch."""
+        return any(_wants_batches(callback) for callback in self.user)
+
+    # -- what Keras' fit would call
+    def begin(self, epoch: int) -> Orders:
+        """Training and its first epoch begin."""
+        self.model.stop_training = False
+        before = self._state()
+        self.list.on_train_begin()
+        self.epoch = epoch
+        self.list.on_epoch_begin(epoch)
+        return self._orders(before)
+
+    def batch(self, step: int, logs: dict[str, float]) -> Orders:
+        """Rank 0 has done a step."""
+        if not self.per_batch:
+            self.list.on_train_batch_end(step, logs)
+            return Orders()
+        self.fetch()
+        before = self._state()
+        self.list.on_train_batch_begin(step)
+        self.list.on_train_batch_end(step, logs)
+        return self._orders(before)
+
+    def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
+        """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn."""
+        self.waiting[epoch] = logs
+        orders = Orders()
+        while self.epoch is not None and self.epoch in self.waiting:
+            latest = self._end(self.epoch, self.waiting.pop(self.epoch))
+            orders = Orders(
+                orders.stop or latest.stop,
+                orders.learning_rate if latest.learning_rate is None else latest.learning_rate,
+                orders.weights or latest.weights,
+            )
+        return orders
+
+    def _end(self, epoch: int, logs: dict[str, float]) -> Orders:
+        if self.user:
+            self.fetch()
+        before = self._state()
+        self.logs = logs
+        if any(name.startswith("val_") for name in logs):
+            self.list.on_test_begin()
+            self.list.on_test_end({name[4:]: value for name, value in logs.items() if name.startswith("val_")})
+        self.list.on_epoch_end(epoch, dict(logs))
+        self.epoch = epoch + 1 if epoch + 1 < self.epochs else None
+        if self.model.stop_training:
+            self.epoch = None
+        elif self.epoch is not None:
+            self.list.on_epoch_begin(self.epoch)
+        return self._orders(before)
+
+    def end(self) -> None:
+        """Training has ended, with the last weights in the model."""
+        self.list.on_train_end(self.logs)
+
+    # -- what callbacks changed
+    def _state(self) -> tuple[float, list[Array]]:
+        weights = [np.array(variable) for variable in self.model.variables] if self.user else []
+        return self._rate(), weights
+
+    def _rate(self) -> float:
+        return float(np.asarray(self.model.optimizer.learning_rate)) if self.user else 0.0
+
+    def _orders(self, before: tuple[float, list[Array]]) -> Orders:
+        stop = bool(self.model.stop_training)
+        if not self.user:
+            return Orders(stop)
+        rate, weights = self._rate(), before[1]
+        changed = any(
+            not np.array_equal(old, np.asarray(variable))
+            for old, variable in zip(weights, self.model.variables, strict=True)
+        )
+        return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None, changed)
+
+
+def _wants_batches(callback: Any) -> bool:
+    """Tell whether a callback overrides a batch hook (Keras' own that only seem to are known)."""
+    import keras
+
+    if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
+        return callback.save_freq != "epoch"
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return callback.update_freq != "epoch"
+    base = keras.callbacks.Callback
+    return any(
+        getattr(type(callback), hook, None) is not getattr(base, hook) or hook in vars(callback)
+        for hook in _BATCH_HOOKS
+    )

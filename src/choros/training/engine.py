@@ -1,0 +1,283 @@
+"""The caller's side of a run on worker processes: send the job, follow it, bring the result home."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from choros.data import packing
+from choros.errors import MeetingTimeout, WorkerFailed
+from choros.training.noticeboard import Noticeboard
+from choros.training.conductor import Conductor
+from choros.training.job import Job, Orders, Tally
+from choros.training.pool import WorkerPool
+from choros.training.record import RunRecord
+from choros.transport.segment import Segment
+from choros.transport.shared_centre import SharedCentre
+from choros.transport.shared_group import SharedGroup
+from choros.types import Array
+
+_SECOND_HAND = ("choros.errors.PeerFailed", "choros.errors.MeetingTimeout")  # errors that only tell of another rank's failure
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """What travels with a job: the model's bytes, its custom objects, sources' arrays and blobs."""
+
+    model: bytes
+    custom: bytes
+    arrays: Sequence[Array]
+    blobs: Sequence[bytes]
+
+
+class Engine:
+    """One run. Make it, ``run()`` it once.
+
+    Args:
+        model: the given model, built and compiled.
+        algorithm: the bound algorithm.
+        job: Job.
+        cargo: Cargo.
+        pool: WorkerPool with at least ``job.workers`` workers.
+        begun: float. ``time.perf_counter()`` when ``fit`` was called.
+    """
+
+    def __init__(self, model: Any, algorithm: Any, job: Job, cargo: Cargo, pool: WorkerPool, begun: float) -> None:
+        self.model, self.algorithm, self.job, self.cargo, self.workers = model, algorithm, job, cargo, pool
+        self.begun, self.started = begun, begun
+        self.ranks = range(job.workers)
+        self.alone = job.meet == "alone" and job.workers > 1
+        self.members: dict[int, tuple[float, list[Array]]] = {}
+        self.losses: list[tuple[float, int, float]] = []
+
+    # -- the segments
+    def open(self) -> None:
+        """Make the segments: board, weights, data, and the group's or the centre's."""
+        job = self.job
+        self.variables = [*self.model.variables, *self.model.optimizer.variables]
+        self.own = len(self.model.variables)
+        values = [np.asarray(variable) for variable in self.variables]
+        self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
+        self.layout, nbytes = packing.layout(values)
+        self.weights = Segment.create(max(nbytes, 64), "choros-weights")
+        self.buffer = self.weights.array(np.uint8, nbytes, 0)
+        self.nbytes = nbytes
+        packing.write(self.layout, values, self.buffer)
+        self.entries, self.data_bytes = packing.layout(self.cargo.arrays)
+        self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
+        packing.write(self.entries, self.cargo.arrays, self.data.array(np.uint8, self.data_bytes, 0))
+        self.meeting: Segment | None = None
+        self.centre: SharedCentre | None = None
+        trainable, others = self.vectors()
+        if self.alone:
+            memory = self.algorithm.start(trainable, job.workers)
+            self.meeting = SharedCentre.create(trainable, others, memory, job.workers)
+            self.centre = SharedCentre(self.meeting, self.algorithm, None, job.workers)
+        elif job.meet == "together" and job.workers > 1:
+            slot = (len(trainable) + 2) * trainable.itemsize
+            self.meeting = SharedGroup.create(job.workers, max(slot, 1 << 16))
+
+    def vectors(self) -> tuple[Array, Array]:
+        """Return the model's trainable vector and its moving statistics, as the replicas flatten them."""
+        from choros.backend.caller import flat_vectors
+
+        trainable, others = flat_vectors(self.model)
+        return trainable, others
+
+    def close(self) -> None:
+        """Let the segments go."""
+        self.buffer = np.empty(0)
+        for part in (self.centre, self.board, self.weights, self.data, self.meeting):
+            if part is not None:
+                part.close()
+
+    # -- the run
+    def run(self, conductor: Conductor) -> RunRecord:
+        """Train; returns the record of the run, with the model trained.
+
+        Raises:
+            WorkerFailed: a worker raised, died or hung.
+        """
+        self.conductor = conductor
+        pool = self.workers.start()
+        self.pool = pool
+        self.open()
+        try:
+            self.send()
+            tallies = self.follow()
+            self.fetch(final=True)
+        except KeyboardInterrupt:
+            self.workers.kill()
+            self.fetch()
+            raise
+        except BaseException:
+            self.workers.kill()
+            raise
+        finally:
+            self.close()
+        self.startup = self.started - self.begun
+        return RunRecord.of(self.algorithm, self.job.meet, tallies, self.sent - self.begun, self.losses)
+
+    def send(self) -> None:
+        """Send the job to its ranks."""
+        message = {
+            "call": "choros.training.worker:run",
+            "job": self.job.json(),
+            "weights": self.layout,
+            "weights_bytes": self.nbytes,
+            "arrays": self.entries,
+            "data_bytes": self.data_bytes,
+        }
+        segments = [self.board.segment, self.weights, self.data, *([self.meeting] if self.meeting else [])]
+        blobs = [self.cargo.model, self.cargo.custom, *self.cargo.blobs]
+        self.sent = time.perf_counter()
+        for rank in self.ranks:
+            self.pool.send(rank, message, blobs, [segment.fd for segment in segments])
+
+    def follow(self) -> list[Tally]:
+        """Follow the run to its end: start all when all are ready, drive the callbacks, notice who fails or hangs."""
+        ready: set[int] = set()
+        tallies: dict[int, Tally] = {}
+        beats, moved = self.board.beats(), time.monotonic()
+        while len(tallies) < self.job.workers:
+            found = self.next(0.5)
+            if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
+                beats, moved = latest, time.monotonic()
+            if found is None:
+                limit = self.job.timeout if beats.all() else self.job.first_timeout
+                if time.monotonic() - moved > 1.1 * limit:
+                    self.hung(beats, limit)
+                continue
+            rank, message, blobs = found
+            event = message["event"]
+            if event in ("failed", "died"):
+                self.fail(rank, message)
+            elif event == "ready":
+                ready.add(rank)
+                if len(ready) == self.job.workers:
+                    orders = self.conductor.begin(self.job.initial_epoch)
+                    self.started = time.perf_counter()
+                    self.tell(orders, everyone=True)
+            elif event == "batch":
+                orders = self.conductor.batch(message["step"], message["logs"])
+                if self.job.per_batch:
+                    self.tell(orders, ranks=[rank])
+            elif event == "epoch_end":
+                if "loss" in message["logs"]:
+                    self.losses.append(
+                        (time.perf_counter() - self.started, message["epoch"], message["logs"]["loss"])
+                    )
+                self.tell(self.conductor.epoch_end(message["epoch"], message["logs"]))
+            elif event == "done":
+                tallies[rank] = Tally(**message["tally"])
+                if blobs:
+                    self.members[rank] = (message["score"], self.unpack(blobs))
+            moved = time.monotonic()
+        return [tallies[rank] for rank in self.ranks]
+
+    def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:
+        """Return the next event of any worker, or None."""
+        try:
+            return self.pool.receive(timeout)
+        except MeetingTimeout:
+            return None
+
+    def tell(self, orders: Orders, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
+        """Give orders: to all who wait for them, and on the board for those who never wait."""
+        if orders.weights:
+            packing.write(self.layout, [np.asarray(variable) for variable in self.variables], self.buffer)
+            if self.centre is not None:
+                self.centre.replace(*self.vectors())
+        together = self.job.meet == "together" or self.job.workers == 1
+        if not together:
+            self.board.order(orders)
+        waiting = self.ranks if together or everyone else []
+        for rank in waiting if ranks is None else ranks:
+            self.pool.send(rank, {"orders": vars(orders)})
+
+    # -- weights
+    def fetch(self, *, final: bool = False) -> None:
+        """Bring the latest weights into the given model (optimizer slots too where the algorithm hands them back)."""
+        count = len(self.variables) if final and self.job.hand_back else self.own
+        views = packing.views(self.layout, self.buffer)[:count]
+        if not self.alone:
+            for variable, view in zip(self.variables[:count], views, strict=True):
+                variable.assign(np.array(view))
+            return
+        trainable, others = self.vectors()
+        if self.centre is not None:
+            self.centre.read(trainable, others)
+        from choros.backend.caller import assign_vectors
+
+        assign_vectors(self.model, trainable, others)
+
+    def last(self) -> list[Array]:
+        """Return the last centre as a list of arrays in the order of ``model.trainable_variables``."""
+        if self.alone and self.centre is not None:
+            from choros.backend.caller import split_vector
+
+            trainable, others = self.vectors()
+            self.centre.read(trainable, others)
+            return list(split_vector(self.model, trainable))
+        views = packing.views(self.layout, self.buffer)
+        place = {id(variable): index for index, variable in enumerate(self.variables)}
+        return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
+
+    def unpack(self, blobs: Sequence[Any]) -> list[Array]:
+        """Return a member's variables from their bytes."""
+        values = [np.asarray(variable) for variable in self.variables]
+        return [
+            np.frombuffer(bytes(blob), value.dtype).reshape(value.shape)
+            for blob, value in zip(blobs, values, strict=True)
+        ]
+
+    def gather_members(self) -> list[Any]:
+        """Return an Ensemble's models, and give the best one's weights to the given model; [] for all others."""
+        from choros.training.travel import fresh_clone
+
+        models = []
+        for rank in sorted(self.members):
+            models.append(fresh_clone(self.model))
+            clone = [*models[-1].variables, *models[-1].optimizer.variables]
+            for variable, value in zip(clone, self.members[rank][1], strict=True):
+                variable.assign(value)
+        if models:
+            best = min(self.members, key=lambda rank: self.members[rank][0])
+            for variable, value in zip(self.variables, self.members[best][1], strict=True):
+                variable.assign(value)
+        return models
+
+    # -- failure
+    def fail(self, rank: int, message: dict[str, Any]) -> None:
+        """End the run: give the others a moment to leave the last centre, then raise for the rank that failed first."""
+        reason = f"rank {rank} failed"
+        if self.meeting is not None and not self.alone:
+            SharedGroup.abort(self.meeting, reason)
+        self.board.order(Orders(stop=True))
+        first, gone, deadline = (rank, message), {rank}, time.monotonic() + 5.0
+        while len(gone) < self.job.workers and time.monotonic() < deadline:
+            found = self.next(0.2)
+            if found is None:
+                continue
+            other, event, _ = found
+            if event["event"] in ("failed", "died", "done"):
+                gone.add(other)
+            if event["event"] in ("failed", "died") and first[1].get("type") in _SECOND_HAND:
+                first = (other, event)
+            if event["event"] in ("ready", "epoch_end"):
+                self.tell(Orders(stop=True), everyone=True)
+        raise self.pool.failure(*first, weights=self.last())
+
+    def hung(self, beats: Array, limit: float) -> None:
+        """Raise for the rank that has done the fewest steps."""
+        rank = int(np.argmin(beats[: self.job.workers]))
+        raise WorkerFailed(
+            f"Worker {rank} of {self.job.workers} has done no step for {limit:.0f} s (it had done {int(beats[rank])}); "
+            "the run was ended. If a step really takes that long, give the Trainer a larger timeout.",
+            rank=rank,
+            weights=self.last(),
+        )

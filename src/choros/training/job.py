@@ -1,0 +1,90 @@
+"""What travels to a worker, what comes back, and what the caller may tell the workers meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Job:
+    """One ``fit`` as a worker needs to know it. Everything is JSON; models and arrays travel beside it."""
+
+    algorithm: dict[str, Any]
+    meet: str  # "together", "alone" or "never"
+    workers: int
+    batch_size: int
+    epochs: int
+    initial_epoch: int = 0
+    steps: int | None = None  # steps_per_epoch, in global batches
+    shuffle: bool = True
+    seed: int = 0
+    fold_seed: int | None = None  # given by the user: also sets the random layers
+    validation_batch_size: int | None = None
+    validation_steps: int | None = None
+    validation_freq: int | list[int] = 1
+    source: dict[str, Any] = field(default_factory=dict)
+    validation: dict[str, Any] | None = None
+    keras: dict[str, Any] = field(default_factory=dict)  # floatx, image format, dtype policy
+    per_batch: bool = False  # a callback wants each batch: rank 0 reports it and waits
+    progress: float = 0.0  # seconds between progress reports of rank 0; 0 is none
+    timeout: float = 300.0
+    first_timeout: float = 1800.0
+    metric_values: int = 0
+    hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
+
+    def json(self) -> dict[str, Any]:
+        """Return the job as plain JSON."""
+        return asdict(self)
+
+    def validates(self, epoch: int) -> bool:
+        """Tell whether Keras would validate after this epoch (0-based)."""
+        if self.validation is None:
+            return False
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the caller's callbacks decided: stop, a new learning rate, new weights."""
+
+    stop: bool = False
+    learning_rate: float | None = None
+    weights: bool = False
+
+
+@dataclass
+class Tally:
+    """What one worker did, for ``history.run``."""
+
+    rank: int
+    steps: int = 0
+    rows: int = 0
+    exchanges: int = 0
+    staleness: float = 0.0
+    exchanging: float = 0.0  # seconds
+    startup: float = 0.0  # seconds from the job's arrival until its first step had ended
+    seconds: float = 0.0  # from then on
+    first_rows: int = 0  # the rows of that first step, which ``seconds`` leaves out
+
+    def json(self) -> dict[str, Any]:
+        """Return the tally as plain JSON."""
+        return asdict(self)
+
+
+class Reporter(Protocol):
+    """The worker's line to whoever drives the callbacks."""
+
+    def begin(self) -> Orders:
+        """Say that this rank is ready to train; returns when all are."""
+        ...
+
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> None:
+        """Report a step (rank 0 only); waits for the callbacks where they want each batch."""
+        ...
+
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
+        """Report the end of an epoch; together, every rank waits here for the orders of the next."""
+        ...

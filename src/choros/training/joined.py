@@ -1,0 +1,218 @@
+"""A Trainer inside a job: the ranks were started by ``choros run`` (or a scheduler), and each joins as what it is.
+
+Nothing is started. Every rank runs the same script with the same model; rank 0's weights are the ones that count, and
+rank 0 drives the callbacks. The ranks share a machine, so they meet in shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from choros.backend import make_replica
+from choros.errors import BadInput
+from choros.training.conductor import Conductor
+from choros.training.job import Job, Orders, Tally
+from choros.training.loops import train
+from choros.training.noticeboard import Noticeboard
+from choros.training.record import RunRecord
+from choros.training.run import Run
+from choros.transport import Group
+from choros.transport.segment import Segment
+from choros.transport.shared_centre import SharedCentre
+from choros.transport.shared_group import SharedGroup, share
+
+_MAIL = 1 << 20  # bytes for the logs of epochs that workers who never wait leave for rank 0
+_joined: dict[str, SharedGroup] = {}
+
+
+def join(rank: int, timeout: float) -> SharedGroup:
+    """Return the group of this job's ranks; the same one for every fit of a script.
+
+    Raises:
+        BadInput: the launcher passed no group (only ``choros run`` does so far).
+    """
+    descriptor = os.environ.get("CHOROS_GROUP_FD")
+    if not descriptor:
+        raise BadInput(
+            "This process is a rank of a job that brings no shared memory for its ranks: start it with "
+            "`choros run -n RANKS script.py`, or unset the launcher's variables to train with workers of its own."
+        )
+    if "group" not in _joined:
+        _joined["group"] = SharedGroup(int(descriptor), rank, timeout=timeout)
+    return _joined["group"]
+
+
+class JoinedReporter:
+    """Rank 0 runs the callbacks itself and tells the others what they decided."""
+
+    def __init__(self, run: Run, conductor: Conductor | None, mail: Mail) -> None:
+        self.run, self.conductor, self.mail = run, conductor, mail
+        self.together = run.job.meet == "together"
+        self.losses: list[tuple[float, int, float]] = []
+        self.begun = time.perf_counter()
+
+    def begin(self) -> Orders:
+        """All are ready: training begins."""
+        orders = self.conductor.begin(self.run.job.initial_epoch) if self.conductor else Orders()
+        self.begun = time.perf_counter()
+        return self.spread(orders)
+
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> None:
+        """Rank 0 has done a step."""
+        if self.conductor is not None and logs is not None:
+            self.conductor.batch(step, logs)
+            if not self.together:
+                self.read_mail()
+
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
+        """An epoch has ended: together all wait for the orders, alone the logs are left for rank 0."""
+        if not self.together:
+            if logs is not None:
+                self.mail.leave(epoch, logs)
+            if self.conductor is not None:
+                self.read_mail()
+            return Orders()
+        orders = Orders()
+        if self.conductor is not None and logs is not None:
+            self.note(epoch, logs)
+            orders = self.conductor.epoch_end(epoch, logs)
+        return self.spread(orders)
+
+    def note(self, epoch: int, logs: dict[str, float]) -> None:
+        """Keep an epoch's loss for the record."""
+        if "loss" in logs:
+            self.losses.append((time.perf_counter() - self.begun, epoch, logs["loss"]))
+
+    def read_mail(self) -> None:
+        """Run the callbacks of epochs whose logs have come (rank 0)."""
+        for epoch, logs in self.mail.take():
+            self.note(epoch, logs)
+            if self.conductor is not None:
+                self.run.board.order(self.conductor.epoch_end(epoch, logs))
+
+    def spread(self, orders: Orders) -> Orders:
+        """Give rank 0's orders to every rank; new weights are those of rank 0's model."""
+        group = self.run.group if self.together else self.mail.group
+        orders = Orders(**json.loads(group.gather(json.dumps(vars(orders)).encode())[0]))
+        if orders.weights:
+            values = [np.asarray(variable) for variable in model_variables(self.run.replica.model)]
+            self.run.replica.restore([group.broadcast(value) for value in values])
+        return Orders(orders.stop, orders.learning_rate, False)
+
+
+class Mail:
+    """Logs of epochs, left by whichever rank ended an epoch last, taken by rank 0."""
+
+    def __init__(self, group: Group, segment: Segment, board: Noticeboard) -> None:
+        self.group, self.segment, self.board = group, segment, board
+        self.area = segment.array(np.uint8, _MAIL, 0)
+        self.taken = 0
+
+    def leave(self, epoch: int, logs: dict[str, float]) -> None:
+        """Leave one line."""
+        line = json.dumps([epoch, logs]).encode() + b"\n"
+        with self.board.locked():
+            end = int(self.board.post.item())
+            if end + len(line) <= _MAIL:
+                self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
+                self.board.post[()] = end + len(line)
+
+    def take(self) -> list[tuple[int, dict[str, float]]]:
+        """Return what has come since the last time."""
+        with self.board.locked():
+            end = int(self.board.post.item())
+            text = self.area[self.taken : end].tobytes()
+        self.taken = end
+        return [(int(epoch), logs) for epoch, logs in map(json.loads, text.splitlines())]
+
+    def close(self) -> None:
+        """Let the segment go."""
+        self.area = np.empty(0, np.uint8)
+        self.segment.close()
+
+
+def fit(
+    model: Any, algorithm: Any, job: Job, source: Any, validation: Any, conductor: Conductor | None, rank: int, begun: float
+) -> RunRecord:
+    """Train as one rank of a job; every rank ends with the same weights in its model."""
+    base = join(rank, job.first_timeout)
+    base.timeout = job.first_timeout
+    job = agree(base, job)
+    gradients = algorithm.level == "gradients"
+    replica = make_replica(model, workers=job.workers if gradients else 1)
+    replica.build(source.sample(job.batch_size))
+    replica.restore([base.broadcast(value) for value in replica.snapshot()])
+    replica.fold_seeds(rank, job.fold_seed)
+    trainable, others = np.empty(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
+    replica.get(trainable)
+    replica.get_others(others)
+    lead = rank == 0
+    epochs = job.epochs - job.initial_epoch
+    notices = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
+    segments = [share(base, notices.segment if notices else None)]
+    board = notices or Noticeboard(segments[0], job.workers, epochs, job.metric_values)
+    mail = Mail(base, share(base, Segment.create(_MAIL, "choros-mail") if lead else None), board)
+    group: Group = base
+    centre = None
+    if job.meet == "alone":
+        made = None
+        if lead:
+            made = SharedCentre.create(trainable, others, algorithm.start(trainable, job.workers), job.workers)
+        segments.append(share(base, made))
+        centre = SharedCentre(segments[-1], algorithm, rank, job.workers, timeout=job.timeout)
+    else:
+        room = max((replica.size + 2) * replica.dtype.itemsize, 1 << 16)
+        segments.append(share(base, SharedGroup.create(job.workers, room) if lead else None))
+        group = SharedGroup(segments[-1], rank, timeout=job.first_timeout)
+    run = Run(rank, job, algorithm, replica, source, validation, group, None, board, None, centre, begun)  # type: ignore[arg-type]
+    reporter = JoinedReporter(run, conductor, mail)
+    run.reporter = reporter
+    try:
+        train(run)
+        base.barrier()
+        if centre is not None:
+            if lead:
+                reporter.read_mail()
+            centre.read(trainable, others)
+            replica.set(trainable)
+            replica.set_others(others)
+        values = replica.snapshot()
+        for variable, value in zip(model_variables(model), values, strict=True):
+            variable.assign(value)
+        tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(run.tally.json()).encode())]
+    finally:
+        for part in (centre, group if group is not base else None, mail, board, *segments[1:]):
+            if part is not None:
+                part.close()
+    return RunRecord.of(algorithm, job.meet, tallies, 0.0, reporter.losses)
+
+
+def agree(group: Group, job: Job) -> Job:
+    """Take rank 0's seed, and refuse ranks that were told to do different things."""
+    from dataclasses import replace
+
+    said = [json.loads(text) for text in group.gather(json.dumps(job.json()).encode())]
+    job = replace(job, seed=said[0]["seed"], per_batch=said[0]["per_batch"], progress=said[0]["progress"])
+    for rank, other in enumerate(said):
+        different = [
+            name
+            for name in other
+            if name not in ("seed", "per_batch", "progress", "source", "validation") and other[name] != said[0][name]
+        ]
+        if different:
+            raise BadInput(
+                f"Rank {rank} and rank 0 were told different things: {', '.join(different)} "
+                f"({other[different[0]]!r} and {said[0][different[0]]!r}). All ranks run the same script."
+            )
+    return job
+
+
+def model_variables(model: Any) -> list[Any]:
+    """Return the variables in the order in which a replica's snapshot has them."""
+    return [*model.variables, *model.optimizer.variables]
+

@@ -1,0 +1,248 @@
+"""A worker's two loops: all ranks step by step, or each in its own time."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from choros.errors import MeetingTimeout, PeerFailed
+from choros.exchange import Alone, Schedule, Together
+from choros.training.job import Orders
+from choros.training.run import Run
+from choros.transport.local_group import LocalGroup
+from choros.types import Array
+
+
+def train(run: Run) -> None:
+    """Train one rank to the end; what is left in the weights segment is the last centre, also when a peer fails."""
+    together = run.job.meet == "together" or run.job.workers == 1
+    loop = TogetherLoop(run) if together else AloneLoop(run)
+    try:
+        loop.train()
+    except (PeerFailed, MeetingTimeout):
+        run.write_trainable(loop.last())
+        raise
+    run.stop_clock()
+    loop.finish()
+
+
+class TogetherLoop:
+    """Every global batch is sliced among the ranks, and all go through the epochs together."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.replica = run, run.replica
+        self.gradients = run.algorithm.level == "gradients" and run.job.workers > 1
+        self.local = np.empty(self.replica.size, self.replica.dtype)
+        self.replica.get(self.local)
+        self.schedule = Schedule(run.algorithm.window)
+        self.rows = 0
+        self.meeting: Together | None = None
+        if run.algorithm.level == "parameters" and run.job.meet != "never":
+            self.meeting = Together(run.algorithm, run.group, self.local.copy())
+
+    def train(self) -> None:
+        """Go through the epochs."""
+        run = self.run
+        run.obey(run.reporter.begin())
+        if self.meeting is not None and run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        for epoch in range(run.job.initial_epoch, run.job.epochs):
+            self.replica.reset_metrics()
+            rows = run.tally.rows
+            step = self.reduce if self.gradients else self.window
+            for batch in run.batches(epoch, together=True):
+                step(batch)
+            if self.meeting is not None and run.algorithm.window == 0:
+                self.meet()
+            logs = self.end_epoch(epoch, run.tally.rows - rows)
+            orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None)
+            self.obey(orders)
+            if orders.stop:
+                break
+        if self.meeting is not None and self.schedule.pending:
+            self.meet()
+
+    def reduce(self, batch: object) -> None:
+        """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""
+        run, count = self.run, self.replica.size + 2
+        self.replica.gradients(batch, run.group.slot(count, self.replica.dtype))
+        begun = time.perf_counter()
+        summed = run.group.sum_slots(count, self.replica.dtype)
+        run.tally.exchanging += time.perf_counter() - begun
+        run.tally.exchanges += 1
+        self.replica.apply(summed)
+
+    def window(self, batch: object) -> None:
+        """One local step, and a meeting when the window is full."""
+        self.replica.step(batch)
+        self.rows += batch.rows  # type: ignore[attr-defined]
+        if self.meeting is None:
+            return
+        if self.run.algorithm.momentum:
+            self.replica.look_ahead(self.run.algorithm.momentum)
+        if self.schedule.due():
+            self.meet()
+
+    def meet(self) -> None:
+        """Meet all the others with what was learnt since the last time."""
+        if self.meeting is None:
+            return
+        begun = time.perf_counter()
+        self.replica.get(self.local)
+        self.meeting.meet(self.local, self.schedule.reset(), self.rows)
+        self.replica.set(self.local)
+        self.rows = 0
+        self.run.tally.exchanging += time.perf_counter() - begun
+        self.run.tally.exchanges += 1
+
+    def end_epoch(self, epoch: int, rows: int) -> dict[str, float]:
+        """Average the moving statistics, sum the metrics, validate and write the weights, all at the centre."""
+        run, replica, group = self.run, self.replica, self.run.group
+        if replica.others and group.size > 1:
+            replica.set_others(mean_others(run, rows))
+        replica.set_metric_state(group.sum(replica.metric_state()))
+        logs: dict[str, float] = replica.metrics()
+        with run.at(None if self.meeting is None or not self.schedule.pending else self.meeting.centre):
+            if run.job.validates(epoch):
+                logs |= run.validate(group)
+            if run.rank == 0:
+                run.write_weights()
+        return logs
+
+    def obey(self, orders: Orders) -> None:
+        """Take orders; new weights are a new centre."""
+        self.run.obey(orders)
+        if orders.weights and self.meeting is not None:
+            self.replica.get(self.meeting.centre)
+
+    def last(self) -> Array:
+        """Return the last centre."""
+        if self.meeting is None:
+            self.replica.get(self.local)
+            return self.local
+        return self.meeting.centre
+
+    def finish(self) -> None:
+        """End at the centre, and let rank 0 write it."""
+        if self.meeting is not None:
+            self.replica.set(self.meeting.centre)
+        self.replica.finish()
+        if self.run.rank == 0:
+            self.run.write_weights()
+
+
+class AloneLoop:
+    """Each worker goes through its own batches and meets the centre in its own time, or never (Ensemble)."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.replica = run, run.replica
+        self.local = np.empty(self.replica.size, self.replica.dtype)
+        self.others = np.empty(self.replica.others, self.replica.dtype)
+        self.replica.get(self.local)
+        self.replica.get_others(self.others)
+        self.schedule = Schedule(run.algorithm.window)
+        self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
+        self.solo = LocalGroup()
+
+    def train(self) -> None:
+        """Go through the epochs, waiting for nobody."""
+        run = self.run
+        run.obey(run.reporter.begin())
+        if run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        for epoch in range(run.job.initial_epoch, run.job.epochs):
+            self.replica.reset_metrics()
+            for batch in run.batches(epoch, together=False):
+                self.replica.step(batch)
+                if run.algorithm.momentum:
+                    self.replica.look_ahead(run.algorithm.momentum)
+                if self.schedule.due():
+                    self.meet()
+                if run.board.stopped:
+                    break
+            if run.board.stopped:
+                break
+            if run.algorithm.window == 0:
+                self.meet()
+            self.end_epoch(epoch)
+        if self.schedule.pending:
+            self.meet()
+
+    def meet(self) -> None:
+        """Meet the centre with what was learnt since the last time, and look for orders."""
+        run, pending = self.run, self.schedule.reset()
+        news = run.board.news()
+        if news is not None and news.learning_rate is not None:
+            self.replica.learning_rate = news.learning_rate
+        if self.meeting is None:
+            return
+        begun = time.perf_counter()
+        self.replica.get(self.local)
+        self.replica.get_others(self.others)
+        run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
+        self.replica.set(self.local)
+        run.tally.exchanging += time.perf_counter() - begun
+        run.tally.exchanges += 1
+
+    def end_epoch(self, epoch: int) -> None:
+        """Leave the metrics on the board; the last worker sums them, validates the centre and reports."""
+        run, replica = self.run, self.replica
+        state = replica.metric_state()
+        members: dict[str, float] = {}
+        if self.meeting is None:  # every member of an ensemble is judged by itself
+            run.score = replica.metrics().get("loss", math.inf)
+            if run.job.validates(epoch):
+                members = run.validate(self.solo)
+                run.score = members.get("val_loss", math.inf)
+        validation = np.zeros(len(state))
+        validation[: len(members)] = list(members.values())
+        if not run.board.add(epoch - run.job.initial_epoch, state, validation):
+            return
+        train, valid = run.board.sums(epoch - run.job.initial_epoch)
+        replica.set_metric_state(train)
+        logs: dict[str, float] = replica.metrics()
+        if members:
+            means = (valid / run.job.workers).tolist()
+            logs |= dict(zip(members, means, strict=False))
+        elif run.job.validates(epoch):
+            logs |= self.validate_centre()
+        run.reporter.epoch_end(epoch, logs)
+
+    def validate_centre(self) -> dict[str, float]:
+        """Validate a snapshot of the centre while the others go on."""
+        replica = self.replica
+        centre, others, own = np.empty_like(self.local), np.empty_like(self.others), np.empty_like(self.others)
+        self.run.centre.read(centre, others)
+        replica.get_others(own)
+        with self.run.at(centre):
+            replica.set_others(others)
+            logs = self.run.validate(self.solo)
+            replica.set_others(own)
+        return logs
+
+    def last(self) -> Array:
+        """Return the last centre."""
+        if self.meeting is None:
+            self.replica.get(self.local)
+        else:
+            self.run.centre.read(self.local, self.others)
+        return self.local
+
+    def finish(self) -> None:
+        """Leave the model as training left it; the caller reads the centre itself."""
+        self.replica.finish()
+
+
+def mean_others(run: Run, rows: int) -> Array:
+    """Return the mean of the moving statistics over the ranks, weighted by the rows that each trained."""
+    others = np.empty(run.replica.others + 1, np.float64)
+    own = np.empty(run.replica.others, run.replica.dtype)
+    run.replica.get_others(own)
+    others[:-1] = own
+    others[:-1] *= rows
+    others[-1] = rows
+    summed = run.group.sum(others)
+    mean: Array = (summed[:-1] / summed[-1]).astype(run.replica.dtype) if summed[-1] else own
+    return mean

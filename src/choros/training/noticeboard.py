@@ -1,0 +1,116 @@
+"""The noticeboard: one small shared segment through which a run's ranks and its caller keep in touch.
+
+It holds each rank's heartbeat (steps done), the caller's latest orders for workers that never wait, and the sums of
+metrics that workers in different epochs leave behind: the worker that completes an epoch's sum knows it is the last.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from choros.training.job import Orders
+from choros.transport.segment import Segment
+from choros.types import Array
+
+_HEAD = 8  # values before the heartbeats: version, stop, learning rate, weights version
+
+
+class Noticeboard:
+    """A view of the board's segment.
+
+    Args:
+        segment: Segment. Made by ``Noticeboard.create``.
+        workers: int. Ranks.
+        epochs: int. Rows of the tables.
+        values: int. Metric values of one rank.
+    """
+
+    def __init__(self, segment: Segment, workers: int, epochs: int, values: int) -> None:
+        self.segment, self.workers = segment, workers
+        self._version = 0
+        flat = segment.array(np.float64, self._count(workers, epochs, values), 0)
+        self._head, flat = flat[:_HEAD], flat[_HEAD:]
+        self._beats, flat = flat[: 8 * workers : 8], flat[8 * workers :]
+        self._counts, flat = flat[:epochs], flat[epochs:]
+        self._sums = flat.reshape(epochs, 2, values)
+
+    @staticmethod
+    def _count(workers: int, epochs: int, values: int) -> int:
+        return _HEAD + 8 * workers + epochs + epochs * 2 * values
+
+    @classmethod
+    def create(cls, workers: int, epochs: int, values: int) -> Noticeboard:
+        """Make a board, all zeros."""
+        return cls(Segment.create(8 * cls._count(workers, epochs, values), "choros-notices"), workers, epochs, values)
+
+    # -- heartbeats
+    def beat(self, rank: int) -> None:
+        """Say that ``rank`` has done a step, of training or validation."""
+        self._beats[rank] += 1
+
+    def beats(self) -> Array:
+        """Steps done by each rank."""
+        return self._beats.copy()
+
+    # -- orders
+    def order(self, orders: Orders) -> None:
+        """Give orders to workers that look when they meet the centre."""
+        if orders.stop:
+            self._head[1] = 1.0
+        if orders.learning_rate is not None:
+            self._head[2] = orders.learning_rate
+        if orders.weights:
+            self._head[3] += 1
+        if orders != Orders():
+            self._head[0] += 1
+
+    @property
+    def post(self) -> Array:
+        """How far the mail of the epochs' logs is filled (a view of one value, to be changed under the lock)."""
+        return self._head[4:5].reshape(())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the caller asked to stop."""
+        return bool(self._head[1])
+
+    def news(self) -> Orders | None:
+        """Orders given since this process last looked, or None."""
+        version = float(self._head[0])
+        if version == self._version:
+            return None
+        self._version = int(version)
+        rate = float(self._head[2])
+        return Orders(self.stopped, rate if rate and math.isfinite(rate) else None, False)
+
+    # -- sums of metrics
+    def add(self, epoch: int, train: Array, validation: Array) -> bool:
+        """Add a rank's metric state to its epoch; True for the rank that makes the sum complete."""
+        with self.locked():
+            self._sums[epoch, 0] += train
+            self._sums[epoch, 1] += validation
+            self._counts[epoch] += 1
+            return bool(self._counts[epoch] == self.workers)
+
+    def sums(self, epoch: int) -> tuple[Array, Array]:
+        """Return an epoch's sums: metric states of training, and figures of validation."""
+        return self._sums[epoch, 0].copy(), self._sums[epoch, 1].copy()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock; the kernel frees it when its holder dies."""
+        fcntl.lockf(self.segment.fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.segment.fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let the segment go."""
+        self._head = self._beats = self._counts = self._sums = np.empty(0)
+        self.segment.close()

@@ -1,0 +1,156 @@
+"""The workers: processes on this machine with their cores, threads and backend set before any import."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from choros.errors import BadInput
+from choros.launch.local import Pool
+from choros.machine import physical_cores, plan, variables
+
+
+class WorkerPool:
+    """Worker processes that several Trainers may use one after the other.
+
+    Args:
+        workers: int. How many. Defaults to min(4, physical cores).
+        backend: str. "jax", "torch" or "tensorflow". Defaults to the caller's Keras backend.
+        threads: int. Threads of each worker. Defaults to its number of cores.
+        bind: bool. Whether each worker is bound to cores of its own. Defaults to True.
+        devices: str. "cpu", or "auto": GPUs where there are as many as workers, else the CPU; one GPU for several
+            workers is refused. Defaults to "auto".
+        echo: bool. Whether what workers print is shown, marked with their rank. Defaults to True.
+
+    Raises:
+        BadInput: settings that cannot work.
+
+    Example:
+        >>> import choros
+        >>> with choros.WorkerPool(2, backend="jax") as pool:  # starts nothing until the first fit
+        ...     pool.size
+        2
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        backend: str | None = None,
+        threads: int | None = None,
+        bind: bool = True,
+        devices: str = "auto",
+        echo: bool = True,
+    ) -> None:
+        self.size = default_workers() if workers is None else check_workers(workers)
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise BadInput(f"threads={threads!r}: give a whole number, 1 or more.")
+        if devices not in ("auto", "cpu", "gpu"):
+            raise BadInput(f"devices={devices!r}: give 'auto', 'cpu' or 'gpu'.")
+        self._backend, self._threads, self._bind, self._devices, self._echo = backend, threads, bind, devices, echo
+        self._pool: Pool | None = None
+
+    @property
+    def backend(self) -> str:
+        """The Keras backend of the workers."""
+        import keras
+
+        return self._backend or str(keras.backend.backend())
+
+    @property
+    def started(self) -> bool:
+        """Whether the processes run."""
+        return self._pool is not None
+
+    def start(self) -> Pool:
+        """Start the processes, if they do not run yet, and return the engine that holds them."""
+        if self._pool is None:
+            bindings = plan(self.size, threads=self._threads, bind=self._bind)
+            gpus = self.gpus()
+            environment = [
+                {**variables(b.threads), **device_variables(self.backend, rank, gpus)}
+                for rank, b in enumerate(bindings)
+            ]
+            self._pool = Pool(
+                self.size,
+                environment=environment,
+                cores=[binding.cores for binding in bindings],
+                echo=show if self._echo else None,
+            )
+        return self._pool
+
+    def gpus(self) -> int:
+        """Return how many GPUs the workers get, 0 for the CPU.
+
+        Raises:
+            BadInput: fewer GPUs than workers.
+        """
+        if self._devices == "cpu":
+            return 0
+        found = count_gpus(self.backend)
+        if found >= self.size:
+            return self.size
+        if found or self._devices == "gpu":
+            raise BadInput(
+                f"{self.size} workers, but {found} GPU{'s' if found != 1 else ''}: several workers on one GPU would "
+                f"only wait for each other. Give workers={max(found, 1)}, or devices='cpu' to train on the CPU."
+            )
+        return 0
+
+    def kill(self) -> None:
+        """End the processes at once; the next fit starts new ones."""
+        if self._pool is not None:
+            self._pool.kill()
+            self._pool.close()
+            self._pool = None
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def default_workers() -> int:
+    """Return min(4, physical cores)."""
+    return min(4, len(physical_cores()))
+
+
+def check_workers(workers: Any) -> int:
+    """Return ``workers``, or say why it cannot be."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise BadInput(f"workers={workers!r}: give a whole number of workers, 1 or more.")
+    return workers
+
+
+def device_variables(backend: str, rank: int, gpus: int) -> Mapping[str, str]:
+    """Return the environment that gives a worker its GPU, or keeps it on the CPU."""
+    if gpus:
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": visible[rank] if visible else str(rank)}
+    return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+
+
+def count_gpus(backend: str) -> int:
+    """Return how many GPUs the backend sees in this process."""
+    import keras
+
+    if str(keras.backend.backend()) != backend:
+        return 0
+    if backend == "torch":  # Keras 3.15 lists no devices there
+        module = sys.modules.get("torch")
+        return int(module.cuda.device_count()) if module is not None else 0
+    return sum(not name.startswith("cpu") for name in keras.distribution.list_devices())
+
+
+def show(rank: int, line: str) -> None:
+    """Show a line that a worker printed."""
+    print(f"[{rank}] {line}", file=sys.stdout, flush=True)

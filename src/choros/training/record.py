@@ -1,0 +1,116 @@
+"""``history.run``: what a run did besides what Keras logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from choros.training.job import Tally
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """One worker of a run.
+
+    Attributes:
+        rank: int.
+        steps, rows: int. Optimizer steps done and rows trained.
+        exchanges: int. Times it met the others or the centre.
+        staleness: float. Mean number of merges by others between two of its meetings; 0 where all meet together.
+        exchanging: float. Share (0 to 1) of its training time spent in meetings, waiting included.
+        startup, seconds: float. Seconds until its first step had ended (compiled), and from then to the end.
+        samples_per_second: float. Rows after the first step over ``seconds``.
+    """
+
+    rank: int
+    steps: int
+    rows: int
+    exchanges: int
+    staleness: float
+    exchanging: float
+    startup: float
+    seconds: float
+    samples_per_second: float
+
+    @classmethod
+    def of(cls, tally: Tally) -> WorkerRecord:
+        """Make the record of a worker's tally."""
+        seconds = max(tally.seconds, 1e-9)
+        return cls(
+            tally.rank,
+            tally.steps,
+            tally.rows,
+            tally.exchanges,
+            tally.staleness / tally.exchanges if tally.exchanges else 0.0,
+            min(1.0, tally.exchanging / seconds),
+            tally.startup,
+            tally.seconds,
+            (tally.rows - tally.first_rows) / seconds,
+        )
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A whole run, kept at ``history.run``.
+
+    Attributes:
+        algorithm: the bound algorithm (``alpha`` and the like filled in).
+        meet: "together", "alone" or "never".
+        workers: tuple of WorkerRecord, one a rank.
+        startup: float. Seconds from ``fit`` until the slowest worker's first step had ended: processes, imports,
+            loading, compiling.
+        seconds: float. Seconds of training after that, until the slowest worker had ended.
+        rows: int. Rows trained by all.
+        samples_per_second: float. Sum over the workers.
+        exchanges: int. Meetings, summed over the workers.
+        staleness: float. Mean over meetings.
+        exchanging: float. Mean share of training time spent in meetings.
+        losses: tuple of (seconds since training began, epoch, loss), one an epoch.
+    """
+
+    algorithm: Any
+    meet: str
+    workers: tuple[WorkerRecord, ...]
+    startup: float
+    seconds: float
+    rows: int
+    samples_per_second: float
+    exchanges: int
+    staleness: float
+    exchanging: float
+    losses: tuple[tuple[float, int, float], ...]
+
+    @classmethod
+    def of(
+        cls, algorithm: Any, meet: str, tallies: list[Tally], startup: float, losses: list[tuple[float, int, float]]
+    ) -> RunRecord:
+        """Sum the workers' tallies."""
+        workers = tuple(WorkerRecord.of(tally) for tally in tallies)
+        exchanges = sum(worker.exchanges for worker in workers)
+        slowest = max(tally.startup for tally in tallies)
+        return cls(
+            algorithm=algorithm,
+            meet=meet,
+            workers=workers,
+            startup=startup + slowest,
+            seconds=max(worker.seconds for worker in workers),
+            rows=sum(worker.rows for worker in workers),
+            samples_per_second=sum(worker.samples_per_second for worker in workers),
+            exchanges=exchanges,
+            staleness=sum(tally.staleness for tally in tallies) / exchanges if exchanges else 0.0,
+            exchanging=sum(worker.exchanging for worker in workers) / len(workers),
+            losses=tuple(losses),
+        )
+
+    def line(self) -> str:
+        """Say it in one line."""
+        text = (
+            f"choros: {len(self.workers)} worker{'s' if len(self.workers) > 1 else ''}, "
+            f"start-up {self.startup:.1f} s, training {self.seconds:.1f} s "
+            f"({self.samples_per_second:,.0f} samples/s), exchanging {self.exchanging:.0%}"
+        )
+        if len(self.workers) > 1 and self.startup > 4 * self.seconds:
+            text += "; with so little to train, one process (model.fit) is faster: most of the time was start-up"
+        elif len(self.workers) > 1 and self.exchanging > 0.5:
+            text += "; more than half of it exchanging: a larger batch_size or window, or fewer workers, is faster"
+        return text

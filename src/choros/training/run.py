@@ -1,0 +1,157 @@
+"""What a worker's loop holds: one rank's view of a run, and the work that both loops share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from choros.data import packing
+from choros.training.noticeboard import Noticeboard
+from choros.training.job import Job, Orders, Reporter, Tally
+from choros.transport import Group
+from choros.types import Array, Batch
+
+
+@dataclass
+class Run:
+    """One rank of a run.
+
+    Attributes:
+        rank: int. This rank.
+        job: Job. What to do.
+        algorithm: the bound algorithm.
+        replica: the model on its backend.
+        source, validation: sources of batches; ``validation`` may be None.
+        group: the ranks together (size 1 where they never meet).
+        reporter: the line to the callbacks.
+        board: heartbeats, orders, sums of metrics.
+        weights: (entries, buffer) of the segment in which weights go back to the caller, or None.
+        centre: transport.Centre for meetings alone, or None.
+        arrived: float. ``time.perf_counter()`` when the job came.
+    """
+
+    rank: int
+    job: Job
+    algorithm: Any
+    replica: Any
+    source: Any
+    validation: Any
+    group: Group
+    reporter: Reporter
+    board: Noticeboard
+    weights: tuple[Any, Any] | None
+    centre: Any
+    arrived: float
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.rank)
+        self.score = math.inf  # an Ensemble's member: its last loss, of validation where there is one
+        self._reported = time.perf_counter()
+        self._ready = 0.0
+
+    # -- batches
+    def batches(self, epoch: int, *, together: bool) -> Iterator[Batch]:
+        """Yield this rank's batches of an epoch, counting steps, rows and the time since the first step."""
+        job, tally = self.job, self.tally
+        for step, batch in enumerate(
+            self.source.epoch(
+                rank=self.rank,
+                size=job.workers,
+                together=together,
+                batch_size=job.batch_size,
+                seed=job.seed,
+                epoch=epoch,
+                shuffle=job.shuffle,
+                steps=job.steps,
+            )
+        ):
+            yield batch
+            tally.steps += 1
+            tally.rows += batch.rows
+            if tally.steps == 1:
+                self._ready = time.perf_counter()
+                tally.first_rows = batch.rows
+                tally.startup = self._ready - self.arrived
+                tally.exchanging = 0.0
+            self.board.beat(self.rank)
+            if self.rank == 0:
+                self._progress(epoch, step)
+
+    def _progress(self, epoch: int, step: int) -> None:
+        if self.job.per_batch:
+            self.reporter.batch(epoch, step, self.replica.metrics())
+        elif self.job.progress and time.perf_counter() - self._reported > self.job.progress:
+            self.reporter.batch(epoch, step, self.replica.metrics())
+            self._reported = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        """End the time that counts as training."""
+        self.tally.seconds = time.perf_counter() - (self._ready or time.perf_counter())
+
+    # -- validation and weights
+    def validate(self, group: Group) -> dict[str, float]:
+        """Evaluate the validation set, divided among the group; the exact metrics, named ``val_*``."""
+        self.replica.reset_metrics()
+        for batch in self.validation.epoch(
+            rank=group.rank,
+            size=group.size,
+            together=True,
+            batch_size=self.job.validation_batch_size or self.job.batch_size,
+            seed=0,
+            epoch=0,
+            shuffle=False,
+            steps=self.job.validation_steps,
+        ):
+            self.replica.evaluate(batch)
+            self.board.beat(self.rank)
+        self.replica.set_metric_state(group.sum(self.replica.metric_state()))
+        return {f"val_{name}": value for name, value in self.replica.metrics().items()}
+
+    @contextmanager
+    def at(self, centre: Array | None) -> Iterator[None]:
+        """Hold the centre's weights for a while instead of this worker's own."""
+        if centre is None:
+            yield
+            return
+        own = np.empty(self.replica.size, self.replica.dtype)
+        self.replica.get(own)
+        self.replica.set(centre)
+        try:
+            yield
+        finally:
+            self.replica.set(own)
+
+    def write_weights(self) -> None:
+        """Put every variable where the caller can read it."""
+        if self.weights is not None:
+            entries, buffer = self.weights
+            packing.write(entries, self.replica.snapshot(), buffer)
+
+    def write_trainable(self, vector: Array) -> None:
+        """Put only the trainable vector there: the last centre, when a run fails."""
+        if self.weights is not None:
+            entries, buffer = self.weights
+            own = np.empty(self.replica.size, self.replica.dtype)
+            own[:] = vector
+            self.replica.set(own)
+            packing.write(entries, self.replica.snapshot(), buffer)
+
+    def read_weights(self) -> None:
+        """Take the weights that the caller's callbacks have set."""
+        if self.weights is not None:
+            entries, buffer = self.weights
+            self.replica.restore([np.array(view) for view in packing.views(entries, buffer)])
+
+    def obey(self, orders: Orders) -> None:
+        """Take a new learning rate and new weights."""
+        if orders.learning_rate is not None:
+            self.replica.learning_rate = orders.learning_rate
+        if orders.weights:
+            self.read_weights()
+

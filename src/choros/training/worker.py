@@ -1,0 +1,139 @@
+"""What a worker process does with a job: unpack the model and the data, join the others, train, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from choros import algorithms
+from choros.data import packing
+from choros.training.noticeboard import Noticeboard
+from choros.training.job import Job, Orders
+from choros.training.loops import train
+from choros.training.run import Run
+from choros.training.travel import fresh_clone, unpack_model
+from choros.transport.local_group import LocalGroup
+from choros.transport.segment import Segment
+from choros.transport.shared_centre import SharedCentre
+from choros.transport.shared_group import SharedGroup
+
+
+class PipeReporter:
+    """Reports over the worker's own pipe to the caller that started it."""
+
+    def __init__(self, link: Any, *, together: bool, per_batch: bool) -> None:
+        self.link, self.together, self.per_batch = link, together, per_batch
+        self.started: Callable[[], None] = lambda: None
+
+    def begin(self) -> Orders:
+        """Say ready; all start at the caller's word."""
+        self.link.send({"event": "ready"})
+        return self._orders()
+
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> None:
+        """Report a step."""
+        self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
+        if self.per_batch:
+            self._orders()
+
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
+        """Report the end of an epoch; together, wait for orders."""
+        if logs is not None:
+            self.link.send({"event": "epoch_end", "epoch": epoch, "logs": logs})
+        return self._orders() if self.together else Orders()
+
+    def _orders(self) -> Orders:
+        message, _, _ = self.link.receive(None)
+        return Orders(**message["orders"])
+
+
+def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
+    """Train one rank of a job (called by ``choros.launch.worker``).
+
+    Args:
+        link: the line to the caller.
+        message: dict with ``job``, and the layouts of what the segments hold.
+        blobs: the model, its custom objects, then what sources could not put into arrays.
+        fds: descriptors of the segments: board, weights, data, and the group's or the centre's where there is one.
+    """
+    arrived = time.perf_counter()
+    job = Job(**message["job"])
+    configure_keras(job.keras)
+    alone = job.meet == "alone" and job.workers > 1
+    board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
+    weights, data = Segment.attach(fds[1]), Segment.attach(fds[2])
+    group, centre = LocalGroup(), None
+    try:
+        model = unpack_model(bytes(blobs[0]), bytes(blobs[1]))
+        if job.meet == "never" and job.workers > 1 and link.rank:
+            model = member(model, job.seed, link.rank)
+        replica, source, validation = prepare(model, job, message, blobs[2:], data, link.rank)
+        if alone:
+            rule = algorithms.from_config(job.algorithm)
+            centre = SharedCentre(fds[3], rule, link.rank, job.workers, timeout=job.timeout)
+        elif job.meet == "together" and job.workers > 1:
+            group = SharedGroup(fds[3], link.rank, timeout=job.first_timeout)
+        together = job.meet == "together" or job.workers == 1
+        one = Run(
+            rank=link.rank,
+            job=job,
+            algorithm=algorithms.from_config(job.algorithm),
+            replica=replica,
+            source=source,
+            validation=validation,
+            group=group,
+            reporter=PipeReporter(link, together=together, per_batch=job.per_batch),
+            board=board,
+            weights=(message["weights"], weights.array(np.uint8, message["weights_bytes"], 0)),
+            centre=centre,
+            arrived=arrived,
+        )
+        train(one)
+        member_weights = [one.replica.snapshot()] if job.meet == "never" and job.workers > 1 else []
+        del replica, source, validation
+        link.send(
+            {"event": "done", "tally": one.tally.json(), "score": one.score},
+            blobs=[np.ascontiguousarray(array).tobytes() for arrays in member_weights for array in arrays],
+        )
+        del one
+    finally:
+        for part in (group, centre, board, weights, data):
+            if part is not None:
+                part.close()
+
+
+def prepare(
+    model: Any, job: Job, message: dict[str, Any], blobs: list[Any], data: Segment, rank: int
+) -> tuple[Any, Any, Any]:
+    """Make the replica and the sources; build all that the first step needs."""
+    from choros.backend import make_replica
+
+    arrays = packing.views(message["arrays"], data.array(np.uint8, message["data_bytes"], 0))
+    blobs = [bytes(blob) for blob in blobs]
+    source = packing.unpack(job.source, arrays, blobs)
+    validation = None if job.validation is None else packing.unpack(job.validation, arrays, blobs)
+    gradients = algorithms.from_config(job.algorithm).level == "gradients"
+    replica = make_replica(model, workers=job.workers if gradients else 1)
+    replica.build(source.sample(job.batch_size))
+    replica.fold_seeds(rank, job.fold_seed)
+    return replica, source, validation
+
+
+def member(model: Any, seed: int, rank: int) -> Any:
+    """Return a fresh clone for one member of an ensemble, drawn from (seed, rank)."""
+    import keras
+
+    keras.utils.set_random_seed((seed + 7919 * rank) % 2**31)
+    return fresh_clone(model)
+
+
+def configure_keras(settings: dict[str, Any]) -> None:
+    """Give this process the caller's Keras settings."""
+    import keras
+
+    keras.config.set_floatx(settings["floatx"])
+    keras.config.set_image_data_format(settings["image_data_format"])
+    keras.config.set_dtype_policy(keras.saving.deserialize_keras_object(settings["dtype_policy"]))

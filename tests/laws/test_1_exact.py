@@ -1,0 +1,157 @@
+"""Law 1: by AllReduce, k workers are one process on the same global batches."""
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+
+WORKERS = (2, 3, 5)
+LOOSE = ("auc",)
+
+
+def train_both(pools, plain_fit, make, x, y, workers, *, rows_of=None, epochs=3, batch_size=16, **kwargs):
+    """Return both models and both histories."""
+    reference, model = make(), make()
+    expected = plain_fit(reference, x, y, epochs=epochs, batch_size=batch_size, seed=5, **kwargs).history
+    trainer = choros.Trainer(model, "allreduce", workers=workers, pool=pools(workers))
+    found = trainer.fit(x, y, epochs=epochs, batch_size=batch_size, seed=5, verbose=0, **kwargs).history
+    return reference, model, expected, found
+
+
+def check(reference, model, expected, found, same_weights):
+    same_weights(reference, model, 1e-5)
+    assert list(found) == list(expected)
+    for name in expected:
+        tolerance = 1e-4 if any(word in name for word in LOOSE) else 2e-6
+        np.testing.assert_allclose(found[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_adam_l2_metrics_validation_and_a_last_batch_smaller_than_the_workers(
+    pools, plain_fit, make_mlp, data, same_weights, workers
+):
+    x, y = data(rows=99)  # batches of 16: the last has 3 rows
+    valid = data(rows=33, seed=1)
+    make = lambda: make_mlp(l2=1e-2)
+    check(*train_both(pools, plain_fit, make, x, y, workers, validation_data=valid), same_weights)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_sample_weights_auc_and_weighted_metrics(pools, plain_fit, make_mlp, data, same_weights, workers):
+    x, y = data(rows=103, classes=2)
+    y = y.reshape(-1, 1)
+    weights = np.random.default_rng(2).uniform(0.1, 3, 103).astype("float32")
+    make = lambda: make_mlp(classes=1, metrics=["accuracy", keras.metrics.AUC(name="auc")], weighted_metrics=["mse"])
+    check(*train_both(pools, plain_fit, make, x, y, workers, sample_weight=weights), same_weights)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_class_weights_and_sgd_with_clipnorm(pools, plain_fit, make_mlp, data, same_weights, workers):
+    x, y = data(rows=70)
+    make = lambda: make_mlp(optimizer=keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.3))
+    weights = {0: 1.0, 1: 0.5, 2: 2.0}
+    check(*train_both(pools, plain_fit, make, x, y, workers, class_weight=weights), same_weights)
+
+
+@pytest.mark.parametrize("workers", (2, 3))
+def test_several_inputs_and_outputs(pools, plain_fit, data, same_weights, workers):
+    x, y = data(rows=75)
+
+    def make():
+        keras.utils.set_random_seed(3)
+        left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
+        hidden = keras.layers.Dense(12, "tanh")(keras.layers.Concatenate()([left, right]))
+        outputs = {
+            "kind": keras.layers.Dense(3, "softmax", name="kind")(hidden),
+            "size": keras.layers.Dense(1, name="size")(hidden),
+        }
+        model = keras.Model({"left": left, "right": right}, outputs)
+        model.compile(
+            keras.optimizers.Adam(1e-2),
+            {"kind": "sparse_categorical_crossentropy", "size": "mse"},
+            loss_weights={"kind": 1.0, "size": 0.3},
+            metrics={"kind": ["accuracy"], "size": ["mae"]},
+        )
+        return model
+
+    inputs = {"left": x[:, :4], "right": x[:, 4:]}
+    targets = {"kind": y, "size": x.sum(1, keepdims=True)}
+    check(*train_both(pools, plain_fit, make, inputs, targets, workers), same_weights)
+
+
+@pytest.mark.parametrize("workers", (2, 3))
+def test_masks(pools, plain_fit, same_weights, workers):
+    rng = np.random.default_rng(4)
+    x = rng.integers(1, 20, (61, 7))
+    for row, length in enumerate(rng.integers(1, 8, 61)):
+        x[row, length:] = 0
+    y = rng.integers(0, 4, (61, 7))
+
+    def make():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [
+                keras.Input((7,), dtype="int32"),
+                keras.layers.Embedding(20, 8, mask_zero=True),
+                keras.layers.Dense(8, "tanh"),
+                keras.layers.Dense(4, "softmax"),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy")
+        return model
+
+    check(*train_both(pools, plain_fit, make, x, y, workers, validation_data=(x[:20], y[:20])), same_weights)
+
+
+@pytest.mark.parametrize("reduction", ("mean_with_sample_weight", "sum"))
+def test_other_reductions(pools, plain_fit, make_mlp, data, same_weights, reduction):
+    x, y = data(rows=70)
+    weights = np.random.default_rng(2).uniform(0.1, 3, 70).astype("float32")
+    loss = keras.losses.SparseCategoricalCrossentropy
+    make = lambda: make_mlp(optimizer=keras.optimizers.SGD(0.01), loss=loss(reduction=reduction))
+    check(*train_both(pools, plain_fit, make, x, y, 2, sample_weight=weights), same_weights)
+
+
+def test_what_cannot_be_exact_is_refused_by_name(make_mlp, data, pools):
+    x, y = data(rows=70)
+    model = make_mlp(loss=keras.losses.SparseCategoricalCrossentropy(reduction="none"))
+    with pytest.raises(choros.errors.NotExact, match="reduction"):
+        choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, verbose=0)
+
+
+def test_a_custom_train_step(pools, plain_fit, data, same_weights, backend):
+    x, y = data(rows=70)
+    check(*train_both(pools, plain_fit, lambda: custom(backend), x, y, 2), same_weights)
+
+
+def custom(backend):
+    """A model whose train_step is its user's own: it trains on inputs scaled by two."""
+
+    class Scaled(keras.Sequential):
+        if backend == "jax":
+
+            def train_step(self, state, data):
+                x, y = data
+                return super().train_step(state, (x * 2.0, y))
+        else:
+
+            def train_step(self, data):
+                x, y = data
+                return super().train_step((x * 2.0, y))
+
+    keras.utils.set_random_seed(0)
+    model = Scaled([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax")])
+    model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("policy", ("mixed_bfloat16", "mixed_float16"))
+def test_mixed_precision_ends_bit_equal_and_near_one_process(pools, plain_fit, make_mlp, data, same_weights, policy):
+    x, y = data(rows=70)
+    keras.config.set_dtype_policy(policy)
+    try:
+        reference, model, _, _ = train_both(pools, plain_fit, make_mlp, x, y, 2)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    same_weights(reference, model, 2e-2)  # the two halves of a batch are rounded apart

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# The whole test suite: lint and types, then every test on JAX, then what depends on the backend on the two others.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python}
+export OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
+"$python" -m ruff check .
+"$python" -m ruff format --check .
+"$python" -m mypy
+failed=0
+KERAS_BACKEND=jax "$python" -m pytest "$@" || failed=1
+for backend in torch tensorflow; do
+    KERAS_BACKEND=$backend "$python" -m pytest tests/backend tests/laws "$@" || failed=1
+done
+exit $failed
