@@ -1,1 +1,58 @@
-"""Cli."""
+"""The command ``choros``: ``run``, ``where`` and ``demo``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+
+from choros.errors import ChorosError, WorkerFailed
+
+_COMMANDS = {
+    "run": "run N ranks of a script on this machine",
+    "where": "print this process's place, cores, threads and libraries",
+    "demo": "train one model by every algorithm and write a report",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments; those of this process when None.
+
+    Returns:
+        The exit code: 0, what the ranks gave, 2 for bad usage, 1 when a worker failed, 130 when interrupted.
+
+    Example:
+        >>> main(["run", "-n", "1", "true"])
+        0
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parser(arguments).parse_args(arguments)
+    except SystemExit as ending:  # argparse has said why
+        return ending.code if isinstance(ending.code, int) else 0
+    try:
+        code = import_module(f"choros.cli.{args.command}").main(args)
+    except KeyboardInterrupt:
+        return 130
+    except ChorosError as error:
+        print(f"choros {args.command}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, WorkerFailed) else 2
+    return int(code)
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser; only the command that is asked for is imported."""
+    parser = argparse.ArgumentParser(prog="choros", description="Train one Keras 3 model with many workers.")
+    parser.add_argument("--version", action="version", version=f"choros {metadata.version('choros')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    asked = next((each for each in arguments if not each.startswith("-")), "")
+    for name, text in _COMMANDS.items():
+        if name == asked:
+            import_module(f"choros.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=text)
+    return parser

@@ -1,0 +1,119 @@
+"""``choros where``: this process's place, and what a run here would find. Imports no framework."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from choros.cluster import Place, why
+from choros.machine import physical_cores, usable_cores, variables
+
+_LIBRARIES = ("keras", "jax", "torch", "tensorflow", "numpy")
+_OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-gpu", "tensorflow-macos")}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser("where", help="print this process's place, cores, threads and libraries")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print what is found.
+
+    Args:
+        args: as parsed.
+
+    Returns:
+        0.
+    """
+    found = findings()
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    place, cores = found["place"], found["cores"]
+    node = "unknown" if place["node"] is None else place["node"]
+    nodes = "unknown" if place["nodes"] is None else place["nodes"]
+    rows = {
+        "place": f"rank {place['rank']} of {place['size']}, "
+        f"local rank {place['local_rank']} of {place['local_size']}, node {node} of {nodes}",
+        "launcher": place["launcher"],
+        "why": found["why"],
+        "hosts": ", ".join(place["hosts"]) or "not told by the launcher",
+        "coordinator": place["coordinator"] or "none",
+        "this host": found["host"],
+        "cores": f"{len(cores['usable'])} usable ({_ranges(cores['usable'])}), {len(cores['physical'])} physical",
+        "threads": ", ".join(f"{name}={value}" for name, value in found["threads"].items()) or "no variable is set",
+        "backend": found["backend"],
+        "libraries": ", ".join(f"{name} {version or 'not installed'}" for name, version in found["libraries"].items()),
+        "choros": f"{found['choros']}, Python {found['python']}",
+    }
+    for name, text in rows.items():
+        print(f"{name:<12} {text}")
+    return 0
+
+
+def findings() -> dict[str, Any]:
+    """What ``choros where`` prints, as JSON holds it.
+
+    Returns:
+        The place and why it is believed, host, cores, thread variables, Keras' backend, versions.
+
+    Example:
+        >>> sorted(findings()["place"])[:3]
+        ['coordinator', 'hosts', 'launcher']
+    """
+    place = Place.here()
+    names = ("OMP_WAIT_POLICY", *variables(1))
+    return {
+        "place": {name: getattr(place, name) for name in Place.__dataclass_fields__},
+        "why": why(),
+        "host": platform.node(),
+        "cores": {"usable": list(usable_cores()), "physical": [list(core) for core in physical_cores()]},
+        "threads": {name: os.environ[name] for name in names if name in os.environ},
+        "backend": _backend(),
+        "libraries": {name: _version(name, *_OTHER_NAMES.get(name, ())) for name in _LIBRARIES},
+        "choros": _version("choros"),
+        "python": platform.python_version(),
+    }
+
+
+def _backend() -> str:
+    """The backend that Keras would take, as ``keras.src.backend.config`` finds it."""
+    if os.environ.get("KERAS_BACKEND"):
+        return f"{os.environ['KERAS_BACKEND']} (KERAS_BACKEND)"
+    path = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "keras.json"
+    try:
+        return f"{json.loads(path.read_text())['backend']} ({path})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "tensorflow (Keras' default)"
+
+
+def _version(*names: str) -> str:
+    """The version of the first that is installed, else nothing."""
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``0-2,5``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
