@@ -70,7 +70,8 @@ class Ranks:
         end = time.monotonic() + within
         said = []
         for rank, process in enumerate(self.processes):
-            out, errors = process.communicate(timeout=max(end - time.monotonic(), 0.1))
+            process.wait(timeout=max(end - time.monotonic(), 0.1))
+            out, errors = process.stdout.read(), process.stderr.read()
             expected = (codes or {}).get(rank, 0)
             assert process.returncode == expected, f"rank {rank} ended with {process.returncode}:\n{errors}"
             said.append([json.loads(line) for line in out.splitlines()])
@@ -80,7 +81,9 @@ class Ranks:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            process.communicate()
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
 
 
 @pytest.fixture

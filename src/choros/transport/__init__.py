@@ -69,6 +69,7 @@ class Rule(Protocol):
         ...
 
 
+@runtime_checkable
 class Centre(Protocol):
     """One centre that workers meet in their own time; clock and staleness are counted once, under its lock."""
 

@@ -1,0 +1,423 @@
+"""SharedCentre between real processes: conservation, whole centres after kills, a lock that opens by itself."""
+
+import inspect
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.transport import Centre
+from choros.transport.board import abort
+from choros.transport.segment import Segment
+from choros.transport.shared_centre import BLOCK, SharedCentre
+
+NONE = np.zeros(0)
+
+
+class Rule:
+    shows, elementwise = "after", True
+
+    def propose(self, local, seen, window):
+        return local - seen
+
+    def merge(self, centre, message, meeting, memory):
+        return centre + message, memory
+
+    def adopt(self, local, shown):
+        return shown
+
+
+class Elastic(Rule):
+    shows, uses_seen = "before", False
+
+    def propose(self, local, seen, window):
+        return local
+
+    def merge(self, centre, message, meeting, memory):
+        return centre + 0.25 * (message - centre), memory
+
+    def adopt(self, local, shown):
+        return local - 0.25 * (local - shown)
+
+
+class Whole(Rule):
+    elementwise = False
+
+    def merge(self, centre, message, meeting, memory):
+        norm = float((centre * centre).sum())
+        mine = tuple(centre if i == meeting.sender else vector for i, vector in enumerate(memory))
+        return centre + message / (norm + meeting.staleness + 1), mine
+
+
+RULES = "\n\n".join(inspect.getsource(rule) for rule in (Rule, Elastic, Whole))
+
+
+def a_centre(count=5, memory=0, workers=2, others=0):
+    return SharedCentre.create(
+        np.zeros(count), np.zeros(others), tuple(np.zeros(count) for _ in range(memory)), workers
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3000, 2 * BLOCK + 17])
+def test_contended_exchanges_lose_and_repeat_nothing(ranks, count):
+    """Law 2: what was contributed is the centre less its start; whole numbers in float64 are exact."""
+    script = f"""
+{RULES}
+count, turns = {count}, {400 if count <= 3000 else 60}
+centre = SharedCentre(fd, Rule(), rank, size, timeout=60)
+rng = np.random.default_rng(rank)
+local, none = np.empty(count), np.zeros(0)
+centre.read(local, none)
+seen, sent, stale = local.copy(), np.zeros(count), 0
+for turn in range(turns):
+    delta = rng.integers(-1000, 1000, count).astype(float)
+    local += delta
+    sent += delta
+    stale += centre.exchange(local, seen, 1, none)
+    assert np.array_equal(local, seen)
+say(sums=[float(sent.sum()), float(sent[0]), float(sent[-1])], stale=stale)
+centre.close()
+"""
+    start = np.arange(count, dtype=float)
+    with SharedCentre.create(start, NONE, (), 3) as segment:
+        said = ranks.start(script, segment, 3).finish(120)
+        with SharedCentre(segment) as controller:
+            out = np.empty(count)
+            clock = controller.read(out, NONE)
+            turns = clock // 3
+            assert controller.contributions == [turns] * 3
+            assert controller.clock == clock == 3 * turns > 0
+    moved = out - start
+    totals = [sum(line["sums"][i] for (line,) in said) for i in range(3)]
+    assert [float(moved.sum()), float(moved[0]), float(moved[-1])] == totals
+    # each merge is stale by the merges of others since its sender last saw the centre
+    assert 0 <= sum(line["stale"] for (line,) in said) <= 2 * clock
+
+
+@pytest.mark.parametrize("kind", [Rule, Elastic, Whole])
+def test_an_exchange_does_what_the_three_functions_say(kind):
+    rule = kind()
+    count, rng = BLOCK + 100, np.random.default_rng(0)
+    centre, memory = rng.standard_normal(count), [rng.standard_normal(count) for _ in range(2)]
+    with SharedCentre.create(centre, NONE, tuple(memory), 2) as segment:
+        clients = [SharedCentre(segment, rule, rank, 2) for rank in range(2)]
+        assert all(isinstance(client, Centre) for client in clients)
+        views = [(rng.standard_normal(count), centre.copy()) for _ in range(2)]
+        last = [0, 0]
+        for clock, sender in enumerate((0, 1, 1, 0, 1)):
+            local, seen = views[sender]
+            told = type("M", (), {"workers": 1, "sender": sender, "staleness": clock - last[sender]})
+            message = rule.propose(local.copy(), seen.copy(), 4)
+            old = centre
+            centre, kept = rule.merge(old, message, told, tuple(memory))
+            memory = list(kept)
+            shown = old if rule.shows == "before" else centre
+            want = rule.adopt(local.copy(), shown)
+            want_seen = shown if getattr(rule, "uses_seen", True) else seen.copy()
+            stale = clients[sender].exchange(local, seen, 4, NONE)
+            assert stale == told.staleness
+            last[sender] = clock + 1
+            assert np.array_equal(local, want)
+            assert np.array_equal(seen, want_seen)
+            out = np.empty(count)
+            assert clients[1 - sender].read(out, NONE) == clock + 1
+            assert np.array_equal(out, centre)
+            header = clients[0]._header()
+            for i in range(2):
+                assert np.array_equal(clients[0]._buffers[2 + i][header[3 + i]], memory[i])
+
+
+def test_only_the_memory_that_changed_is_rewritten():
+    class Late:
+        """Memory 1 changes only from the second block on, memory 0 never, memory 2 in the first block."""
+
+        shows, elementwise = "after", True
+
+        def __init__(self):
+            self.block = -1
+
+        def propose(self, local, seen, window):
+            self.block += 1
+            return local
+
+        def merge(self, centre, message, meeting, memory):
+            one = memory[1] + 1 if self.block else memory[1]
+            two = memory[2] if self.block else memory[2] + 1
+            return message, (memory[0], one, two)
+
+        def adopt(self, local, shown):
+            return shown
+
+    count = 2 * BLOCK + 5
+    start = tuple(np.full(count, float(i)) for i in range(3))
+    with SharedCentre.create(np.zeros(count), NONE, start, 1) as segment:
+        client = SharedCentre(segment, Late(), 0, 1)
+        client.exchange(np.ones(count), np.zeros(count), 1, NONE)
+        assert client._header()[1:6].tolist() == [1, 0, 0, 1, 1]
+        assert np.array_equal(client._buffers[2][0], start[0])
+        assert np.array_equal(client._buffers[3][1], np.r_[np.full(BLOCK, 1.0), np.full(count - BLOCK, 2.0)])
+        assert np.array_equal(client._buffers[4][1], np.r_[np.full(BLOCK, 3.0), np.full(count - BLOCK, 2.0)])
+
+
+def test_a_rule_cannot_write_into_the_centre():
+    class Vandal(Rule):
+        def merge(self, centre, message, meeting, memory):
+            centre += 1
+            return centre, memory
+
+    with a_centre() as segment:
+        client = SharedCentre(segment, Vandal(), 0, 2)
+        with pytest.raises(ValueError, match="read-only"):
+            client.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        out = np.empty(5)
+        assert client.read(out, NONE) == 0
+        assert out.tolist() == [0] * 5
+        with SharedCentre(segment, Rule(), 1, 2) as other:  # the lock was let go
+            assert other.exchange(np.ones(5), np.zeros(5), 1, NONE) == 0
+
+
+def test_moving_statistics_are_averaged_and_adopted():
+    rule = Rule()
+    with SharedCentre.create(np.zeros(2), np.full(3, 4.0, "float32"), (), 4) as segment:
+        client = SharedCentre(segment, rule, 0, 4)
+        others = np.full(3, 8.0, "float32")
+        client.exchange(np.zeros(2), np.zeros(2), 1, others)
+        assert others.tolist() == [5.0] * 3
+        out, read = np.empty(2), np.empty(3, "float32")
+        client.read(out, read)
+        assert read.tolist() == [5.0] * 3
+        client.replace(np.full(2, 7.0), np.full(3, 9.0, "float32"))
+        assert client.read(out, read) == 1
+        assert (out.tolist(), read.tolist()) == ([7.0] * 2, [9.0] * 3)
+        assert client.contributions == [1, 0, 0, 0]
+    with SharedCentre.create(np.zeros(2), np.full(1, 0.1), (), 1) as segment:
+        alone = np.array([0.7])
+        SharedCentre(segment, rule, 0, 1).exchange(np.zeros(2), np.zeros(2), 1, alone)
+        assert alone.tolist() == [0.7]  # one worker: to the last bit
+
+
+def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
+    rule = Rule()
+    with a_centre(workers=3) as segment:
+        one, two, late = (SharedCentre(segment, rule, rank, 3) for rank in range(3))
+        local, seen, out = np.zeros(5), np.zeros(5), np.empty(5)
+        assert [one.exchange(local, seen, 1, NONE) for _ in range(4)] == [0, 0, 0, 0]
+        assert two.exchange(local, seen, 1, NONE) == 4
+        late.read(out, NONE)
+        assert late.exchange(local, seen, 1, NONE) == 0
+        one.read(out, NONE)  # a snapshot in the midst of a window is not what the worker goes on from
+        assert one.exchange(local, seen, 1, NONE) == 2
+        assert one.contributions == [5, 1, 1]
+
+
+KILLER = """
+class Killer(Rule):
+    calls = 0
+    def merge(self, centre, message, meeting, memory):
+        self.calls += 1
+        if self.calls == BLOCKS * 3 + 2:  # in the fourth exchange, when one block is already written
+            say(killed=True)
+            os.kill(os.getpid(), HOW)
+        return super().merge(centre, message, meeting, memory)
+"""
+
+
+def test_a_kill_in_the_middle_of_a_merge_leaves_the_centre_whole_and_the_others_go_on(ranks):
+    count = 3 * BLOCK
+    script = (
+        RULES
+        + KILLER.replace("BLOCKS", "3").replace("HOW", "signal.SIGKILL")
+        + f"""
+count = {count}
+centre = SharedCentre(fd, Killer() if rank == 1 else Rule(), rank, size, timeout=30)
+local, seen, none = np.zeros(count), np.zeros(count), np.zeros(0)
+centre.read(local, none)
+seen[:] = local
+turns = 0
+end = time.monotonic() + 2.5
+while time.monotonic() < end:
+    local += 1
+    centre.exchange(local, seen, 1, none)
+    turns += 1
+say(turns=turns, equal=bool(local.min() == local.max()))
+"""
+    )
+    with a_centre(count, workers=3) as segment:
+        said = ranks.start(script, segment, 3).finish(codes={1: -signal.SIGKILL})
+        with SharedCentre(segment) as controller:
+            out = np.empty(count)
+            clock = controller.read(out, NONE)
+            contributions = controller.contributions
+    assert said[1] == [{"killed": True}]
+    assert contributions == [said[0][0]["turns"], 3, said[2][0]["turns"]]
+    assert contributions[0] > 5 < contributions[2]
+    assert said[0][0]["equal"]
+    assert said[2][0]["equal"]
+    assert clock == sum(contributions)
+    assert out.min() == out.max() == clock  # each contribution added one to every value, once
+
+
+def test_the_centre_is_read_after_every_worker_was_killed(ranks):
+    script = (
+        RULES
+        + """
+centre = SharedCentre(fd, Rule(), rank, size, timeout=30)
+local, seen, none = np.zeros(200_000), np.zeros(200_000), np.zeros(0)
+turn = 0
+while True:
+    local += 1
+    centre.exchange(local, seen, 1, none)
+    turn += 1
+    if turn == 20:
+        say(going=True)
+"""
+    )
+    with a_centre(200_000) as segment:
+        ranks.start(script, segment, 2)
+        for rank in range(2):
+            ranks.line(rank)
+        with SharedCentre(segment, None, None, 2) as controller:
+            out = np.empty(200_000)
+            clocks = [controller.read(out, NONE)]
+            for _ in range(50):  # while they contend
+                clocks.append(controller.read(out, NONE))
+                assert out.min() == out.max() == clocks[-1]
+            for rank in range(2):
+                ranks.kill(rank)
+            ranks.finish(codes={0: -signal.SIGKILL, 1: -signal.SIGKILL})
+            clock = controller.read(out, NONE)
+            assert clocks == sorted(clocks)
+            assert out.min() == out.max() == clock == sum(controller.contributions) >= 40
+
+
+def test_a_stopped_holder_is_named_and_the_centre_can_still_be_read(ranks):
+    script = (
+        RULES
+        + KILLER.replace("BLOCKS", "1").replace("+ 2", "+ 1").replace("HOW", "signal.SIGSTOP")
+        + """
+centre = SharedCentre(fd, Killer(), rank, size, timeout=30)
+for _ in range(4):
+    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
+say(ended=centre.clock)
+"""
+    )
+    with a_centre() as segment:
+        ranks.start(script, segment, 2, ranks=[1])
+        assert ranks.line(0) == {"killed": True}
+        client = SharedCentre(segment, Rule(), 0, 2, timeout=0.6)
+        begin = time.perf_counter()
+        with pytest.raises(MeetingTimeout, match=r"rank 0 on .* held by rank 1 \(process \d+\)") as caught:
+            client.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        assert 0.6 <= time.perf_counter() - begin < 1.5
+        assert caught.value.missing == (1,)
+        out = np.empty(5)
+        assert client.read(out, NONE) == 3
+        assert out.tolist() == [3.0] * 5
+        ranks.kill(0, signal.SIGCONT)
+        assert ranks.finish() == [[{"ended": 4}]]
+        assert client.exchange(np.ones(5), np.zeros(5), 1, NONE) == 1  # its first read saw clock 3
+
+
+def test_a_killed_holder_lets_the_lock_go_at_once(ranks):
+    script = (
+        RULES
+        + KILLER.replace("BLOCKS", "1").replace("+ 2", "+ 1").replace("os.kill(os.getpid(), HOW)", "time.sleep(60)")
+        + """
+centre = SharedCentre(fd, Killer(), rank, size, timeout=30)
+for _ in range(4):
+    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
+"""
+    )
+    with a_centre() as segment:
+        ranks.start(script, segment, 2, ranks=[1])
+        assert ranks.line(0) == {"killed": True}
+        client = SharedCentre(segment, Rule(), 0, 2, timeout=20)
+        ranks.kill(0)
+        begin = time.perf_counter()
+        assert client.exchange(np.ones(5), np.zeros(5), 1, NONE) == 3
+        assert time.perf_counter() - begin < 1.0
+        ranks.finish(codes={0: -signal.SIGKILL})
+
+
+def test_an_abort_ends_the_wait_for_the_lock(ranks):
+    script = (
+        RULES
+        + """
+centre = SharedCentre(fd, Rule(), rank, size, timeout=60)
+say(ready=True)
+trying(lambda: centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0)))
+say(at=time.time())
+"""
+    )
+    with a_centre() as segment:
+        holder = SharedCentre(segment, Rule(), 0, 2)
+        with holder._lock.hold(5, "a test"):
+            ranks.start(script, segment, 2, ranks=[1])
+            ranks.line(0)
+            time.sleep(0.3)
+            given_up = time.time()
+            abort(segment, "rank 0 ran out of memory")
+            error, after = ranks.finish()[0]
+        assert error["error"] == "PeerFailed"
+        assert "rank 1 on" in error["text"]
+        assert "rank 0 ran out of memory" in error["text"]
+        assert after["at"] - given_up < 0.3
+        with pytest.raises(PeerFailed, match="given up before an exchange"):
+            holder.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        assert holder.read(np.empty(5), NONE) == 0
+
+
+def test_a_rank_may_come_back_but_not_twice_at_once():
+    rule = Rule()
+    with a_centre() as segment:
+        first = SharedCentre(segment, rule, 0, 2)
+        first.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        again = SharedCentre(segment, rule, 0, 2)
+        again.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        assert again.contributions == [2, 0]
+        with pytest.raises(BadInput, match="another process exchanges under this rank"):
+            first.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        assert again.contributions == [2, 0]
+
+
+def test_what_does_not_fit_is_refused():
+    rule = Rule()
+    with a_centre(others=2) as segment:
+        client, fine = SharedCentre(segment, rule, 1, 2), np.zeros(2)
+        for local, others in ((np.zeros(4), fine), (np.zeros(5, "float32"), fine), (np.zeros(5), np.zeros(3))):
+            with pytest.raises(BadInput, match=r"rank 1 gave a (vector|others) of shape"):
+                client.exchange(local, np.zeros(5), 1, others)
+            with pytest.raises(BadInput, match="shape"):
+                client.read(local, others)
+        with pytest.raises(BadInput, match="controller reads"):
+            SharedCentre(segment).exchange(np.zeros(5), np.zeros(5), 1, fine)
+        for arguments in ((rule, 2, 2), (rule, 0, 3), (None, 0, 2)):
+            with pytest.raises(BadInput):
+                SharedCentre(segment, *arguments)
+        assert client.clock == 0
+    for centre, others, memory, workers in (
+        (np.zeros((2, 2)), NONE, (), 1),
+        (np.zeros(2, int), NONE, (), 1),
+        (np.zeros(2), NONE, (np.zeros(3),), 1),
+        (np.zeros(2), NONE, (), 0),
+    ):
+        with pytest.raises(BadInput):
+            SharedCentre.create(centre, others, memory, workers)
+    with Segment.create(4096) as plain, pytest.raises(BadInput, match="a SharedCentre's was expected"):
+        SharedCentre(plain)
+
+
+def test_a_worker_closes_every_descriptor(ranks):
+    script = (
+        RULES
+        + """
+before = sorted(os.listdir("/proc/self/fd"))
+with SharedCentre(fd, Rule(), rank, size) as centre:
+    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
+say(fewer=len(before) - len(os.listdir("/proc/self/fd")))
+"""
+    )
+    with a_centre() as segment:
+        assert ranks.start(script, segment, 2).finish() == [[{"fewer": 1}]] * 2
