@@ -103,6 +103,7 @@ def test_an_exchange_does_what_the_three_functions_say(kind):
     centre, memory = rng.standard_normal(count), [rng.standard_normal(count) for _ in range(2)]
     with SharedCentre.create(centre, NONE, tuple(memory), 2) as segment:
         clients = [SharedCentre(segment, rule, rank, 2) for rank in range(2)]
+        controller = SharedCentre(segment)
         assert all(isinstance(client, Centre) for client in clients)
         views = [(rng.standard_normal(count), centre.copy()) for _ in range(2)]
         last = [0, 0]
@@ -122,7 +123,7 @@ def test_an_exchange_does_what_the_three_functions_say(kind):
             assert np.array_equal(local, want)
             assert np.array_equal(seen, want_seen)
             out = np.empty(count)
-            assert clients[1 - sender].read(out, NONE) == clock + 1
+            assert controller.read(out, NONE) == clock + 1
             assert np.array_equal(out, centre)
             header = clients[0]._header()
             for i in range(2):
