@@ -1,0 +1,96 @@
+"""Takes the gradients out of a ``train_step``: a stand-in for the optimizer's public ``apply``.
+
+PyTorch's and TensorFlow's trainers hand the gradients to ``optimizer.apply``, and so do the ``train_step`` methods
+that users write (``apply_gradients`` passes through it). JAX has ``stateless_apply`` instead and needs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from choros.errors import NotExact
+
+
+class Capture:
+    """A context in which ``model.optimizer.apply`` keeps the gradients and updates nothing.
+
+    Args:
+        model: the compiled and built model.
+        trainable: its trainable variables, in the order that ``gradients`` is to have.
+        wrap: what to put around the stand-in, for a compiler that must not look into it.
+        where: tells where a step runs (TensorFlow's graph); gradients from elsewhere are refused.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        trainable: list[Any],
+        wrap: Callable[[Any], Any] = lambda hook: hook,
+        where: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self._model = model
+        self._order = trainable
+        self._index = {id(v): i for i, v in enumerate(trainable)}
+        self._hook = wrap(self._take)
+        self._where = where
+        self._here: Any = None
+        self._taken: list[Any] | None = None
+
+    def __enter__(self) -> Capture:
+        self._refuse_other_optimizers()
+        self._taken = None
+        self._here = self._where()
+        vars(self._model.optimizer)["apply"] = self._hook
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        vars(self._model.optimizer).pop("apply", None)
+        self._taken = self._here = None
+
+    def gradients(self) -> list[Any]:
+        """The step's gradients, one for each trainable variable; None where the loss does not depend on it.
+
+        Raises:
+            NotExact: the step did not call the compiled optimizer.
+        """
+        if self._taken is None:
+            raise NotExact(
+                f"{self._step()} does not update through the compiled optimizer (self.optimizer.apply), so there are "
+                "no gradients to reduce: call it once in each step, or use another algorithm than AllReduce."
+            )
+        return self._taken
+
+    def _take(self, grads: Any, trainable_variables: Any = None) -> None:
+        if self._taken is not None:
+            raise NotExact(
+                f"{self._step()} calls the optimizer more than once in a step; AllReduce reduces one gradient a step. "
+                "Call self.optimizer.apply once, or use another algorithm."
+            )
+        if self._where() is not self._here:
+            raise NotExact(
+                f"{self._step()} calls the optimizer inside its own tf.function, tf.cond or loop, out of which the "
+                "gradients cannot be taken: call it at the top level of train_step, or use another algorithm."
+            )
+        taken: list[Any] = [None] * len(self._order)
+        for gradient, variable in zip(grads, trainable_variables or self._order, strict=True):
+            if id(variable) not in self._index:
+                name = getattr(variable, "path", variable)
+                raise NotExact(f"{self._step()} trains {name!r}, which is not a trainable variable of the model.")
+            taken[self._index[id(variable)]] = gradient
+        self._taken = taken
+
+    def _refuse_other_optimizers(self) -> None:
+        own = self._model.optimizer
+        known = {id(own), id(getattr(own, "inner_optimizer", own))}
+        for name, value in vars(self._model).items():
+            if isinstance(value, keras.optimizers.Optimizer) and id(value) not in known:
+                raise NotExact(
+                    f"Model {self._model.name!r} holds a second optimizer, {name!r}, whose updates AllReduce would not "
+                    "reduce: use one compiled optimizer, or another algorithm."
+                )
+
+    def _step(self) -> str:
+        return f"The train_step of {type(self._model).__name__} {self._model.name!r}"

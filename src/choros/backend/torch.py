@@ -1,0 +1,206 @@
+"""The replica on PyTorch.
+
+Nothing is compiled unless the model was compiled with ``jit_compile=True``, as in Keras; then the step, its first
+half (forward and backward) and its second (the optimizer) each go through ``torch.compile``. PyTorch's default
+process group is never touched: Keras 3.16 would wrap the model by itself where that exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from choros.backend.base import BaseReplica
+from choros.backend.capture import Capture
+from choros.types import Array, Batch
+
+
+class TorchReplica(BaseReplica):
+    """A compiled Keras model on PyTorch; see ``choros.backend.replica.Replica``.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        workers: how many workers train together.
+    """
+
+    def __init__(self, model: Any, workers: int = 1) -> None:
+        super().__init__(model, workers)
+        self._points: list[Any] | None = None
+        self._velocity: list[Any] = []
+        self._momentum = 0.0
+        self._capture: Capture | None = None
+
+    def _built(self) -> None:
+        if self._capture is not None:
+            return
+        compiled: Callable[[Any], Any] = torch.compile if self.model.jit_compile else lambda step: step
+        self._capture = Capture(self.model, self.trainable, wrap=torch.compiler.disable)
+        self._train = compiled(lambda data: self.model.train_step(data))
+        self._differentiate = compiled(lambda data: self.model.train_step(data))
+        self._test = compiled(lambda data: self.model.test_step(data))
+        self._update = compiled(lambda grads: self.model.optimizer.apply(grads, self.trainable))
+        self._flat = torch.empty(self.size, dtype=getattr(torch, self.dtype.name))
+        self._host: Array = self._flat.numpy()
+
+    def pack(self, batch: Batch) -> tuple[Any, ...]:
+        """The packed batch as tensors: the arrays' own memory, or copies of arrays that may not be written."""
+        return tuple(keras.tree.map_structure(_tensor, part) for part in super().pack(batch))
+
+    # One batch.
+
+    def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
+        self._mode(True)
+        return self._custom(self._train(data))
+
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        self._mode(True)
+        with self._capture as capture, self.weigher, _Loss(self.loss_metric) as loss:
+            self._logs = self._custom(self._differentiate(data))
+            grads = [None if g is None else _array(g) for g in capture.gradients()]
+            return grads, loss.value(), float(self.weigher.divisor(rows))
+
+    def _apply(self, gradient: Array, divisor: float) -> None:
+        np.divide(gradient, divisor, out=self._host)
+        values = [v.value for v in self.trainable]
+        parts = self._flat.split([value.numel() for value in values])
+        grads = [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
+        with torch.no_grad():
+            self._update(grads)
+
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
+        self._mode(False)
+        with torch.no_grad(), self._at_x(), self.weigher, _Loss(self.loss_metric) as loss:
+            self._logs = self._custom(self._test(data))
+            return loss.value(), float(self.weigher.divisor(rows, strict=False))
+
+    def _mode(self, training: bool) -> None:
+        if self.model.training is not training:
+            self.model.train(training)
+
+    # Variables.
+
+    def _values(self, variables: list[Any]) -> list[Array]:
+        return [_array(v.value.detach()) for v in variables]
+
+    def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
+        with torch.no_grad():
+            for variable, array in zip(variables, arrays, strict=True):
+                _write(variable.value, array)
+
+    # Momentum.
+
+    def look_ahead(self, momentum: float) -> None:
+        """Nesterov momentum around the step: ``v <- mu v + u``, ``x <- x + v``, go on from ``x + mu v``.
+
+        The step began at ``x + mu v``, so where it ended is the new x, and the new v is what x moved by. The first
+        call, before any step, arms it.
+        """
+        values = [v.value for v in self.trainable]
+        self._momentum = momentum
+        with torch.no_grad():
+            if self._points is None:
+                self._points = [value.clone() for value in values]
+                self._velocity = [torch.zeros_like(value) for value in values]
+            elif values:
+                self._velocity = list(torch._foreach_sub(values, self._points))
+                torch._foreach_copy_(self._points, values)
+                torch._foreach_add_(values, self._velocity, alpha=momentum)
+
+    def get(self, out: Array) -> None:
+        """Copy the trainable variables into ``out``: x, where momentum looks ahead."""
+        if self._points is None:
+            super().get(out)
+        else:
+            for where, point in zip(self.slices, self._points, strict=True):
+                out[where] = _array(point).reshape(-1)
+
+    def set(self, vector: Array) -> None:
+        """Set the trainable variables, and look ahead from there; always copies."""
+        super().set(vector)
+        if self._points:
+            values = [v.value for v in self.trainable]
+            with torch.no_grad():
+                torch._foreach_copy_(self._points, values)
+                torch._foreach_add_(values, self._velocity, alpha=self._momentum)
+
+    def restore(self, arrays: list[Array]) -> None:
+        """Set what ``snapshot`` gave; a velocity is forgotten."""
+        armed, self._points = self._points is not None, None
+        super().restore(arrays)
+        if armed:
+            self.look_ahead(self._momentum)
+
+    @contextmanager
+    def _at_x(self) -> Iterator[None]:
+        """For a while, leave the look-ahead point."""
+        if not self._points:
+            yield
+            return
+        values = [v.value for v in self.trainable]
+        ahead = [value.clone() for value in values]
+        torch._foreach_copy_(values, self._points)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(values, ahead)
+
+    def _settle(self) -> None:
+        if self._points:
+            with torch.no_grad():
+                torch._foreach_copy_([v.value for v in self.trainable], self._points)
+        self._points, self._velocity = None, []
+        self.model.eval()
+
+
+class _Loss:
+    """One batch's loss out of Keras' running mean, which is left as it was."""
+
+    def __init__(self, metric: Any) -> None:
+        self._state = [] if metric is None else [metric.total.value, metric.count.value]
+
+    def __enter__(self) -> _Loss:
+        with torch.no_grad():
+            self._before = [tensor.clone() for tensor in self._state]
+            for tensor in self._state:
+                tensor.zero_()
+        return self
+
+    def value(self) -> float:
+        if not self._state:
+            return float("nan")
+        total, count = (float(tensor) for tensor in self._state)
+        return total / count if count else 0.0
+
+    def __exit__(self, *error: object) -> None:
+        with torch.no_grad():
+            for tensor, before in zip(self._state, self._before, strict=True):
+                tensor.copy_(before)
+
+
+def _tensor(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    usable = leaf.flags.writeable and all(stride >= 0 for stride in leaf.strides)
+    return keras.ops.convert_to_tensor(leaf if usable else leaf.copy())
+
+
+def _array(tensor: Any) -> Array:
+    """The tensor's own memory where numpy can read it: on the CPU and of a type that numpy has."""
+    tensor = tensor.detach()
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor = tensor.float()
+    array: Array = tensor.cpu().numpy()
+    return array
+
+
+def _write(tensor: Any, array: Any) -> None:
+    if tensor.device.type == "cpu" and tensor.dtype is not torch.bfloat16:
+        np.copyto(tensor.detach().numpy(), array, casting="unsafe")
+    else:
+        tensor.copy_(torch.from_numpy(np.array(array, np.float32 if tensor.is_floating_point() else None)))
