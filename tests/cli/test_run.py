@@ -1,0 +1,172 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from choros.cli import main
+from choros.machine import plan, usable_cores
+from choros.machine.threads import NAMES
+
+
+def choros(*arguments, **more):
+    clean = {name: value for name, value in os.environ.items() if name not in NAMES}
+    environment = {**clean, **more.pop("environment", {})}
+    command = [sys.executable, "-m", "choros", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False, **more)
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="script.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+LOOK = """
+import json, os, sys
+print(json.dumps({"cores": sorted(os.sched_getaffinity(0)), "env": dict(os.environ), "argv": sys.argv[1:],
+                  "path": sys.path[0]}))
+"""
+
+
+def found(done):
+    assert done.returncode == 0, done.stderr
+    ranks = {}
+    for line in done.stdout.splitlines():
+        mark, _, text = line.partition(" ")
+        ranks[int(mark[1:-1])] = json.loads(text)
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def test_ranks_have_their_cores_threads_arguments_and_group(script):
+    path = script(LOOK)
+    ranks = found(choros("run", "-n", 2, path, "-n", "--threads", 3, "x y"))
+    assert len(ranks) == 2
+    for rank, (seen, binding) in enumerate(zip(ranks, plan(2), strict=True)):
+        assert seen["cores"] == list(binding.cores or usable_cores())
+        assert seen["env"]["OMP_NUM_THREADS"] == seen["env"]["NPROC"] == str(binding.threads)
+        assert seen["env"]["CHOROS_RANK"] == str(rank)
+        assert seen["argv"] == ["-n", "--threads", "3", "x y"]
+        assert seen["path"] == str(path.parent)
+
+
+def test_threads_and_no_binding(script):
+    done = choros("run", "-n", 2, "--no-bind", "--threads", 3, script(LOOK), environment={"OMP_NUM_THREADS": "9"})
+    for seen in found(done):
+        assert seen["cores"] == list(usable_cores())
+        assert seen["env"]["OMP_NUM_THREADS"] == seen["env"]["TF_NUM_INTRAOP_THREADS"] == "3"
+        if len(usable_cores()) < 6:
+            assert seen["env"]["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_what_the_user_exported_holds(script):
+    for seen in found(choros("run", "-n", 2, script(LOOK), environment={"OMP_NUM_THREADS": "9"})):
+        assert seen["env"]["OMP_NUM_THREADS"] == "9"
+
+
+def test_more_ranks_than_cores_run_unbound_on_one_thread(script):
+    size = len(usable_cores()) + 1
+    for seen in found(choros("run", "-n", size, script(LOOK))):
+        assert seen["cores"] == list(usable_cores())
+        assert seen["env"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_ranks_meet_in_the_group_they_inherit(script):
+    path = script(
+        "import os, numpy as np\n"
+        "from choros.cluster import Place\n"
+        "from choros.transport.shared_group import SharedGroup\n"
+        "here = Place.here()\n"
+        "with SharedGroup(int(os.environ['CHOROS_GROUP_FD']), here.rank, timeout=60) as group:\n"
+        "    assert group.size == here.size == 3\n"
+        "    print(group.sum(np.array([here.rank + 1.0]))[0])\n"
+    )
+    done = choros("run", "-n", 3, path)
+    assert sorted(done.stdout.splitlines()) == ["[0] 6.0", "[1] 6.0", "[2] 6.0"], done.stderr
+
+
+def test_a_framework_in_a_rank_obeys(script):
+    pytest.importorskip("torch", reason="torch is not installed")
+    done = choros("run", "-n", 2, "--threads", 1, script("import torch; print(torch.get_num_threads())"))
+    assert sorted(done.stdout.splitlines()) == ["[0] 1", "[1] 1"]
+
+
+def test_modules_and_programs(script, tmp_path):
+    script("import sys; print(__name__, sys.argv[1:])", "module_to_run.py")
+    done = choros("run", "-n", 2, "-m", "module_to_run", "--flag", cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[0] __main__ ['--flag']", "[1] __main__ ['--flag']"]
+    done = choros("run", "-n", 1, "--", "sh", "-c", "echo $CHOROS_SIZE")
+    assert done.stdout == "[0] 1\n"
+
+
+def test_the_code_of_the_first_failure(script):
+    path = script("import os, sys, time\nif os.environ['CHOROS_RANK'] == '0': sys.exit(17)\ntime.sleep(100)")
+    began = time.monotonic()
+    done = choros("run", "-n", 2, path)
+    assert done.returncode == 17
+    assert time.monotonic() - began < 20
+    assert "rank 0 of 2" in done.stderr
+
+
+def test_kill_9_of_the_launcher_leaves_no_ranks(script):
+    path = script("import os, time\nprint(os.getpid())\ntime.sleep(100)")
+    with subprocess.Popen(
+        [sys.executable, "-m", "choros", "run", "-n", "2", str(path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+        process.send_signal(signal.SIGKILL)
+    limit = time.monotonic() + 5
+    while time.monotonic() < limit and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.02)
+    left = [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "-n", "0", "x.py"], "must be a whole number of 1 or more, got 0"),
+        (["run", "-n", "two", "x.py"], "must be a whole number of 1 or more, got two"),
+        (["run", "x.py"], "-n"),
+        (["run", "-n", "2"], "nothing to run"),
+        (["run", "-n", "2", "-m"], "nothing to run"),
+        (["run", "-n", "2", "absent.py"], "the script absent.py does not exist"),
+        (["run", "-n", "2", "no-such-program"], "neither a file nor a program"),
+        (["run", "-n", "2", "README.md"], "is not executable"),
+        (["run", "-n", "2", "--grace", "-1", "true"], "must be a number of seconds"),
+        (["dance"], "invalid choice: 'dance'"),
+        ([], "COMMAND"),
+    ],
+)
+def test_bad_usage_is_said_in_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("text")
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err.splitlines()[-1]
+
+
+def test_a_rank_starts_no_ranks(monkeypatch, capsys):
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    assert main(["run", "-n", "2", "true"]) == 2
+    assert "already rank 1 of 2 (started by torchrun)" in capsys.readouterr().err
+
+
+def test_version_and_help(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("choros ")
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("run", "where", "demo"))
+    assert main(["run", "--help"]) == 0
+    assert "--no-bind" in capsys.readouterr().out

@@ -1,0 +1,66 @@
+import json
+import os
+import subprocess
+import sys
+
+from choros.cli import main
+from choros.machine import usable_cores
+
+
+def test_the_place_alone(capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    assert main(["where"]) == 0
+    out = capsys.readouterr().out
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert rows["place"] == "rank 0 of 1, local rank 0 of 1, node 0 of 1"
+    assert rows["launcher"] == "single"
+    assert rows["cores"].startswith(f"{len(usable_cores())} usable (")
+    assert "OMP_NUM_THREADS=3" in rows["threads"]
+    assert rows["backend"] == "torch (KERAS_BACKEND)"
+    assert rows["libraries"].startswith("keras 3.")
+
+
+def test_the_place_of_a_slurm_rank(capsys, monkeypatch):
+    for name, value in {
+        "SLURM_PROCID": "3",
+        "SLURM_NTASKS": "4",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert main(["where", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["place"]["hosts"] == ["n1", "n2"]
+    assert found["place"]["launcher"] == "slurm"
+    assert "SLURM_PROCID=3" in found["why"]
+
+
+def test_a_contradiction_is_said(capsys, monkeypatch):
+    monkeypatch.setenv("CHOROS_RANK", "9")
+    monkeypatch.setenv("CHOROS_SIZE", "2")
+    assert main(["where"]) == 2
+    assert capsys.readouterr().err.startswith("choros where: ")
+
+
+def test_keras_configuration_is_read_as_keras_reads_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("KERAS_BACKEND")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    assert main(["where", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == "tensorflow (Keras' default)"
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    assert main(["where", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == f"jax ({tmp_path / 'keras.json'})"
+
+
+def test_no_framework_is_imported():
+    code = (
+        "import sys; from choros.cli import main; main(['where']); "
+        "print([name for name in ('keras', 'jax', 'torch', 'tensorflow', 'numpy') if name in sys.modules])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=dict(os.environ)
+    ).stdout
+    assert out.splitlines()[-1] == "[]"

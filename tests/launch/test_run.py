@@ -1,0 +1,252 @@
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from choros.errors import BadInput
+from choros.launch.run import run
+
+ENGINE = """
+import json, sys
+from choros.launch.run import run
+sys.exit(run(**json.loads(sys.argv[1])))
+"""
+
+
+@contextlib.contextmanager
+def launcher(code, size=2, **more):
+    """The engine in a process of its own, the ranks running ``code``."""
+    arguments = json.dumps({"command": [sys.executable, "-c", code], "size": size, **more})
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE, arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def outcome(code, size=2, **more):
+    with launcher(code, size, **more) as process:
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def ranks_of(process, size):
+    """The pids that the ranks print as their first line."""
+    return [int(process.stdout.readline().split()[1]) for _ in range(size)]
+
+
+def gone(pid, within=5.0):
+    limit = time.monotonic() + within
+    while time.monotonic() < limit:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_every_rank_knows_its_place_and_shares_the_token():
+    code = (
+        "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CHOROS_')}));"
+        "print(open('/dev/stdin').read() == '')"
+    )
+    status, out, err = outcome(code, 3, environment=[{"CHOROS_X": str(number)} for number in range(3)])
+    assert (status, err) == (0, "")
+    found = {}
+    for line in out.splitlines():
+        mark, _, text = line.partition(" ")
+        if text != "True":
+            found[mark] = json.loads(text)
+    assert sorted(found) == ["[0]", "[1]", "[2]"]
+    assert len({place["CHOROS_RUN"] for place in found.values()}) == 1
+    for rank in range(3):
+        place = found[f"[{rank}]"]
+        assert len(place.pop("CHOROS_RUN")) == 16
+        assert place == {
+            "CHOROS_RANK": str(rank),
+            "CHOROS_SIZE": "3",
+            "CHOROS_LOCAL_RANK": str(rank),
+            "CHOROS_LOCAL_SIZE": "3",
+            "CHOROS_X": str(rank),
+        }
+    assert out.count("True") == 3  # standard input is empty
+
+
+def test_cores_are_set_before_the_program_is_loaded():
+    usable = sorted(os.sched_getaffinity(0))
+    cores = [[usable[0]], [usable[-1]]]
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    status, out, _ = outcome(code, cores=cores)
+    assert status == 0
+    assert sorted(out.splitlines()) == [f"[{rank}] {cores[rank]}" for rank in range(2)]
+
+
+def test_a_descriptor_is_inherited():
+    fd = os.memfd_create("test")
+    os.write(fd, b"shared")
+    code = f"import os; assert os.pread({fd}, 10, 0) == b'shared'"
+    assert run([sys.executable, "-c", code], 2, pass_fds=[fd]) == 0
+    os.close(fd)
+
+
+def test_lines_are_whole_marked_and_in_their_stream():
+    code = (
+        "import os, sys\n"
+        "r = os.environ['CHOROS_RANK']\n"
+        "for n in range(300): print('out', r, n, 'x' * 500)\n"
+        "print('err', r, file=sys.stderr); sys.stdout.write('no end ' + r)"
+    )
+    status, out, err = outcome(code, 3)
+    assert status == 0
+    lines = out.splitlines()
+    for rank in range(3):
+        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert mine == [f"[{rank}] out {rank} {n} {'x' * 500}" for n in range(300)] + [f"[{rank}] no end {rank}"]
+    assert len(lines) == 903
+    assert sorted(err.splitlines()) == [f"[{rank}] err {rank}" for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "words"),
+    [
+        ("sys.exit(3)", 3, "exited with code 3"),
+        ("raise ValueError('wrong')", 1, "exited with code 1"),
+        ("os.kill(os.getpid(), 9)", 137, "was ended by SIGKILL"),
+        ("os.abort()", 134, "was ended by SIGABRT"),
+    ],
+)
+def test_the_first_failure_ends_all_and_gives_its_code(ending, code, words):
+    began = time.monotonic()
+    fails = f"if os.environ['CHOROS_RANK'] == '1': {ending}"
+    status, out, err = outcome(f"import os, sys, time\nprint('up', flush=True)\n{fails}\ntime.sleep(100)", 3)
+    assert status == code
+    assert time.monotonic() - began < 20
+    [line] = [line for line in err.splitlines() if line.startswith("choros run: ")]
+    assert line.startswith("choros run: rank 1 of 3 (pid ")
+    assert words in line
+    assert line.endswith("; ending the 2 that are left")
+    if "ValueError" in ending:
+        assert err.index("[1] ValueError: wrong") < err.index("choros run: ")
+    assert "[1] up" in out
+
+
+def test_ranks_that_ignore_sigterm_are_killed():
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True)\n"
+        "if os.environ['CHOROS_RANK'] == '1': time.sleep(1); sys.exit(7)\n"
+        "time.sleep(100)"
+    )
+    with launcher(code, 2, grace=0.3) as process:
+        pids = ranks_of(process, 2)
+        assert process.wait(30) == 7
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_stopped_rank_is_ended_too():
+    code = (
+        "import os, sys, time\nprint(os.getpid(), flush=True)\n"
+        "if os.environ['CHOROS_RANK'] == '1': time.sleep(1); sys.exit(7)\n"
+        "os.kill(os.getpid(), 19); time.sleep(100)"
+    )
+    with launcher(code, 2, grace=20) as process:
+        pids = ranks_of(process, 2)
+        began = time.monotonic()
+        assert process.wait(30) == 7
+        assert time.monotonic() - began < 15
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_rank_that_ends_well_does_not_end_the_others():
+    code = "import os, time\nif os.environ['CHOROS_RANK'] == '1': time.sleep(1)\nprint('done')"
+    status, out, err = outcome(code)
+    assert (status, sorted(out.splitlines()), err) == (0, ["[0] done", "[1] done"], "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_are_handed_on(number, code):
+    body = (
+        "import os, signal, sys, time\n"
+        f"def told(*_): print('told', flush=True); sys.exit(0)\nsignal.signal({int(number)}, told)\n"
+        "print(os.getpid(), flush=True)\ntime.sleep(100)"
+    )
+    with launcher(body) as process:
+        pids = ranks_of(process, 2)
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert sorted(process.stdout.read().splitlines()) == ["[0] told", "[1] told"]
+        assert process.stderr.read() == ""
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_second_signal_kills():
+    body = "import os, signal, time\nsignal.signal(2, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\ntime.sleep(100)"
+    with launcher(body, grace=60) as process:
+        pids = ranks_of(process, 2)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    assert all(gone(pid) for pid in pids)
+
+
+def test_no_rank_outlives_a_killed_launcher():
+    with launcher("import os, time; print(os.getpid(), flush=True); time.sleep(100)") as process:
+        pids = ranks_of(process, 2)
+        process.kill()
+        process.wait(10)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_a_rank_leaves_behind_is_ended():
+    code = "import os, subprocess; print(subprocess.Popen(['sleep', '100']).pid, flush=True)"
+    with launcher(code) as process:
+        pids = ranks_of(process, 2)
+        assert process.wait(30) == 0
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_reader_that_goes_away_ends_the_run():
+    with launcher("import time\nwhile True: print('x' * 100); time.sleep(0.001)") as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 141
+
+
+def test_a_program_that_cannot_be_started(capfd, tmp_path):
+    assert run([str(tmp_path / "none")], 1) == 127
+    assert f"[0] choros: cannot start {tmp_path / 'none'}: No such file" in capfd.readouterr().err
+    (tmp_path / "text").write_text("x")
+    assert run([str(tmp_path / "text")], 1) == 126
+
+
+def test_nothing_is_left_in_this_process(capfd):
+    before = set(os.listdir("/proc/self/fd")), [signal.getsignal(number) for number in (2, 15, 1)]
+    assert run(["sh", "-c", "echo $CHOROS_RANK"], 2) == 0
+    assert run(["false"], 2) == 1
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0] 0", "[1] 1"]
+    assert (set(os.listdir("/proc/self/fd")), [signal.getsignal(number) for number in (2, 15, 1)]) == before
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(BadInput, match="1 rank or more"):
+        run(["true"], 0)
+    with pytest.raises(BadInput, match="1 environments were given for 2 ranks"):
+        run(["true"], 2, environment=[{}])
