@@ -11,7 +11,7 @@ import numpy as np
 from choros import algorithms
 from choros.data import checks, make_source, packing
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
-from choros.training.conductor import Conductor
+from choros.training.conductor import Conductor, values
 from choros.training.engine import Cargo, Engine
 from choros.training.job import Job
 from choros.training.pool import WorkerPool, check_workers, default_workers
@@ -212,7 +212,7 @@ class Trainer:
             check_exact(self.model, self.workers)
         try:
             return self.algorithm.bound(
-                self.workers, float(np.asarray(self.model.optimizer.learning_rate)), strict=self.strict
+                self.workers, float(values([self.model.optimizer.learning_rate])[0]), strict=self.strict
             )
         except algorithms.UnstableError as error:
             raise Unstable(str(error)) from None

@@ -22,7 +22,7 @@ PRIVATE = {
     "keras.Layer": ("_trainable_variables", "_non_trainable_variables"),
     "CompileLoss": ("_flat_losses",),
     "CompileLoss.Loss": ("path", "loss", "loss_weight", "name"),
-    "tensor": ("_keras_mask",),
+    "keras.src.backend.common.masking": ("get_keras_mask",),
 }
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from keras.src.backend.common.masking import get_keras_mask
 import numpy as np
 
 from choros.errors import NotExact
@@ -167,12 +168,12 @@ class Weigher:
         """The same loss, noting its masks and weights; ``reduction`` says which of them it divides by."""
 
         def watched(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            masks = [getattr(y_pred, "_keras_mask", None)]
+            masks = [get_keras_mask(y_pred)]
             plain, own = loss.call, vars(loss).get("call")
 
             def call(true: Any, pred: Any) -> Any:
                 values = plain(true, pred)
-                masks.append(getattr(values, "_keras_mask", None))
+                masks.append(get_keras_mask(values))
                 return values
 
             loss.call = call

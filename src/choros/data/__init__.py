@@ -32,6 +32,10 @@ class Source(Protocol):
         """A real batch, the same on every rank, to build a model from."""
         ...
 
+    def part(self, rank: int, size: int, seed: int) -> Source:
+        """One of ``size`` disjoint shards, for the members of an ensemble."""
+        ...
+
     def epoch(
         self,
         *,

@@ -12,6 +12,7 @@ from choros.data.convert import as_arrays, to_floatx
 from choros.data.division import Piece, pieces
 from choros.data.order import permutation
 from choros.data.tree import is_nested, map_leaves
+from choros.errors import BadData
 from choros.types import Array, Batch
 
 
@@ -109,6 +110,14 @@ class ArraySource:
             self.rows, rank=rank, size=size, together=together, batch_size=batch_size, epoch=epoch, steps=steps
         )
         return self._ordered(parts, seed) if shuffle else self._straight(parts)
+
+    def part(self, rank: int, size: int, seed: int) -> ArraySource:
+        """Every ``size``-th row of a permutation drawn from ``seed``: one of ``size`` disjoint shards, copied."""
+        rows = np.sort(permutation(self.rows, seed, 0)[rank::size])
+        if not len(rows):
+            raise BadData(f"{self.rows} rows cannot be divided among {size} members: give more rows.")
+        x, y, weight = self._pick(rows)
+        return ArraySource(x, y, weight, self.floatx)
 
     def _straight(self, parts: Iterator[Piece]) -> Iterator[Batch]:
         for _, start, stop, total in parts:

@@ -62,6 +62,10 @@ class PyDatasetSource:
         count = self.dataset.num_batches
         return None if count is None else int(count)
 
+    def part(self, rank: int, size: int, seed: int) -> PyDatasetSource:
+        """Every ``size``-th batch: one of ``size`` disjoint shards."""
+        return PyDatasetSource(_part(self.dataset, rank, size), self.class_weight, self.floatx)
+
     def steps(self, batch_size: int = 0) -> int | None:
         """Batches in a pass, whatever the ``batch_size``; None where the dataset has no end."""
         return self._count()
@@ -172,6 +176,30 @@ class PyDatasetSource:
             weight = map_leaves(lambda _: one, y)
         x, y, weight = to_floatx((x, y, weight), self.floatx)
         return x, y, weight, rows
+
+
+def _part(dataset: Any, rank: int, size: int) -> Any:
+    import keras
+
+    class Part(keras.utils.PyDataset):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(workers=dataset.workers, max_queue_size=dataset.max_queue_size)
+
+        @property
+        def num_batches(self) -> int | None:
+            count = dataset.num_batches
+            return None if count is None else len(range(rank, count, size))
+
+        def __getitem__(self, index: int) -> Any:
+            return dataset[rank + index * size]
+
+        def on_epoch_begin(self) -> None:
+            dataset.on_epoch_begin()
+
+        def on_epoch_end(self) -> None:
+            dataset.on_epoch_end()
+
+    return Part()
 
 
 @contextmanager

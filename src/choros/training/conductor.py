@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,11 +110,11 @@ class Conductor:
 
     # -- what callbacks changed
     def _state(self) -> tuple[float, list[Array]]:
-        weights = [np.array(variable) for variable in self.model.variables] if self.user else []
+        weights = values(self.model.variables) if self.user else []
         return self._rate(), weights
 
     def _rate(self) -> float:
-        return float(np.asarray(self.model.optimizer.learning_rate)) if self.user else 0.0
+        return float(values([self.model.optimizer.learning_rate])[0]) if self.user else 0.0
 
     def _orders(self, before: tuple[float, list[Array]]) -> Orders:
         stop = bool(self.model.stop_training)
@@ -122,10 +122,16 @@ class Conductor:
             return Orders(stop)
         rate, weights = self._rate(), before[1]
         changed = any(
-            not np.array_equal(old, np.asarray(variable))
-            for old, variable in zip(weights, self.model.variables, strict=True)
+            not np.array_equal(old, new) for old, new in zip(weights, values(self.model.variables), strict=True)
         )
         return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None, changed)
+
+
+def values(variables: Sequence[Any]) -> list[Array]:
+    """Return copies of Keras variables, or of what stands for them, on the host."""
+    import keras
+
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
 def _wants_batches(callback: Any) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 
 from choros.data import packing
 from choros.errors import MeetingTimeout, WorkerFailed
-from choros.training.noticeboard import Noticeboard
-from choros.training.conductor import Conductor
+from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Tally
+from choros.training.noticeboard import Noticeboard
 from choros.training.pool import WorkerPool
 from choros.training.record import RunRecord
 from choros.transport.segment import Segment
@@ -21,7 +21,10 @@ from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup
 from choros.types import Array
 
-_SECOND_HAND = ("choros.errors.PeerFailed", "choros.errors.MeetingTimeout")  # errors that only tell of another rank's failure
+_SECOND_HAND = (
+    "choros.errors.PeerFailed",
+    "choros.errors.MeetingTimeout",
+)  # errors that only tell of another rank's failure
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,13 @@ class Engine:
         job = self.job
         self.variables = [*self.model.variables, *self.model.optimizer.variables]
         self.own = len(self.model.variables)
-        values = [np.asarray(variable) for variable in self.variables]
+        now = values(self.variables)
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
-        self.layout, nbytes = packing.layout(values)
+        self.layout, nbytes = packing.layout(now)
         self.weights = Segment.create(max(nbytes, 64), "choros-weights")
         self.buffer = self.weights.array(np.uint8, nbytes, 0)
         self.nbytes = nbytes
-        packing.write(self.layout, values, self.buffer)
+        packing.write(self.layout, now, self.buffer)
         self.entries, self.data_bytes = packing.layout(self.cargo.arrays)
         self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
         packing.write(self.entries, self.cargo.arrays, self.data.array(np.uint8, self.data_bytes, 0))
@@ -168,9 +171,7 @@ class Engine:
                     self.tell(orders, ranks=[rank])
             elif event == "epoch_end":
                 if "loss" in message["logs"]:
-                    self.losses.append(
-                        (time.perf_counter() - self.started, message["epoch"], message["logs"]["loss"])
-                    )
+                    self.losses.append((time.perf_counter() - self.started, message["epoch"], message["logs"]["loss"]))
                 self.tell(self.conductor.epoch_end(message["epoch"], message["logs"]))
             elif event == "done":
                 tallies[rank] = Tally(**message["tally"])
@@ -189,7 +190,7 @@ class Engine:
     def tell(self, orders: Orders, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Give orders: to all who wait for them, and on the board for those who never wait."""
         if orders.weights:
-            packing.write(self.layout, [np.asarray(variable) for variable in self.variables], self.buffer)
+            packing.write(self.layout, values(self.variables), self.buffer)
             if self.centre is not None:
                 self.centre.replace(*self.vectors())
         together = self.job.meet == "together" or self.job.workers == 1
@@ -229,10 +230,9 @@ class Engine:
 
     def unpack(self, blobs: Sequence[Any]) -> list[Array]:
         """Return a member's variables from their bytes."""
-        values = [np.asarray(variable) for variable in self.variables]
         return [
-            np.frombuffer(bytes(blob), value.dtype).reshape(value.shape)
-            for blob, value in zip(blobs, values, strict=True)
+            np.frombuffer(bytes(blob), entry["dtype"]).reshape(entry["shape"])
+            for blob, entry in zip(blobs, self.layout, strict=True)
         ]
 
     def gather_members(self) -> list[Any]:

@@ -65,9 +65,9 @@ class Tally:
     exchanges: int = 0
     staleness: float = 0.0
     exchanging: float = 0.0  # seconds
-    startup: float = 0.0  # seconds from the job's arrival until its first step had ended
-    seconds: float = 0.0  # from then on
-    first_rows: int = 0  # the rows of that first step, which ``seconds`` leaves out
+    startup: float = 0.0  # seconds from the job's arrival until all were ready, and the first step of each shape
+    seconds: float = 0.0  # of training, compiling left out
+    first_rows: int = 0  # the rows of those first steps
 
     def json(self) -> dict[str, Any]:
         """Return the tally as plain JSON."""

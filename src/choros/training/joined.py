@@ -15,7 +15,7 @@ import numpy as np
 
 from choros.backend import make_replica
 from choros.errors import BadInput
-from choros.training.conductor import Conductor
+from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Tally
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
@@ -100,8 +100,8 @@ class JoinedReporter:
         group = self.run.group if self.together else self.mail.group
         orders = Orders(**json.loads(group.gather(json.dumps(vars(orders)).encode())[0]))
         if orders.weights:
-            values = [np.asarray(variable) for variable in model_variables(self.run.replica.model)]
-            self.run.replica.restore([group.broadcast(value) for value in values])
+            mine = values(model_variables(self.run.replica.model))
+            self.run.replica.restore([group.broadcast(value) for value in mine])
         return Orders(orders.stop, orders.learning_rate, False)
 
 
@@ -137,7 +137,14 @@ class Mail:
 
 
 def fit(
-    model: Any, algorithm: Any, job: Job, source: Any, validation: Any, conductor: Conductor | None, rank: int, begun: float
+    model: Any,
+    algorithm: Any,
+    job: Job,
+    source: Any,
+    validation: Any,
+    conductor: Conductor | None,
+    rank: int,
+    begun: float,
 ) -> RunRecord:
     """Train as one rank of a job; every rank ends with the same weights in its model."""
     base = join(rank, job.first_timeout)
@@ -181,8 +188,7 @@ def fit(
             centre.read(trainable, others)
             replica.set(trainable)
             replica.set_others(others)
-        values = replica.snapshot()
-        for variable, value in zip(model_variables(model), values, strict=True):
+        for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
             variable.assign(value)
         tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(run.tally.json()).encode())]
     finally:
@@ -215,4 +221,3 @@ def agree(group: Group, job: Job) -> Job:
 def model_variables(model: Any) -> list[Any]:
     """Return the variables in the order in which a replica's snapshot has them."""
     return [*model.variables, *model.optimizer.variables]
-

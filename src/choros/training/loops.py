@@ -46,6 +46,7 @@ class TogetherLoop:
         """Go through the epochs."""
         run = self.run
         run.obey(run.reporter.begin())
+        run.start_clock()
         if self.meeting is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
@@ -150,6 +151,7 @@ class AloneLoop:
         """Go through the epochs, waiting for nobody."""
         run = self.run
         run.obey(run.reporter.begin())
+        run.start_clock()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         for epoch in range(run.job.initial_epoch, run.job.epochs):

@@ -18,8 +18,9 @@ class WorkerRecord:
         exchanges: int. Times it met the others or the centre.
         staleness: float. Mean number of merges by others between two of its meetings; 0 where all meet together.
         exchanging: float. Share (0 to 1) of its training time spent in meetings, waiting included.
-        startup, seconds: float. Seconds until its first step had ended (compiled), and from then to the end.
-        samples_per_second: float. Rows after the first step over ``seconds``.
+        startup, seconds: float. Seconds of start-up (until all were ready, and the first step of each shape, which
+            compiles), and of training.
+        samples_per_second: float. Rows of the other steps over ``seconds``.
     """
 
     rank: int
@@ -57,9 +58,8 @@ class RunRecord:
         algorithm: the bound algorithm (``alpha`` and the like filled in).
         meet: "together", "alone" or "never".
         workers: tuple of WorkerRecord, one a rank.
-        startup: float. Seconds from ``fit`` until the slowest worker's first step had ended: processes, imports,
-            loading, compiling.
-        seconds: float. Seconds of training after that, until the slowest worker had ended.
+        startup: float. Seconds of start-up of the slowest worker: processes, imports, loading, compiling.
+        seconds: float. Seconds of training of the slowest worker.
         rows: int. Rows trained by all.
         samples_per_second: float. Sum over the workers.
         exchanges: int. Meetings, summed over the workers.

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from choros.data import packing
-from choros.training.noticeboard import Noticeboard
 from choros.training.job import Job, Orders, Reporter, Tally
+from choros.training.noticeboard import Noticeboard
 from choros.transport import Group
 from choros.types import Array, Batch
 
@@ -54,31 +54,37 @@ class Run:
         self.score = math.inf  # an Ensemble's member: its last loss, of validation where there is one
         self._reported = time.perf_counter()
         self._ready = 0.0
+        self._compiling = 0.0
+        self._shapes: set[int] = set()
 
     # -- batches
     def batches(self, epoch: int, *, together: bool) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, counting steps, rows and the time since the first step."""
         job, tally = self.job, self.tally
+        shared = job.meet != "never"  # a member of an ensemble has a shard of its own
+        batch_size = job.batch_size if shared else max(1, job.batch_size // job.workers)
         for step, batch in enumerate(
             self.source.epoch(
-                rank=self.rank,
-                size=job.workers,
-                together=together,
-                batch_size=job.batch_size,
+                rank=self.rank if shared else 0,
+                size=job.workers if shared else 1,
+                together=together or not shared,
+                batch_size=batch_size,
                 seed=job.seed,
                 epoch=epoch,
                 shuffle=job.shuffle,
                 steps=job.steps,
             )
         ):
+            fresh = batch.rows not in self._shapes
+            begun, exchanged = time.perf_counter(), tally.exchanging
             yield batch
             tally.steps += 1
             tally.rows += batch.rows
-            if tally.steps == 1:
-                self._ready = time.perf_counter()
-                tally.first_rows = batch.rows
-                tally.startup = self._ready - self.arrived
-                tally.exchanging = 0.0
+            if fresh:  # the first step of each shape compiles: that is start-up, not training
+                self._shapes.add(batch.rows)
+                tally.first_rows += batch.rows
+                tally.exchanging = exchanged
+                self._compiling += time.perf_counter() - begun
             self.board.beat(self.rank)
             if self.rank == 0:
                 self._progress(epoch, step)
@@ -90,9 +96,14 @@ class Run:
             self.reporter.batch(epoch, step, self.replica.metrics())
             self._reported = time.perf_counter()
 
+    def start_clock(self) -> None:
+        """All are ready: what comes now, but for compiling, counts as training."""
+        self._ready = time.perf_counter()
+
     def stop_clock(self) -> None:
         """End the time that counts as training."""
-        self.tally.seconds = time.perf_counter() - (self._ready or time.perf_counter())
+        self.tally.startup = self._ready - self.arrived + self._compiling
+        self.tally.seconds = time.perf_counter() - self._ready - self._compiling
 
     # -- validation and weights
     def validate(self, group: Group) -> dict[str, float]:
@@ -108,7 +119,11 @@ class Run:
             shuffle=False,
             steps=self.job.validation_steps,
         ):
+            begun = time.perf_counter()
             self.replica.evaluate(batch)
+            if -batch.rows not in self._shapes:
+                self._shapes.add(-batch.rows)
+                self._compiling += time.perf_counter() - begun
             self.board.beat(self.rank)
         self.replica.set_metric_state(group.sum(self.replica.metric_state()))
         return {f"val_{name}": value for name, value in self.replica.metrics().items()}
@@ -154,4 +169,3 @@ class Run:
             self.replica.learning_rate = orders.learning_rate
         if orders.weights:
             self.read_weights()
-

@@ -62,8 +62,6 @@ def unpack_model(data: bytes, custom: bytes) -> Any:
 
 def fresh_clone(model: Any) -> Any:
     """Return an untrained copy: same architecture and compilation, newly drawn weights."""
-    import keras
-
     clone = type(model).from_config(model.get_config())
     build_config = model.get_build_config()
     if not clone.built and build_config:
@@ -127,7 +125,10 @@ def _live_objects(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {type(model).__name__: type(model)}
     compiled = [model.optimizer, *_flat(getattr(model, "loss", None))]
     compile_metrics = getattr(model, "_compile_metrics", None)
-    for given in (getattr(compile_metrics, "_user_metrics", None), getattr(compile_metrics, "_user_weighted_metrics", None)):
+    for given in (
+        getattr(compile_metrics, "_user_metrics", None),
+        getattr(compile_metrics, "_user_weighted_metrics", None),
+    ):
         compiled += list(_flat(given))
     for thing in [*model._flatten_layers(), *compiled]:
         if isinstance(thing, types.FunctionType):

@@ -10,9 +10,9 @@ import numpy as np
 
 from choros import algorithms
 from choros.data import packing
-from choros.training.noticeboard import Noticeboard
 from choros.training.job import Job, Orders
 from choros.training.loops import train
+from choros.training.noticeboard import Noticeboard
 from choros.training.run import Run
 from choros.training.travel import fresh_clone, unpack_model
 from choros.transport.local_group import LocalGroup
@@ -117,6 +117,8 @@ def prepare(
     validation = None if job.validation is None else packing.unpack(job.validation, arrays, blobs)
     gradients = algorithms.from_config(job.algorithm).level == "gradients"
     replica = make_replica(model, workers=job.workers if gradients else 1)
+    if job.meet == "never" and job.workers > 1:
+        source = source.part(rank, job.workers, job.seed)
     replica.build(source.sample(job.batch_size))
     replica.fold_seeds(rank, job.fold_seed)
     return replica, source, validation
