@@ -254,10 +254,47 @@ def test_a_killed_worker_is_noticed_at_once(calls):
         assert "out-of-memory killer" in str(error)
         assert error.signal == "SIGKILL"
         assert not pool.alive(1)
-        with pytest.raises(PeerFailed, match="worker 1 of 2 has closed the connection"):
+        with pytest.raises(PeerFailed, match="worker 1 of 2 has ended"):
             pool.send(1, calls("echo"))
         pool.send(0, calls("echo"))
         assert pool.receive(30)[0] == 0
+
+
+def test_a_send_to_a_worker_whose_death_is_not_noticed_yet(calls):
+    with Pool(1) as pool:
+        os.kill(pool.pids[0], signal.SIGKILL)
+        for _ in range(20):
+            pool.send(0, calls("echo"))
+            time.sleep(0.01)
+        assert pool.receive(10)[1]["signal"] == "SIGKILL"
+    with pytest.raises(PeerFailed, match="has ended"):
+        pool.send(0, calls("echo"))
+
+
+@pytest.mark.parametrize("names", [["pidfd_open"], ["pidfd_open", "waitid"]], ids=["old kernel", "as on macOS"])
+def test_without_the_newer_calls_of_the_kernel(calls, monkeypatch, names):
+    for name in names:
+        monkeypatch.delattr(os, name)
+    with Pool(2) as pool:
+        pool.send(0, calls("echo"))
+        assert pool.receive(30)[1]["event"] == "echo"
+        began = time.monotonic()
+        os.kill(pool.pids[1], signal.SIGKILL)
+        assert pool.receive(10)[1]["signal"] == "SIGKILL"
+        assert time.monotonic() - began < 0.5
+
+
+def test_a_worker_that_somebody_else_has_reaped(calls):
+    with Pool(1) as pool:
+        os.kill(pool.pids[0], signal.SIGKILL)
+        os.waitpid(pool.pids[0], 0)
+        assert pool.receive(10)[1]["event"] == "died"
+
+
+def test_windows_is_refused():
+    code = "import sys; sys.platform = 'win32'\nimport choros.launch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "WSL" in done.stderr.splitlines()[-1]
 
 
 def test_a_worker_that_exits(calls):

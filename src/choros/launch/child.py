@@ -96,11 +96,16 @@ class Child:
             if self._ended is not None:
                 return self._ended
             try:
-                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                    return None
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)  # before it is reaped, its number is nobody else's
-                _, status, usage = os.wait4(self.pid, 0)
+                if hasattr(os, "waitid"):
+                    if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                        return None
+                    self._sweep()  # before it is reaped, its number is nobody else's
+                    _, status, usage = os.wait4(self.pid, 0)
+                else:  # macOS
+                    reaped, status, usage = os.wait4(self.pid, os.WNOHANG)
+                    if reaped == 0:
+                        return None
+                    self._sweep()
             except ChildProcessError:  # somebody else's os.wait() took it
                 return self._end(Ended(-1, "", 1, self._peak))
             most = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -118,6 +123,10 @@ class Child:
             time.sleep(pause)
             pause = min(0.02, pause * 2)
         return ended
+
+    def _sweep(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _end(self, ended: Ended) -> Ended:
         self._ended = ended

@@ -107,6 +107,8 @@ class Pool:
     def send(self, rank: int, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
         """Send a worker a call, or whatever the function that it runs receives through its link.
 
+        To a worker that has ended unnoticed nothing is sent and nothing raised: ``receive`` gives its ``died`` event.
+
         Args:
             rank: the worker.
             message: what JSON can hold; ``{"call": "package.module:function", ...}`` calls.
@@ -115,10 +117,13 @@ class Pool:
 
         Raises:
             BadInput: what cannot travel.
-            PeerFailed: the worker has gone; ``receive`` gives the event that says how.
+            PeerFailed: the worker has ended, as its ``died`` event has said.
             MeetingTimeout: the worker reads nothing any more.
         """
-        self._crew.wires[rank].send(message, blobs, fds)
+        if rank in self._ended or not self._finalizer.alive:
+            raise PeerFailed(f"worker {rank} of {self.size} has ended, so nothing can be sent to it")
+        with contextlib.suppress(PeerFailed):
+            self._crew.wires[rank].send(message, blobs, fds)
 
     def receive(self, timeout: float) -> Event:
         """The next event of any worker.
