@@ -140,7 +140,7 @@ def test_only_the_memory_that_changed_is_rewritten():
             self.block = -1
 
         def propose(self, local, seen, window):
-            self.block += 1
+            self.block += len(local) > 0  # a stand-in has no length: this rule is called as it is
             return local
 
         def merge(self, centre, message, meeting, memory):
@@ -165,7 +165,7 @@ def test_only_the_memory_that_changed_is_rewritten():
 def test_a_rule_cannot_write_into_the_centre():
     class Vandal(Rule):
         def merge(self, centre, message, meeting, memory):
-            centre += 1
+            centre[0] = 1
             return centre, memory
 
     with a_centre() as segment:
@@ -217,7 +217,7 @@ KILLER = """
 class Killer(Rule):
     calls = 0
     def merge(self, centre, message, meeting, memory):
-        self.calls += 1
+        self.calls += len(centre) > 0  # a stand-in has no length: this rule is called as it is
         if self.calls == BLOCKS * 3 + 2:  # in the fourth exchange, when one block is already written
             say(killed=True)
             os.kill(os.getpid(), HOW)

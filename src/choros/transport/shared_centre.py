@@ -21,13 +21,14 @@ from choros.transport import Rule
 from choros.transport import centre_layout as at
 from choros.transport.board import CENTRE, abort, open_stamped, stamp
 from choros.transport.centre_layout import Layout
+from choros.transport.fuse import follow
 from choros.transport.lock import RobustLock
 from choros.transport.segment import Segment
 from choros.transport.values import dtype_code, dtype_name
 from choros.transport.waiting import SPIN, fence
 from choros.types import Array
 
-BLOCK = 1 << 16
+BLOCK = 1 << 15
 _OPTIMISTIC = 3
 
 
@@ -101,6 +102,7 @@ class SharedCentre:
         self._last_seen = 0
         self._sent = self._header()[self._sent_at] if rank is not None else 0
         self._met = False
+        self._scratch: list[Array] = []
 
     def _check_place(self, rule: Rule | None, rank: int | None, workers: int | None) -> None:
         if workers is not None and workers != self.workers:
@@ -190,7 +192,8 @@ class SharedCentre:
 
         Args:
             local: this worker's vector; becomes what the rule's ``adopt`` returns.
-            seen: the centre as it last saw it; becomes what it was shown (unless ``rule.uses_seen`` is False).
+            seen: the centre as it last saw it; becomes what it was shown, unless ``rule.uses_seen`` is False or the
+                rule is seen not to look at it.
             window: int. The optimizer steps since the last exchange.
             others: its moving statistics; c <- c + (others - c) / workers, and others <- c.
 
@@ -248,31 +251,45 @@ class SharedCentre:
     def _merge(self, rule: Rule, header: Array, local: Array, seen: Array, window: int, told: Any) -> None:
         """Write the spare buffers and flip, in the header to be, those that were written."""
         active = header[at.ACTIVE : at.ACTIVE + len(self._buffers)].tolist()
-        centre, spare = self._fixed[0][active[0]], self._buffers[0][1 - active[0]]
-        kept = [pair[a] for pair, a in zip(self._fixed[2:], active[2:], strict=True)]
-        room = [pair[1 - a] for pair, a in zip(self._buffers[2:], active[2:], strict=True)]
-        written = [False] * len(kept)
+        del active[1], (pairs := list(zip(self._fixed, self._buffers, strict=True)))[1]  # the moving statistics
+        vectors = [fixed[a] for (fixed, _), a in zip(pairs, active, strict=True)]
+        spares = [buffers[1 - a] for (_, buffers), a in zip(pairs, active, strict=True)]
+        program = follow(rule, window, told, len(vectors) - 1) if rule.elementwise else None
+        with np.errstate(all="ignore"):
+            if program is not None:
+                program.run([local, seen, *vectors], spares, self._blocks, self._scratch)
+                changed = program.changed
+            else:
+                changed = self._call(rule, local, seen, vectors, spares, window, told)
+        for slot in (at.ACTIVE, *(at.ACTIVE + 2 + i for i in changed)):
+            header[slot] = 1 - header[slot]
+
+    def _call(
+        self, rule: Rule, local: Array, seen: Array, vectors: list[Array], spares: list[Array], window: int, told: Any
+    ) -> list[int]:
+        """Call the rule itself, block by block or on whole vectors; returns which memory was written."""
+        (centre, *kept), (spare, *room) = vectors, spares
+        changed: list[int] = []
         before, keep_seen = rule.shows == "before", getattr(rule, "uses_seen", True)
         for part in self._blocks if rule.elementwise else [slice(0, self.count)]:
             mine, old = local[part], centre[part]
             message = rule.propose(mine, seen[part], window)
             was = tuple(vector[part] for vector in kept)
             new, now = rule.merge(old, message, told, was)
+            if len(now) != len(was):
+                raise BadInput(f"{self._who}: merge returned {len(now)} memory vectors and was given {len(was)}.")
             spare[part] = new
             for i, vector in enumerate(now):
-                if vector is not was[i] and not written[i]:
+                if vector is not was[i] and i not in changed:
                     room[i][: part.start] = kept[i][: part.start]
-                    written[i] = True
-                if written[i]:
+                    changed.append(i)
+                if i in changed:
                     room[i][part] = vector
             shown = old if before else new
             local[part] = rule.adopt(mine, shown)
             if keep_seen:
                 seen[part] = shown
-        header[at.ACTIVE] = 1 - active[0]
-        for i, changed in enumerate(written):
-            if changed:
-                header[at.ACTIVE + 2 + i] = 1 - active[2 + i]
+        return changed
 
     def _average(self, header: Array, others: Array) -> None:
         """Moving statistics: c <- c + (others - c) / workers, others <- c."""
