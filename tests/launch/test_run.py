@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -46,19 +45,6 @@ def outcome(code, size=2, **more):
 def ranks_of(process, size):
     """The pids that the ranks print as their first line."""
     return [int(process.stdout.readline().split()[1]) for _ in range(size)]
-
-
-def gone(pid, within=5.0):
-    limit = time.monotonic() + within
-    while time.monotonic() < limit:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_every_rank_knows_its_place_and_shares_the_token():
@@ -146,7 +132,7 @@ def test_the_first_failure_ends_all_and_gives_its_code(ending, code, words):
     assert "[1] up" in out
 
 
-def test_ranks_that_ignore_sigterm_are_killed():
+def test_ranks_that_ignore_sigterm_are_killed(gone):
     code = (
         "import os, signal, sys, time\n"
         "signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True)\n"
@@ -159,7 +145,7 @@ def test_ranks_that_ignore_sigterm_are_killed():
     assert all(gone(pid) for pid in pids)
 
 
-def test_a_stopped_rank_is_ended_too():
+def test_a_stopped_rank_is_ended_too(gone):
     code = (
         "import os, sys, time\nprint(os.getpid(), flush=True)\n"
         "if os.environ['CHOROS_RANK'] == '1': time.sleep(1); sys.exit(7)\n"
@@ -180,7 +166,7 @@ def test_a_rank_that_ends_well_does_not_end_the_others():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signals_are_handed_on(number, code):
+def test_signals_are_handed_on(number, code, gone):
     body = (
         "import os, signal, sys, time\n"
         f"def told(*_): print('told', flush=True); sys.exit(0)\nsignal.signal({int(number)}, told)\n"
@@ -195,7 +181,7 @@ def test_signals_are_handed_on(number, code):
     assert all(gone(pid) for pid in pids)
 
 
-def test_a_second_signal_kills():
+def test_a_second_signal_kills(gone):
     body = "import os, signal, time\nsignal.signal(2, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\ntime.sleep(100)"
     with launcher(body, grace=60) as process:
         pids = ranks_of(process, 2)
@@ -207,7 +193,7 @@ def test_a_second_signal_kills():
     assert all(gone(pid) for pid in pids)
 
 
-def test_no_rank_outlives_a_killed_launcher():
+def test_no_rank_outlives_a_killed_launcher(gone):
     with launcher("import os, time; print(os.getpid(), flush=True); time.sleep(100)") as process:
         pids = ranks_of(process, 2)
         process.kill()
@@ -215,7 +201,7 @@ def test_no_rank_outlives_a_killed_launcher():
     assert all(gone(pid) for pid in pids)
 
 
-def test_what_a_rank_leaves_behind_is_ended():
+def test_what_a_rank_leaves_behind_is_ended(gone):
     code = "import os, subprocess; print(subprocess.Popen(['sleep', '100']).pid, flush=True)"
     with launcher(code) as process:
         pids = ranks_of(process, 2)

@@ -1,4 +1,3 @@
-import gc
 import os
 import socket
 import struct
@@ -11,15 +10,6 @@ import pytest
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
 from choros.launch import frame
 from choros.launch.wire import Wire
-
-
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left():
-    gc.collect()
-    before = set(os.listdir("/proc/self/fd"))
-    yield
-    gc.collect()
-    assert set(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.fixture
