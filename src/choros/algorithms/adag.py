@@ -18,8 +18,8 @@ class ADAG(Algorithm):
 
     Hermans 2017 (thesis, On Scalable Deep Learning and Parallelizing Gradient Descent), equation "adag", with the
     norm as it is written there; c_seen is kept at the centre (algorithm 2). dist-keras shipped this, elementwise,
-    as "Experimental", and gave its name to AGN. Not elementwise here, and not good for huge models alone: the
-    centre remembers a vector for each worker.
+    as "Experimental", and gave its name to AGN.
+    Not good for huge models: the centre remembers a vector for each worker, and takes it whole, not by blocks.
 
     Args:
         window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
@@ -37,6 +37,12 @@ class ADAG(Algorithm):
     window: int = 8
     eta: float | None = None
     divide: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse an eta that would divide by nothing."""
+        super().__post_init__()
+        if self.eta == 0:
+            self.refuse("eta", "give a number above 0, or None")
 
     def start(self, centre: Vector, workers: int = 1) -> Memory:
         """Return the centre as each worker saw it last."""

@@ -89,8 +89,9 @@ class Algorithm:
         """Raise the one sentence that says which hyper-parameter is wrong and what to give."""
         raise ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {remedy}.")
 
-    def unstable(self, message: str, strict: bool) -> None:
+    def unstable(self, workers: int, learning_rate: float, remedy: str, strict: bool) -> None:
         """Refuse unstable hyper-parameters, or only warn of them."""
+        message = f"{self!r} is unstable with {workers} workers at learning rate {learning_rate:.4g}: {remedy}."
         if strict:
             raise UnstableError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -39,8 +39,8 @@ class DiLoCo(Algorithm):
         """Refuse an outer step that diverges."""
         mu, limit = self.outer_momentum, (2 + 2 * self.outer_momentum) / (1 + 2 * self.outer_momentum)
         if mu >= 1 or self.outer_rate >= limit:
-            what = f"DiLoCo(outer_rate={self.outer_rate:.4g}, outer_momentum={mu:.4g}) is unstable"
-            self.unstable(f"{what}: give an outer_momentum below 1 and an outer_rate below {limit:.4g}.", strict)
+            remedy = f"give an outer_momentum below 1 and an outer_rate below {limit:.4g}"
+            self.unstable(workers, learning_rate, remedy, strict)
         return self
 
     def start(self, centre: Vector, workers: int = 1) -> Memory:

@@ -43,8 +43,7 @@ class EASGD(Algorithm):
         """Set ``alpha=None`` to 0.9 / workers; refuse an alpha at which the exchange diverges."""
         bound = replace(self, alpha=0.9 / workers if self.alpha is None else self.alpha)
         if bound.force >= (limit := self.limit(workers, min(max(learning_rate, 0.0), 1.0))):
-            at = f"with {workers} workers at learning rate {learning_rate:.4g}"
-            self.unstable(f"{bound!r} is unstable {at}: give an alpha below {limit:.4g}, or None.", strict)
+            bound.unstable(workers, learning_rate, f"give an alpha below {limit:.4g}, or None", strict)
         return bound
 
     def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:

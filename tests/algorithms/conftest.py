@@ -1,0 +1,62 @@
+"""Workers and meetings without a process: what the tests of the maths share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from choros.algorithms import Algorithm, Meeting
+
+
+@dataclass
+class House:
+    """A centre and its workers, who meet by calls: ``alone(k)`` or ``together()``. Whole vectors, any library."""
+
+    algorithm: Algorithm
+    start: Any
+    workers: int
+    local: list[Any] = field(init=False)
+    staleness: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.centre = self.start
+        self.memory = self.algorithm.start(self.start, self.workers)
+        self.local = [self.start] * self.workers
+        self.seen = [self.start] * self.workers
+        self.met = [0] * self.workers
+        self.clock = 0
+        self.staleness = []
+
+    def alone(self, k: int, window: int = 1) -> None:
+        message = self.algorithm.propose(self.local[k], self.seen[k], window)
+        meeting = Meeting(1, self.clock - self.met[k], k)
+        self.staleness.append(meeting.staleness)
+        self._merge(message, meeting, [k])
+        self.clock += 1
+        self.met[k] = self.clock
+
+    def together(self, window: int = 1, rows: list[int] | None = None) -> None:
+        weights = rows if rows is not None and self.algorithm.weighted else [1] * self.workers
+        proposals = [self.algorithm.propose(x, s, window) for x, s in zip(self.local, self.seen, strict=True)]
+        message = sum(n * m for n, m in zip(weights, proposals, strict=True)) / sum(weights)
+        self._merge(message, Meeting(self.workers), list(range(self.workers)))
+
+    def _merge(self, message: Any, meeting: Meeting, who: list[int]) -> None:
+        before = self.centre
+        self.centre, self.memory = self.algorithm.merge(before, message, meeting, self.memory)
+        shown = before if self.algorithm.shows == "before" else self.centre
+        for k in who:
+            self.local[k], self.seen[k] = self.algorithm.adopt(self.local[k], shown), shown
+
+
+@pytest.fixture
+def house() -> type[House]:
+    return House
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from choros.algorithms import ADAG, AEASGD, ALL, DOWNPOUR, DynSGD, LocalSGD, Meeting
+from choros.exchange import Alone, MemoryCentre
+from choros.exchange.blocks import BLOCK
+from choros.transport.shared_centre import SharedCentre
+
+WORKERS = 3
+ORDER = [0, 1, 0, 2, 2, 1, 0, 0, 1, 2, 1, 0]  # a fixed asynchronous interleaving
+EVERY = [kind().bound(WORKERS, 0.01) for kind in ALL] + [DOWNPOUR(adagrad=True), ADAG(eta=0.5)]
+every = pytest.mark.parametrize("algorithm", EVERY, ids=repr)
+NONE = np.zeros(0)
+
+
+def by_hand(algorithm, start, drifts):
+    centre, memory = start, algorithm.start(start, WORKERS)
+    local, seen, met = [start] * WORKERS, [start] * WORKERS, [0] * WORKERS
+    for clock, (k, drift) in enumerate(zip(ORDER, drifts, strict=True)):
+        local[k] = local[k] + drift
+        before = centre
+        message = algorithm.propose(local[k], seen[k], 4)
+        centre, memory = algorithm.merge(before, message, Meeting(1, clock - met[k], k), memory)
+        seen[k] = before if algorithm.shows == "before" else centre
+        local[k], met[k] = algorithm.adopt(local[k], seen[k]), clock + 1
+    return centre, local
+
+
+def in_order(seats, start, drifts):
+    workers, local = [Alone(seat, start.copy()) for seat in seats], [start.copy() for _ in seats]
+    staleness = []
+    for k, drift in zip(ORDER, drifts, strict=True):
+        local[k] += drift
+        staleness.append(workers[k].meet(local[k], 4, np.zeros(0, start.dtype)))
+    return workers, local, staleness
+
+
+@every
+@pytest.mark.parametrize("size", [5, BLOCK + 7])
+def test_is_what_the_three_functions_say(algorithm, size, rng):
+    start, drifts = rng.normal(size=size), rng.normal(size=(len(ORDER), size))
+    want, want_local = by_hand(algorithm, start, drifts)
+    centre = MemoryCentre(algorithm, start, WORKERS)
+    _, local, _ = in_order([centre.at(k) for k in range(WORKERS)], start, drifts)
+    np.testing.assert_allclose(centre.centre, want, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(local, want_local, rtol=1e-12, atol=1e-12)
+
+
+@every
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_shared_centre_gives_the_same_bits(algorithm, dtype, rng):
+    start = rng.normal(size=BLOCK + 7).astype(dtype)
+    drifts = rng.normal(size=(len(ORDER), start.size)).astype(dtype)
+    inside = MemoryCentre(algorithm, start, WORKERS)
+    _, ours, stale = in_order([inside.at(k) for k in range(WORKERS)], start, drifts)
+    memory = algorithm.start(start, WORKERS)
+    with SharedCentre.create(start, np.zeros(0, dtype), memory, WORKERS) as segment:
+        seats = [SharedCentre(segment, algorithm, k, WORKERS) for k in range(WORKERS)]
+        _, theirs, stale_too = in_order(seats, start, drifts)
+        out = np.empty_like(start)
+        assert seats[0].read(out, np.zeros(0, dtype)) == len(ORDER)
+    np.testing.assert_array_equal(out, inside.centre)
+    np.testing.assert_array_equal(theirs, ours)
+    assert stale == stale_too
+
+
+def test_counts_exchanges_staleness_and_seconds(rng):
+    centre = MemoryCentre(DynSGD(), np.zeros(2), WORKERS)
+    workers, _, staleness = in_order([centre.at(k) for k in range(WORKERS)], np.zeros(2), np.ones((len(ORDER), 2)))
+    assert staleness == [0, 1, 1, 3, 0, 3, 3, 0, 2, 4, 1, 3]
+    assert [w.exchanges for w in workers] == [ORDER.count(k) for k in range(WORKERS)]
+    assert [w.staleness for w in workers] == [
+        sum(s for s, o in zip(staleness, ORDER, strict=True) if o == k) for k in range(3)
+    ]
+    assert all(w.seconds > 0 for w in workers)
+    assert centre.clock == len(ORDER)
+
+
+def test_threads_lose_nothing():
+    """Law 2 under contention: four workers add whole numbers; the centre has the sum of them all."""
+    centre, turns, size = MemoryCentre(DOWNPOUR(), np.zeros(BLOCK + 3), 4), 50, BLOCK + 3
+    workers = [Alone(centre.at(k), np.zeros(size)) for k in range(4)]
+
+    def work(k):
+        local = np.zeros(size)
+        for _ in range(turns):
+            local += k + 1
+            workers[k].meet(local, 1, NONE)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(centre.centre, turns * (1 + 2 + 3 + 4))
+    assert centre.clock == 4 * turns == sum(w.exchanges for w in workers)
+
+
+def test_moving_statistics_are_averaged_at_each_meeting():
+    """c <- c + (others - c) / p, and the worker goes on with c."""
+    centre = MemoryCentre(AEASGD(alpha=0.3), np.zeros(1), 2, others=np.zeros(2))
+    others = np.array([4.0, 8.0])
+    Alone(centre.at(1), np.zeros(1)).meet(np.zeros(1), 1, others)
+    np.testing.assert_array_equal(others, [2.0, 4.0])
+    np.testing.assert_array_equal(centre.others, [2.0, 4.0])
+
+
+def test_read_copies_and_tells_the_clock():
+    centre = MemoryCentre(DOWNPOUR(), np.zeros(2), 1, others=np.ones(1))
+    seat = centre.at(0)
+
+    seat.exchange(np.ones(2), np.zeros(2), 1, np.ones(1))
+    out, others = np.empty(2), np.empty(1)
+    assert seat.read(out, others) == 1
+    out[:] = 5.0
+    np.testing.assert_array_equal(centre.centre, 1.0)
+    np.testing.assert_array_equal(others, 1.0)
+    seat.close()
+
+
+def test_a_worker_goes_on_from_its_state(rng):
+    start = rng.normal(size=3)
+    centre = MemoryCentre(DOWNPOUR(), start, 1)
+    alone, local = Alone(centre.at(0), start.copy()), start + 1.0
+    alone.meet(local, 8, NONE)
+    state = alone.state()
+    resumed = Alone(centre.at(0), np.zeros(3))
+    resumed.restore(state)
+    alone.seen[:] = np.nan  # a state is a copy
+    local += 1.0
+    resumed.meet(local, 8, NONE)
+    np.testing.assert_allclose(centre.centre, start + 2.0)
+    assert resumed.exchanges == 2
+
+
+def test_a_rank_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="give 0 to 1"):
+        MemoryCentre(LocalSGD(), np.zeros(1), 2).at(2)
