@@ -2,6 +2,7 @@
 
 import gc
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+import choros.transport
 from choros.errors import BadInput, PeerFailed
 from choros.transport.segment import Segment, align
 from choros.transport.waiting import Waiter
@@ -99,7 +101,7 @@ def test_what_is_not_a_segment_is_refused():
 def test_windows_is_sent_to_wsl(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(BadInput, match="WSL"):
-        Segment.create(64)
+        runpy.run_path(choros.transport.__file__)
 
 
 def test_without_memfd_a_file_without_a_name_is_used(monkeypatch, tmp_path):

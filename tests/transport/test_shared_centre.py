@@ -237,7 +237,7 @@ local, seen, none = np.zeros(count), np.zeros(count), np.zeros(0)
 centre.read(local, none)
 seen[:] = local
 turns = 0
-end = time.monotonic() + 2.5
+end = time.monotonic() + 1.5
 while time.monotonic() < end:
     local += 1
     centre.exchange(local, seen, 1, none)

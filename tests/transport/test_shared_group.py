@@ -159,7 +159,7 @@ group.barrier()
 if rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == 1:
-    time.sleep(4)
+    time.sleep(2)
 else:
     trying(group.barrier)
 """
@@ -198,7 +198,7 @@ group = SharedGroup(fd, rank, timeout=60)
 group.barrier()
 if rank == 1:
     group.close()
-    time.sleep(2)
+    time.sleep(0.5)
 else:
     trying(group.barrier)
 """

@@ -5,9 +5,14 @@ Knows nothing of algorithms, Keras or launchers. Every wait has a limit and its 
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol, runtime_checkable
 
+from choros.errors import BadInput
 from choros.types import Array
+
+if sys.platform == "win32":
+    raise BadInput("Workers that share memory need Linux (or macOS, untested). On Windows run Choros inside WSL 2.")
 
 
 @runtime_checkable

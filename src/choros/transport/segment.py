@@ -62,11 +62,6 @@ _inodes: dict[tuple[int, int], _Inode] = {}
 _guard = threading.Lock()
 
 
-def _refuse_windows() -> None:
-    if sys.platform == "win32":
-        raise BadInput("Shared memory between workers needs Linux or macOS. On Windows run Choros inside WSL 2.")
-
-
 class Segment:
     """One piece of shared memory: a descriptor and a mapping of the whole of it.
 
@@ -79,7 +74,7 @@ class Segment:
         lock: re-entrant lock of this process, for what the kernel's record locks cannot keep apart: threads.
 
     Raises:
-        BadInput: on Windows, or where ``fd`` is not a descriptor of a segment.
+        BadInput: where ``fd`` is not a descriptor of a segment.
 
     Example:
         >>> with Segment.create(4096, "doctest") as segment:
@@ -90,7 +85,6 @@ class Segment:
     """
 
     def __init__(self, fd: int) -> None:
-        _refuse_windows()
         try:
             facts = os.fstat(fd)
         except OSError as error:
@@ -123,7 +117,7 @@ class Segment:
             Segment. Its descriptor is not inherited unless it is passed.
 
         Raises:
-            BadInput: on Windows, or for a length below 1.
+            BadInput: for a length below 1.
             OSError: if the system has no memory or no descriptor left.
 
         Example:
@@ -131,7 +125,6 @@ class Segment:
             ...     segment.nbytes % 4096
             0
         """
-        _refuse_windows()
         if nbytes < 1:
             raise BadInput(f"A segment of {nbytes} bytes was asked for: give 1 or more.")
         nbytes = align(nbytes, mmap.PAGESIZE)

@@ -103,6 +103,8 @@ class SharedCentre:
         self._sent = self._header()[self._sent_at] if rank is not None else 0
         self._met = False
         self._scratch: list[Array] = []
+        if rank is not None:
+            self._segment.touch(0, self._segment.nbytes)
 
     def _check_place(self, rule: Rule | None, rank: int | None, workers: int | None) -> None:
         if workers is not None and workers != self.workers:
