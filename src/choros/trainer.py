@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from choros import algorithms
+from choros.cluster import Place
 from choros.data import checks, make_source, packing
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
+from choros.training import joined
 from choros.training.conductor import Conductor, values
 from choros.training.engine import Cargo, Engine
 from choros.training.job import Job
 from choros.training.pool import WorkerPool, check_workers, default_workers
+from choros.training.record import RunRecord
 from choros.training.travel import pack_model
 
 
@@ -76,6 +80,9 @@ class Trainer:
             raise BadInput(str(error)) from None
         check_model(model)
         single = isinstance(self.algorithm, algorithms.Single)
+        self._place = check_place(workers, self.algorithm, pool)
+        if self._place.size > 1:
+            workers = self._place.size
         if workers is None:
             workers = 1 if single else pool.size if pool is not None else default_workers()
         self.workers = 1 if single else check_workers(workers)
@@ -157,6 +164,8 @@ class Trainer:
         packed_validation = None if validation is None else packing.pack(validation, arrays, blobs)[0]
         model_bytes, custom = pack_model(self.model)
         verbose = 1 if verbose == "auto" else verbose
+        if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
+            callbacks, verbose = None, 0
         engine: Engine | None = None
 
         def fetch() -> None:
@@ -188,6 +197,18 @@ class Trainer:
             metric_values=sum(int(np.prod(v.shape)) for v in self.model.metrics_variables),
             hand_back=algorithm.level == "gradients" or self.workers == 1,
         )
+        if self._place.size > 1:
+            record = joined.fit(
+                self.model,
+                algorithm,
+                job,
+                source,
+                validation,
+                conductor,
+                self._place.rank,
+                begun,
+            )
+            return self._finish(conductor, record, verbose)
         try:
             cargo = Cargo(model_bytes, custom, arrays, blobs)
             engine = Engine(self.model, algorithm, job, cargo, self._pool, begun)
@@ -196,6 +217,9 @@ class Trainer:
         finally:
             if self._own and not self._kept:
                 self._pool.close()
+        return self._finish(conductor, record, verbose)
+
+    def _finish(self, conductor: Conductor, record: RunRecord, verbose: int) -> Any:
         conductor.end()
         conductor.history.run = record
         if verbose:
@@ -242,6 +266,23 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
+    """Return where this process is; inside a job a Trainer starts nothing and joins as that rank."""
+    if os.environ.get("CHOROS_WORKER"):
+        raise BadInput("This process is itself a worker of a Trainer: do not train inside a callback or a layer.")
+    place = Place.here()
+    if place.size == 1:
+        return place
+    if workers not in (None, place.size) or pool is not None:
+        raise BadInput(
+            f"This process is rank {place.rank} of {place.size} (started by {place.launcher}), so the Trainer has "
+            f"{place.size} workers: leave workers and pool out."
+        )
+    if algorithm.meets == "never":
+        raise BadInput(f"{type(algorithm).__name__} has workers that never meet: run it outside a job.")
+    return place
 
 
 def check_model(model: Any) -> None:

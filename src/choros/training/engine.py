@@ -152,7 +152,7 @@ class Engine:
                 beats, moved = latest, time.monotonic()
             if found is None:
                 limit = self.job.timeout if beats.all() else self.job.first_timeout
-                if time.monotonic() - moved > 1.1 * limit:
+                if time.monotonic() - moved > 1.1 * limit + 2.0:  # the ranks themselves know better, and first
                     self.hung(beats, limit)
                 continue
             rank, message, blobs = found

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend import make_replica
+from choros.backend.caller import assign_vectors
 from choros.errors import BadInput
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Tally
@@ -48,61 +49,70 @@ def join(rank: int, timeout: float) -> SharedGroup:
 
 
 class JoinedReporter:
-    """Rank 0 runs the callbacks itself and tells the others what they decided."""
+    """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
 
-    def __init__(self, run: Run, conductor: Conductor | None, mail: Mail) -> None:
-        self.run, self.conductor, self.mail = run, conductor, mail
+    def __init__(self, run: Run, conductor: Conductor, mail: Mail) -> None:
+        self.run, self.conductor, self.mail, self.lead = run, conductor, mail, run.rank == 0
         self.together = run.job.meet == "together"
         self.losses: list[tuple[float, int, float]] = []
         self.begun = time.perf_counter()
 
     def begin(self) -> Orders:
         """All are ready: training begins."""
-        orders = self.conductor.begin(self.run.job.initial_epoch) if self.conductor else Orders()
+        orders = self.conductor.begin(self.run.job.initial_epoch)
         self.begun = time.perf_counter()
-        return self.spread(orders)
+        return self.obey(self.spread([vars(orders), None])[0])
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> None:
         """Rank 0 has done a step."""
-        if self.conductor is not None and logs is not None:
+        if logs is not None:
             self.conductor.batch(step, logs)
             if not self.together:
                 self.read_mail()
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
-        """An epoch has ended: together all wait for the orders, alone the logs are left for rank 0."""
+        """An epoch has ended: together all wait for the orders, alone the logs are left for all to read."""
         if not self.together:
             if logs is not None:
                 self.mail.leave(epoch, logs)
-            if self.conductor is not None:
+            if self.lead:
                 self.read_mail()
             return Orders()
         orders = Orders()
-        if self.conductor is not None and logs is not None:
-            self.note(epoch, logs)
-            orders = self.conductor.epoch_end(epoch, logs)
-        return self.spread(orders)
+        if self.lead and logs is not None:
+            orders = self.record(epoch, logs)
+        told, logs = self.spread([vars(orders), logs])
+        if not self.lead and logs is not None:
+            self.record(epoch, logs)
+        return self.obey(told)
 
-    def note(self, epoch: int, logs: dict[str, float]) -> None:
-        """Keep an epoch's loss for the record."""
+    def record(self, epoch: int, logs: dict[str, float]) -> Orders:
+        """Keep an epoch's loss, and run the callbacks of its end."""
         if "loss" in logs:
             self.losses.append((time.perf_counter() - self.begun, epoch, logs["loss"]))
+        return self.conductor.epoch_end(epoch, logs)
 
     def read_mail(self) -> None:
-        """Run the callbacks of epochs whose logs have come (rank 0)."""
+        """Run the callbacks of epochs whose logs have come."""
         for epoch, logs in self.mail.take():
-            self.note(epoch, logs)
-            if self.conductor is not None:
-                self.run.board.order(self.conductor.epoch_end(epoch, logs))
+            orders = self.record(epoch, logs)
+            if self.lead:
+                self.run.board.order(orders)
 
-    def spread(self, orders: Orders) -> Orders:
-        """Give rank 0's orders to every rank; new weights are those of rank 0's model."""
+    def spread(self, mine: list[Any]) -> list[Any]:
+        """Return what rank 0 says."""
         group = self.run.group if self.together else self.mail.group
-        orders = Orders(**json.loads(group.gather(json.dumps(vars(orders)).encode())[0]))
+        said: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
+        return said
+
+    def obey(self, told: dict[str, Any]) -> Orders:
+        """Take rank 0's orders; new weights are those of rank 0's model."""
+        orders = Orders(**told)
         if orders.weights:
+            group = self.run.group if self.together else self.mail.group
             mine = values(model_variables(self.run.replica.model))
             self.run.replica.restore([group.broadcast(value) for value in mine])
-        return Orders(orders.stop, orders.learning_rate, False)
+        return orders
 
 
 class Mail:
@@ -142,7 +152,7 @@ def fit(
     job: Job,
     source: Any,
     validation: Any,
-    conductor: Conductor | None,
+    conductor: Conductor,
     rank: int,
     begun: float,
 ) -> RunRecord:
@@ -179,12 +189,21 @@ def fit(
     run = Run(rank, job, algorithm, replica, source, validation, group, None, board, None, centre, begun)  # type: ignore[arg-type]
     reporter = JoinedReporter(run, conductor, mail)
     run.reporter = reporter
+
+    def fetch() -> None:
+        if centre is not None:
+            centre.read(trainable, others)
+            assign_vectors(model, trainable, others)
+        elif run.latest:
+            for variable, value in zip(model_variables(model), run.latest, strict=True):
+                variable.assign(value)
+
+    conductor.fetch = fetch
     try:
         train(run)
         base.barrier()
         if centre is not None:
-            if lead:
-                reporter.read_mail()
+            reporter.read_mail()
             centre.read(trainable, others)
             replica.set(trainable)
             replica.set_others(others)

@@ -55,6 +55,7 @@ class TogetherLoop:
             step = self.reduce if self.gradients else self.window
             for batch in run.batches(epoch, together=True):
                 step(batch)
+                run.group.timeout = run.job.timeout  # the first step had longer
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
             logs = self.end_epoch(epoch, run.tally.rows - rows)

@@ -69,8 +69,10 @@ class WorkerPool:
         if self._pool is None:
             bindings = plan(self.size, threads=self._threads, bind=self._bind)
             gpus = self.gpus()
+            keep = os.environ if self._threads is None else None
+            shared = not all(binding.cores for binding in bindings)
             environment = [
-                {**variables(b.threads), **device_variables(self.backend, rank, gpus)}
+                {**variables(b.threads, keep=keep, shared=shared), **device_variables(self.backend, rank, gpus)}
                 for rank, b in enumerate(bindings)
             ]
             self._pool = Pool(

@@ -55,6 +55,7 @@ class Run:
         self._reported = time.perf_counter()
         self._ready = 0.0
         self._compiling = 0.0
+        self.latest: list[Array] = []  # what the callbacks may read, where they run in this process
         self._shapes: set[int] = set()
 
     # -- batches
@@ -144,7 +145,9 @@ class Run:
 
     def write_weights(self) -> None:
         """Put every variable where the caller can read it."""
-        if self.weights is not None:
+        if self.weights is None:
+            self.latest = self.replica.snapshot()
+        else:
             entries, buffer = self.weights
             packing.write(entries, self.replica.snapshot(), buffer)
 

@@ -21,6 +21,7 @@ class Group(Protocol):
 
     rank: int
     size: int
+    timeout: float
 
     def slot(self, count: int, dtype: Any) -> Array:
         """A buffer of ``count`` values that ``sum_slots`` reads: write there what is to be summed (no copy)."""

@@ -1,0 +1,124 @@
+"""A worker that raises, is killed or hangs: the caller is told in seconds, with the last centre, and nothing is left."""
+
+import os
+import pathlib
+import signal
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+from choros.errors import WorkerFailed
+
+
+class Failing(keras.utils.PyDataset):
+    """Batches that fail in one rank, at one step."""
+
+    def __init__(self, how, rank=1, step=12, batches=400):
+        super().__init__()
+        self.how, self.rank, self.step, self.batches, self.done = how, rank, step, batches, 0
+
+    def __len__(self):
+        return self.batches
+
+    def __getitem__(self, index):
+        self.done += 1
+        if self.done == self.step and os.environ.get("CHOROS_WORKER") and self._mine():
+            print("about to fail")
+            if self.how == "raise":
+                raise ArithmeticError("the data are bad")
+            if self.how == "memory":
+                raise MemoryError
+            os.kill(os.getpid(), self.how)
+        time.sleep(0.002)
+        rng = np.random.default_rng(index)
+        return rng.normal(size=(8, 8)).astype("float32"), rng.integers(0, 3, 8)
+
+    def _mine(self):
+        import sys
+
+        return int(sys.argv[-2]) == self.rank  # the workers' own arguments: descriptor, rank, size
+
+
+def model():
+    keras.utils.set_random_seed(0)
+    made = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
+    made.compile("adam", "sparse_categorical_crossentropy")
+    return made
+
+
+def children():
+    found = set()
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        found |= set((task / "children").read_text().split())
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raise", "the data are bad"),
+        ("memory", "MemoryError"),
+        (signal.SIGKILL, "SIGKILL"),
+        (signal.SIGSEGV, "SIGSEGV"),
+    ],
+    ids=["raise", "memory", "kill", "segv"],
+)
+def test_the_caller_hears_of_it(algorithm, how, words):
+    given = model()
+    before = [np.array(w) for w in given.get_weights()]
+    already = children()
+    fds = len(os.listdir("/proc/self/fd"))
+    trainer = choros.Trainer(given, algorithm, workers=2, echo=False)
+    begun = time.monotonic()
+    with pytest.raises(WorkerFailed) as caught:
+        trainer.fit(Failing(how), epochs=1, verbose=0)
+    error = caught.value
+    assert error.rank == 1
+    assert error.host
+    assert words in str(error)
+    assert "about to fail" in error.output
+    if isinstance(how, str):
+        assert "__getitem__" in error.traceback
+    else:
+        assert error.signal == words
+        assert error.peak_memory > 1 << 20
+    assert time.monotonic() - begun < 90
+    for old, new in zip(before, given.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)  # the given model is unchanged
+    assert [w.shape for w in error.weights] == [w.shape for w in before]
+    assert any(np.abs(w - old).max() > 0 for w, old in zip(error.weights, before, strict=True)), "no centre came back"
+    assert len(os.listdir("/proc/self/fd")) <= fds
+    assert children() <= already
+
+
+def test_a_stopped_worker_is_named_within_the_timeout():
+    trainer = choros.Trainer(model(), "allreduce", workers=2, echo=False, timeout=3, first_timeout=30)
+    with pytest.raises(WorkerFailed, match="rank 1|Worker 1|worker 1") as caught:
+        trainer.fit(Failing(signal.SIGSTOP), epochs=1, verbose=0)
+    assert "3" in str(caught.value)
+
+
+def test_interrupting_stops_the_workers_and_keeps_the_model_usable():
+    given, already = model(), children()
+    trainer = choros.Trainer(given, "aeasgd", workers=2, echo=False)
+    timer = threading.Timer(20.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(Failing(signal.SIGKILL, step=-1, batches=100_000), epochs=1, verbose=0)
+    timer.join()
+    assert children() <= already
+    assert np.isfinite(given.predict(np.zeros((2, 8), "float32"), verbose=0)).all()
+
+
+def test_a_pool_that_lost_a_worker_starts_anew():
+    with choros.WorkerPool(2, echo=False) as pool:
+        trainer = choros.Trainer(model(), "allreduce", workers=2, pool=pool)
+        with pytest.raises(WorkerFailed):
+            trainer.fit(Failing(signal.SIGKILL), epochs=1, verbose=0)
+        x, y = np.zeros((16, 8), "float32"), np.zeros(16, "int32")
+        assert len(trainer.fit(x, y, batch_size=8, verbose=0).history["loss"]) == 1
