@@ -76,15 +76,15 @@ class JaxReplica(BaseReplica):
         return kept[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
     def _apply(self, gradient: Array, divisor: float) -> None:
-        parts = [gradient[s].reshape(v.shape) for s, v in zip(self.slices, self.trainable, strict=True)]
-        slots, trained = self._update(self._state[2], self._state[0], parts, np.asarray(divisor, self.dtype))
+        # XLA reads memory aligned to 64 bytes where it lies, and copies other memory first.
+        slots, trained = self._update(self._state[2], self._state[0], gradient, np.asarray(divisor, self.dtype))
         self._state[2], self._state[0] = slots, trained
-        jax.block_until_ready(trained)  # the caller's memory may be aliased until here
+        jax.block_until_ready(trained)  # until here the caller's memory may be read
 
-    def _trace_update(self, slots: Any, trained: Any, parts: list[Any], divisor: Any) -> Any:
-        gradients = [part / divisor for part in parts]
+    def _trace_update(self, slots: Any, trained: Any, flat: Any, divisor: Any) -> Any:
+        gradients = [(flat[s] / divisor).reshape(v.shape) for s, v in zip(self.slices, self.trainable, strict=True)]
         trained, slots = self.model.optimizer.stateless_apply(slots, gradients, trained)
-        return slots, trained
+        return slots, trained  # in the order of the donated arguments, so that each is updated in place
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
         trained = self._state[0] if self._x is None else self._x

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras.src.backend.common.masking import get_keras_mask
 import numpy as np
+from keras.src.backend.common.masking import get_keras_mask
 
 from choros.errors import NotExact
 from choros.types import Array
