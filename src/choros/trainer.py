@@ -94,7 +94,7 @@ class Trainer:
         self._pool = pool or WorkerPool(self.workers, threads=threads, bind=bind, devices=devices, echo=echo)
         self._own, self._kept = pool is None, False
 
-    def fit(
+    def fit(  # noqa: D417 - those of Keras are named together
         self,
         x: Any,
         y: Any = None,
@@ -195,6 +195,7 @@ class Trainer:
             timeout=self.timeout,
             first_timeout=self.first_timeout,
             metric_values=sum(int(np.prod(v.shape)) for v in self.model.metrics_variables),
+            spin=self.workers <= (os.cpu_count() or 1),
             hand_back=algorithm.level == "gradients" or self.workers == 1,
         )
         if self._place.size > 1:

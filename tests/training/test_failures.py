@@ -1,4 +1,4 @@
-"""A worker that raises, is killed or hangs: the caller is told in seconds, with the last centre, and nothing is left."""
+"""A worker that raises, is killed or hangs: the caller is told in seconds, with the last centre."""
 
 import os
 import pathlib

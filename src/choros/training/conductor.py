@@ -139,9 +139,9 @@ def _wants_batches(callback: Any) -> bool:
     import keras
 
     if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
-        return callback.save_freq != "epoch"
+        return bool(callback.save_freq != "epoch")
     if isinstance(callback, keras.callbacks.TensorBoard):
-        return callback.update_freq != "epoch"
+        return bool(callback.update_freq != "epoch")
     base = keras.callbacks.Callback
     return any(
         getattr(type(callback), hook, None) is not getattr(base, hook) or hook in vars(callback)

@@ -31,6 +31,7 @@ class Job:
     timeout: float = 300.0
     first_timeout: float = 1800.0
     metric_values: int = 0
+    spin: bool = True  # ranks may spin for a moment while they wait: each has a core of its own
     hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
 
     def json(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from choros.transport import Group
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup, share
+from choros.transport.waiting import SPIN
 
 _MAIL = 1 << 20  # bytes for the logs of epochs that workers who never wait leave for rank 0
 _joined: dict[str, SharedGroup] = {}
@@ -168,7 +169,7 @@ def fit(
     trainable, others = np.empty(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
     replica.get(trainable)
     replica.get_others(others)
-    lead = rank == 0
+    lead, spin = rank == 0, SPIN if job.spin else 0.0
     epochs = job.epochs - job.initial_epoch
     notices = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
     segments = [share(base, notices.segment if notices else None)]
@@ -181,11 +182,11 @@ def fit(
         if lead:
             made = SharedCentre.create(trainable, others, algorithm.start(trainable, job.workers), job.workers)
         segments.append(share(base, made))
-        centre = SharedCentre(segments[-1], algorithm, rank, job.workers, timeout=job.timeout)
+        centre = SharedCentre(segments[-1], algorithm, rank, job.workers, timeout=job.timeout, spin=spin)
     else:
         room = max((replica.size + 2) * replica.dtype.itemsize, 1 << 16)
         segments.append(share(base, SharedGroup.create(job.workers, room) if lead else None))
-        group = SharedGroup(segments[-1], rank, timeout=job.first_timeout)
+        group = SharedGroup(segments[-1], rank, timeout=job.first_timeout, spin=spin)
     run = Run(rank, job, algorithm, replica, source, validation, group, None, board, None, centre, begun)  # type: ignore[arg-type]
     reporter = JoinedReporter(run, conductor, mail)
     run.reporter = reporter

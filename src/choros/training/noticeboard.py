@@ -112,5 +112,5 @@ class Noticeboard:
 
     def close(self) -> None:
         """Let the segment go."""
-        self._head = self._beats = self._counts = self._sums = np.empty(0)
+        del self._head, self._beats, self._counts, self._sums
         self.segment.close()

@@ -15,10 +15,12 @@ from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
 from choros.training.run import Run
 from choros.training.travel import fresh_clone, unpack_model
+from choros.transport import Group
 from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup
+from choros.transport.waiting import SPIN
 
 
 class PipeReporter:
@@ -65,17 +67,19 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     alone = job.meet == "alone" and job.workers > 1
     board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
     weights, data = Segment.attach(fds[1]), Segment.attach(fds[2])
-    group, centre = LocalGroup(), None
+    group: Group = LocalGroup()
+    centre: SharedCentre | None = None
     try:
         model = unpack_model(bytes(blobs[0]), bytes(blobs[1]))
         if job.meet == "never" and job.workers > 1 and link.rank:
             model = member(model, job.seed, link.rank)
         replica, source, validation = prepare(model, job, message, blobs[2:], data, link.rank)
+        spin = SPIN if job.spin else 0.0
         if alone:
             rule = algorithms.from_config(job.algorithm)
-            centre = SharedCentre(fds[3], rule, link.rank, job.workers, timeout=job.timeout)
+            centre = SharedCentre(fds[3], rule, link.rank, job.workers, timeout=job.timeout, spin=spin)
         elif job.meet == "together" and job.workers > 1:
-            group = SharedGroup(fds[3], link.rank, timeout=job.first_timeout)
+            group = SharedGroup(fds[3], link.rank, timeout=job.first_timeout, spin=spin)
         together = job.meet == "together" or job.workers == 1
         one = Run(
             rank=link.rank,

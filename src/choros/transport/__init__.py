@@ -59,8 +59,10 @@ class Group(Protocol):
 class Rule(Protocol):
     """What a centre needs of an algorithm (the shape of ``choros.algorithms.Algorithm``)."""
 
-    shows: Any
-    elementwise: Any
+    @property
+    def shows(self) -> Any: ...
+    @property
+    def elementwise(self) -> Any: ...
 
     def propose(self, local: Any, seen: Any, window: int) -> Any:
         """Return what the worker puts forward."""
