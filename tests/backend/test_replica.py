@@ -248,6 +248,20 @@ def train(ranks, x, y, weight, epochs=2):
     return history
 
 
+def dense_updates(model):
+    """TensorFlow's gradient of an Embedding is sparse, which Keras' optimizers treat apart there; a sum is dense."""
+    if keras.backend.backend() == "tensorflow":
+        apply = model.optimizer.apply
+
+        def densified(gradients, variables=None):
+            return apply(
+                [g if g is None else keras.ops.convert_to_tensor(g, sparse=False) for g in gradients], variables
+            )
+
+        model.optimizer.apply = densified
+    return model
+
+
 def reference(make, x, y, weight, epochs=2):
     model = dense_updates(fresh(make))
     validation = (x, y) if weight is None else (x, y, weight)
