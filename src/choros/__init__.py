@@ -37,11 +37,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ALGORITHMS = (
-    "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD EASGD Ensemble LocalSGD Single"
-).split()
+_ALGORITHMS = "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD EASGD Ensemble LocalSGD Single"
 _WHERE = {
-    **dict.fromkeys(_ALGORITHMS, "choros.algorithms"),
+    **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
     "Place": "choros.cluster",
     "Trainer": "choros.trainer",

@@ -60,9 +60,14 @@ class Rule(Protocol):
     """What a centre needs of an algorithm (the shape of ``choros.algorithms.Algorithm``)."""
 
     @property
-    def shows(self) -> Any: ...
+    def shows(self) -> Any:
+        """Which centre the worker is shown: "before" or "after" the merge."""
+        ...
+
     @property
-    def elementwise(self) -> Any: ...
+    def elementwise(self) -> Any:
+        """Whether the functions may be applied block by block."""
+        ...
 
     def propose(self, local: Any, seen: Any, window: int) -> Any:
         """Return what the worker puts forward."""
