@@ -1,1 +1,18 @@
-"""Report."""
+"""What was measured, as JSON, as a table, as figures and as one self-contained HTML page.
+
+Knows nothing of training: everything here is made from a ``Report``, which is plain numbers and text and comes back
+from its JSON file unchanged. Standard library only; matplotlib is imported when a figure is drawn.
+
+Example:
+    >>> from choros.report import Report, Result, Run, Setting
+    >>> setting = Setting(dataset="digits", train_rows=1257, test_rows=540, features=64, classes=("0", "1"))
+    >>> report = Report(setting, (Result("Single", "never", runs=(Run(seed=0, f1=0.97, seconds=2.0),)),))
+    >>> report.best, report.fastest
+    ('Single', 'Single')
+"""
+
+from choros.report.page import render, write
+from choros.report.results import Report, Result, Run, Setting, load, save
+from choros.report.table import text_table
+
+__all__ = ["Report", "Result", "Run", "Setting", "load", "render", "save", "text_table", "write"]

@@ -1,0 +1,256 @@
+"""The measurements of a comparison, and the versioned JSON file that holds them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+SCHEMA = "choros-results"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of one algorithm from one seed.
+
+    Attributes:
+        seed: int. What drew the initial weights and the order of rows.
+        f1: float. F1 on the rows held back, each class weighted by its rows; in [0, 1].
+        accuracy: float. Share of those rows that were classified rightly.
+        seconds: float. Training without start-up.
+        startup: float. Seconds from the call until the first step had ended on every worker.
+        samples_per_second: float. Rows trained a second, all workers together.
+        exchanges: int. Meetings, summed over the workers.
+        staleness: float. Merges by others since a sender last saw the centre, mean over the exchanges.
+        exchanging: float. Share of the time spent exchanging; in [0, 1].
+        losses: tuple of (seconds since training began, epoch, loss), one an epoch.
+        workers: tuple of dicts. What each worker counted: names to numbers.
+    """
+
+    seed: int
+    f1: float = math.nan
+    accuracy: float = math.nan
+    seconds: float = math.nan
+    startup: float = math.nan
+    samples_per_second: float = math.nan
+    exchanges: int = 0
+    staleness: float = 0.0
+    exchanging: float = 0.0
+    losses: tuple[tuple[float, int, float], ...] = ()
+    workers: tuple[dict[str, float], ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the run that ``dataclasses.asdict`` wrote; ``None`` is a number that was not finite."""
+        known = _known(cls, data)
+        for name in ("f1", "accuracy", "seconds", "startup", "samples_per_second", "staleness", "exchanging"):
+            if name in known:
+                known[name] = _number(known[name])
+        losses = tuple((_number(t), int(epoch), _number(loss)) for t, epoch, loss in known.get("losses", ()))
+        workers = tuple({str(k): _number(v) for k, v in worker.items()} for worker in known.get("workers", ()))
+        return cls(**{**known, "losses": losses, "workers": workers})
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one algorithm reached: its runs, one a seed, or the error that ended it.
+
+    The figures of a result (``f1``, ``seconds``, ...) are the means over its runs; NaN where there is none.
+
+    Attributes:
+        algorithm: str. Its name.
+        meets: str. "together", "alone" or "never".
+        about: str. What it is, in a line.
+        settings: dict. Its hyper-parameters as text.
+        runs: tuple of ``Run``.
+        error: str. Why it failed, ``""`` where it did not.
+
+    Example:
+        >>> result = Result("EASGD", "together", runs=(Run(0, f1=0.5), Run(1, f1=0.75)))
+        >>> result.f1, result.spread("f1"), result.failed
+        (0.625, (0.5, 0.75), False)
+    """
+
+    algorithm: str
+    meets: str = "together"
+    about: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    runs: tuple[Run, ...] = ()
+    error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error ended it."""
+        return bool(self.error)
+
+    @property
+    def f1(self) -> float:
+        """Weighted F1, mean over the seeds."""
+        return self.mean("f1")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds to train without start-up, mean over the seeds."""
+        return self.mean("seconds")
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a figure of ``Run`` over the runs."""
+        return fmean(getattr(run, name) for run in self.runs) if self.runs else math.nan
+
+    def spread(self, name: str) -> tuple[float, float]:
+        """Return the least and the greatest of a figure over the runs."""
+        values = [getattr(run, name) for run in self.runs] or [math.nan]
+        return min(values), max(values)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the result that ``dataclasses.asdict`` wrote."""
+        known = _known(cls, data)
+        return cls(**{**known, "runs": tuple(Run.from_dict(run) for run in known.get("runs", ()))})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was trained on what: the head of the report. Empty text and zeros are left out of the page."""
+
+    dataset: str
+    train_rows: int = 0
+    test_rows: int = 0
+    features: int = 0
+    classes: tuple[str, ...] = ()
+    network: str = ""
+    optimizer: str = ""
+    epochs: int = 0
+    batch_size: int = 0
+    workers: int = 0
+    seeds: int = 1
+    backend: str = ""
+    cores: int = 0
+    machine: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    date: str = ""
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the setting that ``dataclasses.asdict`` wrote."""
+        known = _known(cls, data)
+        lists = {name: tuple(map(str, known.get(name, ()))) for name in ("classes", "notes")}
+        return cls(**{**known, **lists})
+
+
+@dataclass(frozen=True)
+class Report:
+    """A comparison: the setting and one result an algorithm, in the order in which they ran.
+
+    Attributes:
+        setting: Setting.
+        results: tuple of ``Result``.
+        interrupted: bool. True where the user ended it before all had run.
+    """
+
+    setting: Setting
+    results: tuple[Result, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def best(self) -> str:
+        """The algorithm of the highest F1, ``""`` where nothing was measured."""
+        measured = [r for r in self.results if math.isfinite(r.f1)]
+        return max(measured, key=lambda r: r.f1).algorithm if measured else ""
+
+    @property
+    def fastest(self) -> str:
+        """The algorithm that trained in the least time, ``""`` where nothing was measured."""
+        measured = [r for r in self.results if math.isfinite(r.seconds)]
+        return min(measured, key=lambda r: r.seconds).algorithm if measured else ""
+
+    def ranked(self) -> list[Result]:
+        """Return the results, the highest F1 first, those without one last."""
+        return sorted(self.results, key=lambda r: (not math.isfinite(r.f1), -r.f1 if math.isfinite(r.f1) else 0.0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain JSON values; numbers that are not finite become ``None``."""
+        body = {"schema": SCHEMA, "version": VERSION, "best": self.best, "fastest": self.fastest, **asdict(self)}
+        plain: dict[str, Any] = _plain(body)
+        return plain
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the report that ``to_dict`` wrote.
+
+        Raises:
+            ValueError: The dictionary is no report, or one of a version that this Choros does not know.
+        """
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"This is no Choros report: its schema is {data.get('schema')!r}, not {SCHEMA!r}.")
+        if data.get("version") != VERSION:
+            raise ValueError(
+                f"The report has version {data.get('version')!r}; this Choros reads version {VERSION}. "
+                "Read it with the Choros that wrote it."
+            )
+        results = tuple(Result.from_dict(result) for result in data.get("results", ()))
+        return cls(Setting.from_dict(data["setting"]), results, bool(data.get("interrupted", False)))
+
+
+def save(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write a report as JSON, whole or not at all.
+
+    Args:
+        report: Report.
+        path: Where to write; a file that is there is replaced.
+    """
+    target = Path(path)
+    text = json.dumps(report.to_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    partial = target.with_name(target.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str]) -> Report:
+    """Read a report that ``save`` wrote.
+
+    Args:
+        path: The JSON file.
+
+    Returns:
+        The report, equal to the one that was saved.
+
+    Raises:
+        ValueError: The file is not JSON, no report, or of another version.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{os.fspath(path)} is no Choros report: it holds a {type(data).__name__}.")
+    return Report.from_dict(data)
+
+
+def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
+    return {name: value for name, value in data.items() if name in names}
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
