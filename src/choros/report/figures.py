@@ -120,7 +120,7 @@ def draw_loss(report: Report) -> Any:
 def draw_each(report: Report) -> Any:
     """Draw training loss against wall time, one panel an algorithm, the others behind it in grey."""
     curves = _curves(report)
-    columns = min(4, len(curves))
+    columns = len(curves) if len(curves) < 5 else min((5, 4), key=lambda c: -len(curves) % c)
     rows = math.ceil(len(curves) / columns)
     figure = _figure(9.2, 0.5 + 1.55 * rows)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)

@@ -204,16 +204,15 @@ def _workers(result: Result) -> str:
     workers = result.runs[0].workers
     keys = [key for key in _WORKER if any(key in worker for worker in workers)]
     rows = [tuple(_value(key, worker.get(key, math.nan)) for key in keys) for worker in workers]
-    titles = [_WORKER[key] for key in keys]
-    if titles and len(result.runs) > 1:
-        titles[0] += f" (seed {result.runs[0].seed})"
-    return _small(titles, rows) if rows else ""
+    caption = f"The workers of seed {result.runs[0].seed}" if len(result.runs) > 1 else ""
+    return _small([_WORKER[key] for key in keys], rows, caption) if rows else ""
 
 
-def _small(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def _small(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> str:
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
-    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    top = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{top}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _value(key: str, value: float) -> str:

@@ -55,6 +55,7 @@ article p { margin: .1rem 0 .6rem; }
 article table { font-size: .8rem; }
 article thead th { white-space: normal; font-size: .72rem; line-height: 1.2; }
 article th, article td { padding: .22rem .3rem; }
+caption { text-align: left; color: var(--soft); font-size: .76rem; padding-bottom: .1rem; }
 code { font: .88em ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 pre { background: var(--bad-paper); color: var(--ink); padding: .6rem .7rem; border-radius: .4rem;
   white-space: pre-wrap;
@@ -62,8 +63,9 @@ pre { background: var(--bad-paper); color: var(--ink); padding: .6rem .7rem; bor
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; border-top: 1px solid var(--rule);
   padding-top: .6rem; }
 @media print { body { max-width: none; padding: 0; font-size: 10.5pt; } h2 { break-after: avoid; }
-  figure, article, tr { break-inside: avoid; } pre { max-height: none; } .cards { display: grid; gap: 1rem; margin-top: 1rem; }
+  figure, article, tr { break-inside: avoid; } pre { max-height: none; }
+  .pair { grid-template-columns: minmax(0, 1fr); gap: .5rem; }
   .scroll { overflow: visible; } th, td { padding: .25rem .35rem; } table { font-size: 8.5pt; }
-  article table { font-size: 7pt; }
+  article table { font-size: 8pt; }
   article th { white-space: normal; } .badge { border: 1px solid currentColor; } }
 """
