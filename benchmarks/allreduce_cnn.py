@@ -1,0 +1,18 @@
+"""AllReduce on two workers, CIFAR-shaped CNN of 1.25 M values, batch 32 a worker, against independent plain Keras.
+
+python benchmarks/allreduce_cnn.py --backend jax
+"""
+
+from common import arguments, compare, emit
+from workloads import Workload
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    load = Workload("cnn", 32, 3 if options.quick else 40, options.optimizer)
+    rounds = options.rounds or (1 if options.quick else 5)
+    emit("allreduce_cnn", options, 0.95, compare(load, {"allreduce": "allreduce"}, 2, rounds, 3))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The models and data of the speed table; imports Keras only when asked for a model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained.
+
+    Attributes:
+        model: "mlp" (30-600-600-2, 380,402 values, Horovod's and dist-keras' size) or "cnn" (Keras' own CIFAR-10
+            network, 1,250,858 values, with its Dropout).
+        batch: rows of a worker's batch.
+        steps: batches of a worker's epoch.
+        optimizer: a Keras optimizer's name; "momentum" is SGD(0.01, momentum=0.9).
+    """
+
+    model: str = "mlp"
+    batch: int = 128
+    steps: int = 200
+    optimizer: str = "momentum"
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def make(self) -> Any:
+        """A compiled model, with one metric beside the loss."""
+        import keras
+
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        if self.model == "mlp":
+            inner = [keras.Input((30,)), layers.Dense(600, "relu"), layers.Dense(600, "relu")]
+            inner.append(layers.Dense(2, "softmax"))
+        else:
+            inner = [keras.Input((32, 32, 3))]
+            for filters in (32, 64):
+                inner += [layers.Conv2D(filters, 3, padding="same", activation="relu")]
+                inner += [layers.Conv2D(filters, 3, activation="relu"), layers.MaxPooling2D(), layers.Dropout(0.25)]
+            inner += [layers.Flatten(), layers.Dense(512, "relu"), layers.Dropout(0.5), layers.Dense(10, "softmax")]
+        model = keras.Sequential(inner)
+        momentum = self.optimizer == "momentum"
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9) if momentum else self.optimizer
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    def data(self, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Rows for ``workers`` workers' epochs, with something to learn."""
+        rng = np.random.default_rng(0)
+        rows = self.batch * self.steps * workers
+        shape, classes = ((30,), 2) if self.model == "mlp" else ((32, 32, 3), 10)
+        x = rng.standard_normal((rows, *shape), dtype="float32")
+        y = (np.abs(x.reshape(rows, -1)[:, :5]).sum(1) * classes / 8).astype("int64") % classes
+        return x, y
