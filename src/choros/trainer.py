@@ -147,6 +147,7 @@ class Trainer:
             validation_split=validation_split,
         )
         check_epochs(epochs, initial_epoch)
+        check_numbers(seed, verbose, validation_steps, validation_batch_size, validation_freq)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = checks.split(x, y, sample_weight, validation_split)
         import keras
@@ -177,20 +178,21 @@ class Trainer:
             algorithm=algorithms.to_config(algorithm),
             meet=self.meet,
             workers=self.workers,
-            batch_size=batch_size,
-            epochs=epochs,
-            initial_epoch=initial_epoch,
-            steps=steps_per_epoch,
-            shuffle=shuffle,
-            seed=random.getrandbits(31) if seed is None else seed,
-            fold_seed=seed,
-            validation_batch_size=validation_batch_size,
-            validation_steps=validation_steps,
-            validation_freq=validation_freq,
+            batch_size=int(batch_size),
+            epochs=int(epochs),
+            initial_epoch=int(initial_epoch),
+            steps=_int(steps_per_epoch),
+            shuffle=bool(shuffle),
+            seed=random.getrandbits(31) if seed is None else int(seed),
+            fold_seed=_int(seed),
+            validation_batch_size=_int(validation_batch_size),
+            validation_steps=_int(validation_steps),
+            validation_freq=list(map(int, validation_freq)) if np.iterable(validation_freq) else int(validation_freq),
             source=packed,
             validation=packed_validation,
             keras=keras_settings(),
             per_batch=conductor.per_batch,
+            batch_weights=conductor.batch_weights,
             progress=0.2 if verbose == 1 else 0.0,
             timeout=self.timeout,
             first_timeout=self.first_timeout,
@@ -209,7 +211,7 @@ class Trainer:
                 self._place.rank,
                 begun,
             )
-            return self._finish(conductor, record, verbose)
+            return self._finish(conductor, record, verbose)  # its callbacks have ended already
         try:
             cargo = Cargo(model_bytes, custom, arrays, blobs)
             engine = Engine(self.model, algorithm, job, cargo, self._pool, begun)
@@ -218,10 +220,10 @@ class Trainer:
         finally:
             if self._own and not self._kept:
                 self._pool.close()
+        conductor.end()
         return self._finish(conductor, record, verbose)
 
     def _finish(self, conductor: Conductor, record: RunRecord, verbose: int) -> Any:
-        conductor.end()
         conductor.history.run = record
         if verbose:
             print(record.line())
@@ -267,6 +269,10 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
@@ -317,6 +323,24 @@ def check_epochs(epochs: Any, initial_epoch: Any) -> None:
             raise BadInput(f"{name}={value!r}: give a whole number, 0 or more.")
     if epochs <= initial_epoch:
         raise BadInput(f"epochs={epochs} with initial_epoch={initial_epoch} leaves nothing to train: give more epochs.")
+
+
+def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: Any) -> None:
+    """Refuse a seed, a verbosity and settings of validation that have no meaning."""
+
+    def whole(value: Any, least: int) -> bool:
+        return bool(not isinstance(value, bool) and isinstance(value, (int, np.integer)) and value >= least)
+
+    if seed is not None and not whole(seed, 0):
+        raise BadInput(f"seed={seed!r}: give a whole number, 0 or more, or None.")
+    if verbose not in ("auto", 0, 1, 2):
+        raise BadInput(f"verbose={verbose!r}: give 0 (silent), 1 (a progress bar), 2 (one line an epoch) or 'auto'.")
+    for name, value in (("validation_steps", steps), ("validation_batch_size", batch_size)):
+        if value is not None and not whole(value, 1):
+            raise BadInput(f"{name}={value!r}: give a whole number, 1 or more, or None.")
+    several = isinstance(freq, (list, tuple, set, frozenset))
+    if not (all(whole(value, 1) for value in freq) if several else whole(freq, 1)):
+        raise BadInput(f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1).")
 
 
 def keras_settings() -> dict[str, Any]:

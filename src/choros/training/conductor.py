@@ -46,13 +46,21 @@ class Conductor:
         self.history: Any = model.history
         self.waiting: dict[int, dict[str, float]] = {}  # epochs that were reported before their time
         self.epoch: int | None = None
-        self.epochs = epochs
+        self.epochs, self.steps = epochs, steps
+        self.step = -1  # the batch whose beginning was told last
         self.logs: dict[str, float] = {}
 
     @property
     def per_batch(self) -> bool:
         """Whether a user's callback wants every batch."""
         return any(_wants_batches(callback) for callback in self.user)
+
+    @property
+    def batch_weights(self) -> bool:
+        """Whether one of those may read or set weights (Keras' own that look at the logs alone do not)."""
+        import keras
+
+        return any(_wants_batches(c) and not isinstance(c, keras.callbacks.TerminateOnNaN) for c in self.user)
 
     # -- what Keras' fit would call
     def begin(self, epoch: int) -> Orders:
@@ -62,18 +70,29 @@ class Conductor:
         self.list.on_train_begin()
         self.epoch = epoch
         self.list.on_epoch_begin(epoch)
+        self._begin_batch(0)
         return self._orders(before)
 
-    def batch(self, step: int, logs: dict[str, float]) -> Orders:
-        """Rank 0 has done a step."""
+    def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
+        """Rank 0 has done a step; the orders are for the next one."""
         if not self.per_batch:
-            self.list.on_train_batch_end(step, logs)
+            if epoch == self.epoch:  # a worker that waits for nobody may be in the next one
+                self.list.on_train_batch_end(step, logs)
             return Orders()
-        self.fetch()
-        before = self._state()
-        self.list.on_train_batch_begin(step)
+        weights = self.batch_weights
+        if weights:
+            self.fetch()
+        before = self._state(weights)
+        self._begin_batch(step)
         self.list.on_train_batch_end(step, logs)
+        if not self.model.stop_training and (self.steps is None or step + 1 < self.steps):
+            self._begin_batch(step + 1)
         return self._orders(before)
+
+    def _begin_batch(self, step: int) -> None:
+        if self.per_batch and step != self.step:
+            self.list.on_train_batch_begin(step)
+        self.step = step
 
     def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
         """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn."""
@@ -102,6 +121,7 @@ class Conductor:
             self.epoch = None
         elif self.epoch is not None:
             self.list.on_epoch_begin(self.epoch)
+            self._begin_batch(0)
         return self._orders(before)
 
     def end(self) -> None:
@@ -109,9 +129,8 @@ class Conductor:
         self.list.on_train_end(self.logs)
 
     # -- what callbacks changed
-    def _state(self) -> tuple[float, list[Array]]:
-        weights = values(self.model.variables) if self.user else []
-        return self._rate(), weights
+    def _state(self, weights: bool = True) -> tuple[float, list[Array]]:
+        return self._rate(), values(self.model.variables) if self.user and weights else []
 
     def _rate(self) -> float:
         return float(values([self.model.optimizer.learning_rate])[0]) if self.user else 0.0
@@ -122,7 +141,8 @@ class Conductor:
             return Orders(stop)
         rate, weights = self._rate(), before[1]
         changed = any(
-            not np.array_equal(old, new) for old, new in zip(weights, values(self.model.variables), strict=True)
+            not np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
+            for old, new in zip(weights, values(self.model.variables) if weights else [], strict=True)
         )
         return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None, changed)
 

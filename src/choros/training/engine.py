@@ -63,7 +63,7 @@ class Engine:
         job = self.job
         self.variables = [*self.model.variables, *self.model.optimizer.variables]
         self.own = len(self.model.variables)
-        now = values(self.variables)
+        self.given = now = values(self.variables)
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
         self.layout, nbytes = packing.layout(now)
         self.weights = Segment.create(max(nbytes, 64), "choros-weights")
@@ -112,10 +112,15 @@ class Engine:
         try:
             self.send()
             tallies = self.follow()
-            self.fetch(final=True)
+            self.fetch()
         except KeyboardInterrupt:
             self.workers.kill()
             self.fetch()
+            raise
+        except WorkerFailed:
+            self.workers.kill()
+            for variable, value in zip(self.variables, self.given, strict=True):
+                variable.assign(value)  # callbacks may have seen later ones
             raise
         except BaseException:
             self.workers.kill()
@@ -166,7 +171,7 @@ class Engine:
                     self.started = time.perf_counter()
                     self.tell(orders, everyone=True)
             elif event == "batch":
-                orders = self.conductor.batch(message["step"], message["logs"])
+                orders = self.conductor.batch(message["epoch"], message["step"], message["logs"])
                 if self.job.per_batch:
                     self.tell(orders, ranks=[rank])
             elif event == "epoch_end":
@@ -195,15 +200,15 @@ class Engine:
                 self.centre.replace(*self.vectors())
         together = self.job.meet == "together" or self.job.workers == 1
         if not together:
-            self.board.order(orders)
+            self.board.order(orders, self.conductor.epoch)
         waiting = self.ranks if together or everyone else []
         for rank in waiting if ranks is None else ranks:
             self.pool.send(rank, {"orders": vars(orders)})
 
     # -- weights
-    def fetch(self, *, final: bool = False) -> None:
+    def fetch(self) -> None:
         """Bring the latest weights into the given model (optimizer slots too where the algorithm hands them back)."""
-        count = len(self.variables) if final and self.job.hand_back else self.own
+        count = len(self.variables) if self.job.hand_back else self.own
         views = packing.views(self.layout, self.buffer)[:count]
         if not self.alone:
             for variable, view in zip(self.variables[:count], views, strict=True):

@@ -26,7 +26,8 @@ class Job:
     source: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, Any] | None = None
     keras: dict[str, Any] = field(default_factory=dict)  # floatx, image format, dtype policy
-    per_batch: bool = False  # a callback wants each batch: rank 0 reports it and waits
+    per_batch: bool = False  # a callback wants each batch: rank 0 reports it, all wait for what it decides
+    batch_weights: bool = False  # and may read or set weights there
     progress: float = 0.0  # seconds between progress reports of rank 0; 0 is none
     timeout: float = 300.0
     first_timeout: float = 1800.0
@@ -82,8 +83,8 @@ class Reporter(Protocol):
         """Say that this rank is ready to train; returns when all are."""
         ...
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> None:
-        """Report a step (rank 0 only); waits for the callbacks where they want each batch."""
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> Orders:
+        """Report a step (logs on rank 0 only); where callbacks want each batch, wait for what they decide."""
         ...
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:

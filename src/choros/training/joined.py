@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,10 @@ from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup, share
 from choros.transport.waiting import SPIN
+from choros.types import Array
 
 _MAIL = 1 << 20  # bytes for the logs of epochs that workers who never wait leave for rank 0
+_RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what only rank 0 knows
 _joined: dict[str, SharedGroup] = {}
 
 
@@ -56,20 +60,28 @@ class JoinedReporter:
         self.run, self.conductor, self.mail, self.lead = run, conductor, mail, run.rank == 0
         self.together = run.job.meet == "together"
         self.losses: list[tuple[float, int, float]] = []
+        self.set: list[Array] = []  # rank 0's variables as the callbacks left them
         self.begun = time.perf_counter()
 
     def begin(self) -> Orders:
         """All are ready: training begins."""
-        orders = self.conductor.begin(self.run.job.initial_epoch)
+        with self.aside():
+            orders = self.conductor.begin(self.run.job.initial_epoch)
         self.begun = time.perf_counter()
         return self.obey(self.spread([vars(orders), None])[0])
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> None:
-        """Rank 0 has done a step."""
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> Orders:
+        """Rank 0 has done a step; together, where callbacks want each, all do what they decide."""
+        orders = Orders()
         if logs is not None:
-            self.conductor.batch(step, logs)
+            with self.aside(self.run.job.per_batch):
+                orders = self.conductor.batch(epoch, step, logs)
             if not self.together:
+                self.command(orders)
                 self.read_mail()
+        if self.together and self.run.job.per_batch:
+            return self.obey(self.spread([vars(orders), None])[0])
+        return orders
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
         """An epoch has ended: together all wait for the orders, alone the logs are left for all to read."""
@@ -91,14 +103,34 @@ class JoinedReporter:
         """Keep an epoch's loss, and run the callbacks of its end."""
         if "loss" in logs:
             self.losses.append((time.perf_counter() - self.begun, epoch, logs["loss"]))
-        return self.conductor.epoch_end(epoch, logs)
+        with self.aside():
+            return self.conductor.epoch_end(epoch, logs)
+
+    @contextmanager
+    def aside(self, needed: bool = True) -> Iterator[None]:
+        """Let callbacks have the model, which is this rank's own too: keep what they set, and put back what was."""
+        if not (needed and self.lead and self.conductor.user):
+            yield
+            return
+        own = self.run.replica.snapshot()
+        yield
+        self.set = values(model_variables(self.run.replica.model))
+        self.run.replica.restore(own)
+
+    def command(self, orders: Orders) -> None:
+        """Give rank 0's orders to those who wait for nobody."""
+        if orders.weights and self.run.centre is not None:
+            with self.run.aside():
+                self.run.take(self.set)
+                self.run.centre.replace(*self.run.vectors())
+        self.run.board.order(orders, self.conductor.epoch)
 
     def read_mail(self) -> None:
         """Run the callbacks of epochs whose logs have come."""
         for epoch, logs in self.mail.take():
             orders = self.record(epoch, logs)
             if self.lead:
-                self.run.board.order(orders)
+                self.command(orders)
 
     def spread(self, mine: list[Any]) -> list[Any]:
         """Return what rank 0 says."""
@@ -111,8 +143,14 @@ class JoinedReporter:
         orders = Orders(**told)
         if orders.weights:
             group = self.run.group if self.together else self.mail.group
-            mine = values(model_variables(self.run.replica.model))
-            self.run.replica.restore([group.broadcast(value) for value in mine])
+            mine = self.set if self.lead else self.run.replica.snapshot()
+            self.run.take([group.broadcast(value) for value in mine])
+            if self.lead and self.run.centre is not None:
+                self.run.centre.replace(*self.run.vectors())
+            if not self.together:
+                group.barrier()
+        if orders.learning_rate is not None:
+            self.run.replica.learning_rate = orders.learning_rate
         return orders
 
 
@@ -210,6 +248,9 @@ def fit(
             replica.set_others(others)
         for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
             variable.assign(value)
+        conductor.end()
+        for variable in model_variables(model):  # a callback may have set them at the end
+            variable.assign(base.broadcast(np.array(values([variable])[0])))
         tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(run.tally.json()).encode())]
     finally:
         for part in (centre, group if group is not base else None, mail, board, *segments[1:]):
@@ -223,12 +264,10 @@ def agree(group: Group, job: Job) -> Job:
     from dataclasses import replace
 
     said = [json.loads(text) for text in group.gather(json.dumps(job.json()).encode())]
-    job = replace(job, seed=said[0]["seed"], per_batch=said[0]["per_batch"], progress=said[0]["progress"])
+    job = replace(job, **{name: said[0][name] for name in _RANK_0})
     for rank, other in enumerate(said):
         different = [
-            name
-            for name in other
-            if name not in ("seed", "per_batch", "progress", "source", "validation") and other[name] != said[0][name]
+            name for name in other if name not in (*_RANK_0, "source", "validation") and other[name] != said[0][name]
         ]
         if different:
             raise BadInput(

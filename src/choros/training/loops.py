@@ -45,7 +45,7 @@ class TogetherLoop:
     def train(self) -> None:
         """Go through the epochs."""
         run = self.run
-        run.obey(run.reporter.begin())
+        self.obey(run.reporter.begin())
         run.start_clock()
         if self.meeting is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
@@ -53,9 +53,10 @@ class TogetherLoop:
             self.replica.reset_metrics()
             rows = run.tally.rows
             step = self.reduce if self.gradients else self.window
-            for batch in run.batches(epoch, together=True):
+            for number, batch in enumerate(run.batches(epoch, together=True)):
                 step(batch)
                 run.group.timeout = run.job.timeout  # the first step had longer
+                run.leaving = self.report(epoch, number).stop
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
             logs = self.end_epoch(epoch, run.tally.rows - rows)
@@ -65,6 +66,27 @@ class TogetherLoop:
                 break
         if self.meeting is not None and self.schedule.pending:
             self.meet()
+
+    def report(self, epoch: int, step: int) -> Orders:
+        """Report a step; where callbacks want each batch, all ranks wait for what they decide and do it."""
+        run, replica = self.run, self.replica
+        if not run.job.per_batch:
+            run.progress(epoch, step)
+            return Orders()
+        state = replica.metric_state()
+        replica.set_metric_state(run.group.sum(state))
+        logs = replica.metrics()
+        replica.set_metric_state(state)
+        if run.rank == 0 and run.job.batch_weights:
+            with run.at(self.centre()):
+                run.write_weights()
+        orders = run.reporter.batch(epoch, step, logs if run.rank == 0 else None)
+        self.obey(orders)
+        return orders
+
+    def centre(self) -> Array | None:
+        """Return the centre where this rank has left it."""
+        return None if self.meeting is None or not self.schedule.pending else self.meeting.centre
 
     def reduce(self, batch: object) -> None:
         """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""
@@ -106,7 +128,7 @@ class TogetherLoop:
             replica.set_others(mean_others(run, rows))
         replica.set_metric_state(group.sum(replica.metric_state()))
         logs: dict[str, float] = replica.metrics()
-        with run.at(None if self.meeting is None or not self.schedule.pending else self.meeting.centre):
+        with run.at(self.centre()):
             if run.job.validates(epoch):
                 logs |= run.validate(group)
             if run.rank == 0:
@@ -152,33 +174,40 @@ class AloneLoop:
         """Go through the epochs, waiting for nobody."""
         run = self.run
         run.obey(run.reporter.begin())
+        self.take_news()
+        self.start_over()
         run.start_clock()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
             self.replica.reset_metrics()
-            for batch in run.batches(epoch, together=False):
+            for number, batch in enumerate(run.batches(epoch, together=False)):
                 self.replica.step(batch)
                 if run.algorithm.momentum:
                     self.replica.look_ahead(run.algorithm.momentum)
                 if self.schedule.due():
                     self.meet()
-                if run.board.stopped:
-                    break
-            if run.board.stopped:
+                if run.job.per_batch and run.rank == 0:
+                    run.reporter.batch(epoch, number, self.replica.metrics())
+                else:
+                    run.progress(epoch, number)
+                run.leaving = run.board.stopped
+            if run.board.stopped and epoch >= run.board.last:
                 break
             if run.algorithm.window == 0:
                 self.meet()
             self.end_epoch(epoch)
+            if run.board.stopped:
+                break
         if self.schedule.pending:
             self.meet()
 
     def meet(self) -> None:
         """Meet the centre with what was learnt since the last time, and look for orders."""
         run, pending = self.run, self.schedule.reset()
-        news = run.board.news()
-        if news is not None and news.learning_rate is not None:
-            self.replica.learning_rate = news.learning_rate
+        if self.take_news():  # weights were set: what was learnt before is void
+            self.start_over()
+            return
         if self.meeting is None:
             return
         begun = time.perf_counter()
@@ -188,6 +217,22 @@ class AloneLoop:
         self.replica.set(self.local)
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
+
+    def take_news(self) -> bool:
+        """Take what the caller has ordered since the last time; tell whether a callback has set the centre."""
+        news = self.run.board.news()
+        if news is not None and news.learning_rate is not None:
+            self.replica.learning_rate = news.learning_rate
+        return news is not None and news.weights and self.meeting is not None
+
+    def start_over(self) -> None:
+        """Go on from the centre as it is."""
+        if self.meeting is None:
+            return
+        self.run.centre.read(self.local, self.others)
+        self.meeting.seen[...] = self.local
+        self.replica.set(self.local)
+        self.replica.set_others(self.others)
 
     def end_epoch(self, epoch: int) -> None:
         """Leave the metrics on the board; the last worker sums them, validates the centre and reports."""

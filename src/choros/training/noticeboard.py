@@ -17,7 +17,7 @@ from choros.training.job import Orders
 from choros.transport.segment import Segment
 from choros.types import Array
 
-_HEAD = 8  # values before the heartbeats: version, stop, learning rate, weights version
+_HEAD = 8  # values before the heartbeats: version, stop, learning rate, weights version, mail, last epoch
 
 
 class Noticeboard:
@@ -32,7 +32,7 @@ class Noticeboard:
 
     def __init__(self, segment: Segment, workers: int, epochs: int, values: int) -> None:
         self.segment, self.workers = segment, workers
-        self._version = 0
+        self._version, self._weights = 0.0, 0.0
         flat = segment.array(np.float64, self._count(workers, epochs, values), 0)
         self._head, flat = flat[:_HEAD], flat[_HEAD:]
         self._beats, flat = flat[: 8 * workers : 8], flat[8 * workers :]
@@ -58,9 +58,15 @@ class Noticeboard:
         return self._beats.copy()
 
     # -- orders
-    def order(self, orders: Orders) -> None:
-        """Give orders to workers that look when they meet the centre."""
+    def order(self, orders: Orders, epoch: int | None = None) -> None:
+        """Give orders to workers that look when they meet the centre.
+
+        Args:
+            orders: Orders.
+            epoch: int. Where they stop in the middle of an epoch, which: its end is still reported.
+        """
         if orders.stop:
+            self._head[5] = 0 if epoch is None else epoch + 1
             self._head[1] = 1.0
         if orders.learning_rate is not None:
             self._head[2] = orders.learning_rate
@@ -79,14 +85,20 @@ class Noticeboard:
         """Whether the caller asked to stop."""
         return bool(self._head[1])
 
+    @property
+    def last(self) -> int:
+        """After a stop, the first epoch whose end is not reported."""
+        return int(self._head[5])
+
     def news(self) -> Orders | None:
         """Orders given since this process last looked, or None."""
         version = float(self._head[0])
         if version == self._version:
             return None
-        self._version = int(version)
+        weights = float(self._head[3])
+        changed, self._version, self._weights = weights != self._weights, version, weights
         rate = float(self._head[2])
-        return Orders(self.stopped, rate if rate and math.isfinite(rate) else None, False)
+        return Orders(self.stopped, rate if rate and math.isfinite(rate) else None, changed)
 
     # -- sums of metrics
     def add(self, epoch: int, train: Array, validation: Array) -> bool:

@@ -56,6 +56,7 @@ class Run:
         self._ready = 0.0
         self._compiling = 0.0
         self.latest: list[Array] = []  # what the callbacks may read, where they run in this process
+        self.leaving = False  # set while going through ``batches``: this batch is the last
         self._shapes: set[int] = set()
 
     # -- batches
@@ -64,17 +65,16 @@ class Run:
         job, tally = self.job, self.tally
         shared = job.meet != "never"  # a member of an ensemble has a shard of its own
         batch_size = job.batch_size if shared else max(1, job.batch_size // job.workers)
-        for step, batch in enumerate(
-            self.source.epoch(
-                rank=self.rank if shared else 0,
-                size=job.workers if shared else 1,
-                together=together or not shared,
-                batch_size=batch_size,
-                seed=job.seed,
-                epoch=epoch,
-                shuffle=job.shuffle,
-                steps=job.steps,
-            )
+        self.leaving = False
+        for batch in self.source.epoch(
+            rank=self.rank if shared else 0,
+            size=job.workers if shared else 1,
+            together=together or not shared,
+            batch_size=batch_size,
+            seed=job.seed,
+            epoch=epoch,
+            shuffle=job.shuffle,
+            steps=job.steps,
         ):
             fresh = batch.rows not in self._shapes
             begun, exchanged = time.perf_counter(), tally.exchanging
@@ -87,13 +87,12 @@ class Run:
                 tally.exchanging = exchanged
                 self._compiling += time.perf_counter() - begun
             self.board.beat(self.rank)
-            if self.rank == 0:
-                self._progress(epoch, step)
+            if self.leaving:
+                return
 
-    def _progress(self, epoch: int, step: int) -> None:
-        if self.job.per_batch:
-            self.reporter.batch(epoch, step, self.replica.metrics())
-        elif self.job.progress and time.perf_counter() - self._reported > self.job.progress:
+    def progress(self, epoch: int, step: int) -> None:
+        """Report rank 0's step where the caller draws a bar, now and then."""
+        if self.rank == 0 and self.job.progress and time.perf_counter() - self._reported > self.job.progress:
             self.reporter.batch(epoch, step, self.replica.metrics())
             self._reported = time.perf_counter()
 
@@ -151,6 +150,23 @@ class Run:
             entries, buffer = self.weights
             packing.write(entries, self.replica.snapshot(), buffer)
 
+    def vectors(self) -> tuple[Array, Array]:
+        """Return this rank's trainable vector and its moving statistics."""
+        trainable = np.empty(self.replica.size, self.replica.dtype)
+        others = np.empty(self.replica.others, self.replica.dtype)
+        self.replica.get(trainable)
+        self.replica.get_others(others)
+        return trainable, others
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Change this rank's weights for a while only."""
+        own = self.replica.snapshot()
+        try:
+            yield
+        finally:
+            self.replica.restore(own)
+
     def write_trainable(self, vector: Array) -> None:
         """Put only the trainable vector there: the last centre, when a run fails."""
         if self.weights is not None:
@@ -161,10 +177,18 @@ class Run:
             packing.write(entries, self.replica.snapshot(), buffer)
 
     def read_weights(self) -> None:
-        """Take the weights that the caller's callbacks have set."""
+        """Take the weights that the caller's callbacks have set; optimizer and seeds stay this worker's own."""
         if self.weights is not None:
             entries, buffer = self.weights
-            self.replica.restore([np.array(view) for view in packing.views(entries, buffer)])
+            self.take([np.array(view) for view in packing.views(entries, buffer)])
+
+    def take(self, arrays: list[Array]) -> None:
+        """Set the model's variables, all but the states of random layers, from what ``snapshot`` gave."""
+        mine, seeds = self.replica.snapshot(), {id(variable) for variable in self.replica.seeds}
+        for index, variable in enumerate(self.replica.model.variables):
+            if id(variable) not in seeds:
+                mine[index] = arrays[index]
+        self.replica.restore(mine)
 
     def obey(self, orders: Orders) -> None:
         """Take a new learning rate and new weights."""

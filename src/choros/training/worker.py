@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,20 +26,23 @@ from choros.transport.waiting import SPIN
 class PipeReporter:
     """Reports over the worker's own pipe to the caller that started it."""
 
-    def __init__(self, link: Any, *, together: bool, per_batch: bool) -> None:
-        self.link, self.together, self.per_batch = link, together, per_batch
-        self.started: Callable[[], None] = lambda: None
+    def __init__(self, link: Any, group: Group, *, together: bool, per_batch: bool) -> None:
+        self.link, self.group, self.together, self.per_batch = link, group, together, per_batch
 
     def begin(self) -> Orders:
         """Say ready; all start at the caller's word."""
         self.link.send({"event": "ready"})
         return self._orders()
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> None:
-        """Report a step."""
-        self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
-        if self.per_batch:
-            self._orders()
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> Orders:
+        """Report a step; where callbacks want each batch, all ranks that are together do what rank 0 is told."""
+        orders = Orders()
+        if logs is not None:
+            self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
+            orders = self._orders() if self.per_batch else orders
+        if self.per_batch and self.together:
+            orders = Orders(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
+        return orders
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
         """Report the end of an epoch; together, wait for orders."""
@@ -89,7 +92,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             source=source,
             validation=validation,
             group=group,
-            reporter=PipeReporter(link, together=together, per_batch=job.per_batch),
+            reporter=PipeReporter(link, group, together=together, per_batch=job.per_batch),
             board=board,
             weights=(message["weights"], weights.array(np.uint8, message["weights_bytes"], 0)),
             centre=centre,
