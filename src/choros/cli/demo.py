@@ -1,0 +1,122 @@
+"""``choros demo``: train one network by every algorithm, show a table, write a report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from choros.data.prepare import Dataset
+from choros.demo.plan import BACKENDS, Plan, check_installed, choose, choose_backend, prepare
+from choros.errors import BadInput
+
+_HELP = """\
+Trains dist-keras' own network (Dense 600, Dropout 0.2, Dense 600, softmax) with the same optimizer, data and initial
+weights by every algorithm, and compares F1, time and what the workers exchanged. Data: scikit-learn's handwritten
+digits, or with --data the ATLAS Higgs CSV of CERN Open Data record 328 (plain or gzip).
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "demo", help="train one model by every algorithm and write a report", description=_HELP
+    )
+    parser.add_argument("--data", type=Path, metavar="FILE", help="ATLAS Higgs CSV (default: handwritten digits)")
+    parser.add_argument("--workers", type=_count, default=2, metavar="N", help="how many (default: 2)")
+    parser.add_argument("--algorithms", metavar="LIST", help="such as single,allreduce,aeasgd (default: all)")
+    parser.add_argument("--epochs", type=_count, default=10, metavar="N", help="how many (default: 10)")
+    parser.add_argument("--batch-size", type=_count, default=32, metavar="B", help="the global batch (default: 32)")
+    parser.add_argument("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else installed)")
+    parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="trainings of each (default: 1)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="the first seed (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("choros-demo"), metavar="DIR", help="default: choros-demo")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compare, print the table, write the report.
+
+    Args:
+        args: as parsed.
+
+    Returns:
+        0; 1 where an algorithm failed, 130 where the user interrupted. The report is written all the same.
+
+    Raises:
+        BadInput: what cannot work, said before anything is trained.
+    """
+    algorithms = choose(args.algorithms)
+    backend = choose_backend(args.backend)
+    check_installed()
+    if args.batch_size < args.workers:
+        raise BadInput(f"--batch-size {args.batch_size} for {args.workers} workers: give one row a worker or more.")
+    _make_folder(args.out)
+    threads = prepare(backend, args.workers)
+    data, name = _load(args.data)
+    seeds = tuple(range(args.seed, args.seed + args.seeds))
+    plan = Plan(algorithms, backend, args.workers, args.epochs, args.batch_size, seeds, threads)
+
+    from choros.demo import running
+    from choros.demo.display import Display
+    from choros.report import text_table, write
+    from choros.training.pool import WorkerPool
+
+    importlib.import_module("keras")  # what a backend prints when it is imported comes before the table
+    setting = running.setting(plan, data, name)
+    print(running.describe(setting), end="\n\n", flush=True)
+    display = Display([type(algorithm).__name__ for algorithm in algorithms], len(seeds), plan.epochs)
+    with WorkerPool(plan.workers, backend=backend, threads=threads, echo=False) as pool:
+        report = running.compare(plan, setting, running.trainer(plan, data, pool), display)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
+    try:  # a second Ctrl-C must not cost what the first one kept
+        page = write(report, args.out)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+    print(f"\n{text_table(report)}\n")
+    if report.interrupted:
+        print("Interrupted; the report holds what was measured until then.")
+    print(f"Report: {page}", flush=True)
+    if report.interrupted:
+        return 130
+    return 1 if any(result.failed for result in report.results) else 0
+
+
+def _load(path: Path | None) -> tuple[Dataset, str]:
+    """Read the data; what it is called in the report."""
+    if path is None:
+        from choros.data.digits import load_digits
+
+        return load_digits(), "scikit-learn's digits"
+    from choros.data.higgs import load_higgs
+
+    return load_higgs(path), f"ATLAS Higgs ({path.name})"
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder of the report before hours are spent on what goes into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {folder} cannot be made ({error.strerror}): give another folder.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(f"--out {folder} cannot be written to: give another folder.")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2147483647")
+    return int(text)
