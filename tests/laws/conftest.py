@@ -1,7 +1,21 @@
 """Models and data that the laws are held on, and plain Keras on the same global batches."""
 
+import inspect
+import os
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+
+import choros
+import choros.algorithms
+from choros.algorithms import Meeting
+from choros.exchange import MemoryCentre
+from choros.transport.local_group import LocalGroup
+from choros.transport.shared_centre import SharedCentre
+from choros.transport.shared_group import SharedGroup
 
 
 def _data(rows=100, features=8, classes=3, seed=0):
@@ -90,3 +104,132 @@ def same_weights():
         return worst
 
     return check
+
+
+# -- the lists: one of algorithms, one of centres, one of groups; the backend is the process' own (tests/run.sh)
+@pytest.fixture(params=[kind.__name__ for kind in choros.algorithms.ALL])
+def kind(request):
+    """Every algorithm's class."""
+    return getattr(choros, request.param)
+
+
+@pytest.fixture(params=["memory", "shared"])
+def make_centre(request):
+    """Every centre, as its first worker meets it: ``make(algorithm, start, others)``."""
+    made = []
+
+    def make(algorithm, start, others):
+        if request.param == "memory":
+            return MemoryCentre(algorithm, start, workers=1, others=others).at(0)
+        segment = SharedCentre.create(start, others, algorithm.start(start, 1), workers=1)
+        made.append(segment)
+        return SharedCentre(segment, algorithm, 0, workers=1)
+
+    yield make
+    for segment in made:
+        segment.close()
+
+
+@pytest.fixture(params=["local", "shared"])
+def group(request):
+    """Every group, of one rank."""
+    if request.param == "local":
+        yield LocalGroup()
+        return
+    with SharedGroup.create(1, 1 << 16) as segment, SharedGroup(segment, 0) as one:
+        yield one
+
+
+# -- a model whose every step is known, and that counts its rows
+def make_ledger(rows, rate):
+    """A model of one weight, from 0, whose loss is its output: each SGD step on x = 1 moves it by just -rate.
+
+    Row i's target is i; the metric ``missed`` is 0 when each of the ``rows`` has been trained exactly once.
+    """
+    import keras
+
+    class Missed(keras.metrics.Metric):
+        def __init__(self, rows, name="missed", **kwargs):
+            super().__init__(name=name, **kwargs)
+            self.rows = rows
+            self.counts = self.add_weight(shape=(rows,), initializer="zeros", name="counts")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            ids = keras.ops.cast(keras.ops.reshape(y_true, (-1,)), "int32")
+            self.counts.assign_add(keras.ops.sum(keras.ops.one_hot(ids, self.rows, dtype="float32"), axis=0))
+
+        def result(self):
+            return keras.ops.max(keras.ops.abs(self.counts - 1.0))
+
+        def get_config(self):
+            return {**super().get_config(), "rows": self.rows}
+
+    def output(y_true, y_pred):
+        return y_pred * 1.0
+
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model.compile(keras.optimizers.SGD(rate), output, metrics=[Missed(rows)])
+    return model
+
+
+def walk(algorithm, steps, epochs, rate, workers=1):
+    """Where the centre of such a model ends when all workers make the same steps: the algorithm's maths alone."""
+    x, centre, seen, velocity = (np.zeros(1) for _ in range(4))
+    memory, pending = algorithm.start(centre, workers), 0
+    for epoch in range(epochs):
+        for step in range(steps):
+            velocity = algorithm.momentum * velocity - rate
+            x, pending = x + velocity, pending + 1
+            over = step + 1 == steps and (algorithm.window == 0 or epoch + 1 == epochs)
+            if pending == algorithm.window or over:
+                message = algorithm.propose(x, seen, pending)
+                after, memory = algorithm.merge(centre, message, Meeting(workers=workers), memory)
+                seen = centre if algorithm.shows == "before" else after
+                x, centre, pending = algorithm.adopt(x, seen), after, 0
+    return float(centre[0])
+
+
+@pytest.fixture
+def ledger():
+    return make_ledger
+
+
+@pytest.fixture
+def ledger_source():
+    """Its text, for a script."""
+    return inspect.getsource(make_ledger)
+
+
+@pytest.fixture
+def centre_walks():
+    return walk
+
+
+@pytest.fixture
+def children():
+    """The processes that are children of this one, and its threads' names and descriptors: what must not grow."""
+
+    def look():
+        found = set()
+        for task in pathlib.Path("/proc/self/task").iterdir():
+            found |= set((task / "children").read_text().split())
+        return found
+
+    return look
+
+
+@pytest.fixture
+def clean_python(tmp_path):
+    """Run Python text in a process of its own, outside this folder; returns the finished process."""
+
+    def run(text, *, before=(), timeout=120, **environment):
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        command = [sys.executable, *before, str(script)]
+        there = {**os.environ, **environment}
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, cwd=tmp_path, env=there, check=False
+        )
+
+    return run

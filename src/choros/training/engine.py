@@ -246,7 +246,7 @@ class Engine:
 
         models = []
         for rank in sorted(self.members):
-            models.append(fresh_clone(self.model))
+            models.append(fresh_clone(self.model, self.cargo.custom))
             clone = [*models[-1].variables, *models[-1].optimizer.variables]
             for variable, value in zip(clone, self.members[rank][1], strict=True):
                 variable.assign(value)

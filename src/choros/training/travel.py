@@ -60,16 +60,25 @@ def unpack_model(data: bytes, custom: bytes) -> Any:
         return keras.Model._unpickle_model(io.BytesIO(data))
 
 
-def fresh_clone(model: Any) -> Any:
-    """Return an untrained copy: same architecture and compilation, newly drawn weights."""
-    clone = type(model).from_config(model.get_config())
-    build_config = model.get_build_config()
-    if not clone.built and build_config:
-        clone.build_from_config(build_config)
-    config = model.get_compile_config()
-    if config is None:
-        raise BadInput(f"The model {model.name!r} cannot be cloned: what it was compiled with has no configuration.")
-    clone.compile_from_config(config)
+def fresh_clone(model: Any, custom: bytes) -> Any:
+    """Return an untrained copy: same architecture and compilation, newly drawn weights.
+
+    Args:
+        model: the model.
+        custom: its custom objects, as ``pack_model`` wrote them.
+    """
+    import cloudpickle
+    import keras
+
+    with keras.saving.custom_object_scope(cloudpickle.loads(custom)):
+        clone = type(model).from_config(model.get_config())
+        build_config = model.get_build_config()
+        if not clone.built and build_config:
+            clone.build_from_config(build_config)
+        config = model.get_compile_config()
+        if config is None:
+            raise BadInput(f"The model {model.name!r} cannot be cloned: it was compiled with what has no configuration.")
+        clone.compile_from_config(config)
     return clone
 
 

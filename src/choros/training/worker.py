@@ -75,7 +75,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     try:
         model = unpack_model(bytes(blobs[0]), bytes(blobs[1]))
         if job.meet == "never" and job.workers > 1 and link.rank:
-            model = member(model, job.seed, link.rank)
+            model = member(model, bytes(blobs[1]), job.seed, link.rank)
         replica, source, validation = prepare(model, job, message, blobs[2:], data, link.rank)
         spin = SPIN if job.spin else 0.0
         if alone:
@@ -131,12 +131,12 @@ def prepare(
     return replica, source, validation
 
 
-def member(model: Any, seed: int, rank: int) -> Any:
+def member(model: Any, custom: bytes, seed: int, rank: int) -> Any:
     """Return a fresh clone for one member of an ensemble, drawn from (seed, rank)."""
     import keras
 
     keras.utils.set_random_seed((seed + 7919 * rank) % 2**31)
-    return fresh_clone(model)
+    return fresh_clone(model, custom)
 
 
 def configure_keras(settings: dict[str, Any]) -> None:

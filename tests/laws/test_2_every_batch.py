@@ -1,0 +1,118 @@
+"""Law 2: every batch counts. No row is dropped or trained twice, and what was learnt last is exchanged too."""
+
+import json
+
+import numpy as np
+import pytest
+
+import choros
+
+RATE, EPOCHS = 1 / 64, 2
+
+
+def weight(model):
+    return float(np.asarray(model.trainable_variables[0]).item())
+
+
+def rows_of(count):
+    return np.ones((count, 1), "float32"), np.arange(count, dtype="float32").reshape(-1, 1)
+
+
+def setting(kind):
+    """The algorithm with a window that divides neither an epoch nor the run, and rates at which the walk is exact."""
+    more = {"DiLoCo": {"outer_rate": 0.5, "outer_momentum": 0.5}, "EAMSGD": {"momentum": 0.5}}.get(kind.__name__, {})
+    if kind.__name__ not in ("Single", "AllReduce", "Averaging", "Ensemble"):
+        more["window"] = 3
+    return kind(**more)
+
+
+@pytest.mark.parametrize(("workers", "rows", "batch"), [(2, 45, 12), (3, 38, 12)], ids=["two", "three"])
+def test_each_row_once_and_each_step_in_the_centre(pools, kind, ledger, centre_walks, workers, rows, batch):
+    single = kind is choros.Single
+    workers = 1 if single else workers
+    model = ledger(rows, RATE)
+    trainer = choros.Trainer(model, setting(kind), workers=workers, pool=pools(3 if workers == 3 else 2))
+    history = trainer.fit(
+        *rows_of(rows),
+        batch_size=batch,
+        epochs=EPOCHS,
+        seed=3,
+        verbose=0,
+    )
+    assert history.history["missed"] == [0.0] * EPOCHS
+    run = history.run
+    assert run.rows == sum(worker.rows for worker in run.workers) == EPOCHS * rows
+    steps, bound = [worker.steps for worker in run.workers], run.algorithm
+    if kind is choros.Ensemble:
+        assert [weight(member) for member in trainer.models] == pytest.approx([-RATE * count for count in steps])
+    elif kind is choros.DOWNPOUR:
+        assert weight(model) == pytest.approx(-RATE * sum(steps))  # the sum of all contributions
+    elif kind is choros.AGN:
+        assert weight(model) == pytest.approx(-RATE * run.exchanges)  # each is a mean step
+    elif trainer.meet == "alone":
+        assert run.exchanges == sum(-(-count // 3) for count in steps)
+        assert -RATE / (1 - bound.momentum) * sum(steps) <= weight(model) < 0
+    elif workers < 3:  # all ranks have rows in every batch
+        expected = centre_walks(bound, -(-rows // batch), EPOCHS, RATE, workers)
+        assert weight(model) == pytest.approx(expected, rel=1e-6)
+    assert weight(model) != 0
+
+
+def test_by_one_worker_the_centre_walks_as_the_maths_says(pools, kind, ledger, centre_walks):
+    model = ledger(50, RATE)
+    trainer = choros.Trainer(model, setting(kind), workers=1, pool=pools(2))
+    history = trainer.fit(*rows_of(50), batch_size=8, epochs=EPOCHS, seed=3, verbose=0)
+    assert history.history["missed"] == [0.0] * EPOCHS
+    assert weight(model) == pytest.approx(centre_walks(history.run.algorithm, 7, EPOCHS, RATE), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["LocalSGD", "DOWNPOUR"])
+def test_a_window_longer_than_the_run_is_exchanged_at_its_end(pools, ledger, name):
+    model = ledger(48, RATE)
+    trainer = choros.Trainer(model, getattr(choros, name)(window=1000), workers=2, pool=pools(2))
+    run = trainer.fit(*rows_of(48), batch_size=8, epochs=EPOCHS, verbose=0).run
+    steps = [worker.steps for worker in run.workers]
+    assert steps == [12, 12]
+    assert [worker.exchanges for worker in run.workers] == [1, 1]
+    assert weight(model) == pytest.approx(-RATE * (sum(steps) if name == "DOWNPOUR" else steps[0]))
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "LocalSGD", "AEASGD", "Ensemble"])
+def test_batches_of_a_dataset_count_once(pools, ledger, name):
+    import keras
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 7
+
+        def __getitem__(self, index):
+            y = np.arange(5 * index, 5 * index + 5, dtype="float32").reshape(-1, 1)
+            return np.ones((5, 1), "float32"), y
+
+    model = ledger(35, RATE)
+    history = choros.Trainer(model, name, workers=2, pool=pools(2)).fit(Batches(), epochs=EPOCHS, verbose=0)
+    assert history.history["missed"] == [0.0] * EPOCHS
+    assert history.run.rows == EPOCHS * 35
+
+
+def test_by_every_algorithm_under_choros_run(ledger_source, clean_python):
+    names = [kind.__name__ for kind in choros.algorithms.ALL if kind not in (choros.Single, choros.Ensemble)]
+    done = clean_python(
+        "import json, choros, numpy as np\n"
+        f"{ledger_source}\n"
+        f"for name in {names}:\n"
+        f"    model = make_ledger(45, {RATE})\n"
+        "    x, y = np.ones((45, 1), 'float32'), np.arange(45, dtype='float32').reshape(-1, 1)\n"
+        f"    history = choros.Trainer(model, name).fit(x, y, batch_size=12, epochs={EPOCHS}, seed=3, verbose=0)\n"
+        "    w = float(np.asarray(model.trainable_variables[0]).item())\n"
+        "    print(json.dumps([name, history.history['missed'], history.run.rows, w]), flush=True)\n",
+        before=("-m", "choros", "run", "-n", "2"),
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    said = {mark: [json.loads(text) for m, _, text in lines if m == mark] for mark in ("[0]", "[1]")}
+    assert [name for name, *_ in said["[0]"]] == names
+    assert said["[0]"] == said["[1]"]  # the same weights, bit by bit, on every rank
+    assert [(missed, rows) for _, missed, rows, _ in said["[0]"]] == [([0.0] * EPOCHS, EPOCHS * 45)] * len(names)
+    assert all(w < 0 for *_, w in said["[0]"])

@@ -1,0 +1,128 @@
+"""Law 3: one worker with a window of one is plain Keras, to within an ulp a step."""
+
+import numpy as np
+import pytest
+
+import choros
+from choros.exchange import Alone, Together
+
+EPOCHS, BATCH, SEED = 2, 16, 5
+_expected = {}
+
+
+def neutral(kind):
+    """The settings with which one worker is plain Keras: a window of one, no elastic force, a plain outer step."""
+    more = {"EASGD": {"alpha": 0.0}, "AEASGD": {"alpha": 0.0}, "EAMSGD": {"alpha": 0.0, "momentum": 0.0}}
+    more["DiLoCo"] = {"outer_rate": 1.0, "outer_momentum": 0.0}
+    return kind(window=1, **more.get(kind.__name__, {}))
+
+
+def stays(kind):
+    """Whether the centre stays where it was while the worker goes its own way: the elastic family without force."""
+    return issubclass(kind, choros.EASGD)
+
+
+@pytest.fixture
+def plain(make_mlp, data, plain_fit):
+    """Plain Keras' history and weights, and the number of steps it made: once for the whole module."""
+    import keras
+
+    def make():
+        return make_mlp(optimizer=keras.optimizers.SGD(0.05, momentum=0.5))
+
+    x, y = data(rows=70)
+    if not _expected:
+        model = make()
+        start = [np.array(w) for w in model.get_weights()]
+        history = plain_fit(model, x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED)
+        _expected["run"] = start, model.get_weights(), history
+    return make, x, y, *_expected["run"]
+
+
+def check_weights(found, expected, steps):
+    for one, other in zip(found, expected, strict=True):
+        scale = np.maximum(np.abs(other), np.abs(other).max())
+        np.testing.assert_array_less(np.abs(one - other), steps * np.spacing(scale) + 1e-30)
+
+
+def test_a_trainer_with_one_worker(pools, kind, plain):
+    make, x, y, start, weights, history = plain
+    model = make()
+    trainer = choros.Trainer(model, neutral(kind), workers=1, pool=pools(2))
+    found = trainer.fit(x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED, verbose=0)
+    assert list(found.history) == list(history)
+    for name in history:
+        np.testing.assert_allclose(found.history[name], history[name], rtol=2e-6, err_msg=name)
+    check_weights(model.get_weights(), start if stays(kind) else weights, found.run.workers[0].steps)
+
+
+def test_a_trainer_with_one_worker_and_adam_keeps_its_slots(pools, make_mlp, data, plain_fit):
+    x, y = data(rows=70)
+    reference, model = make_mlp(), make_mlp()
+    expected = plain_fit(reference, x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED)
+    trainer = choros.Trainer(model, "allreduce", workers=1, pool=pools(2))
+    found = trainer.fit(x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED, verbose=0).history
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=2e-6)
+    check_weights(model.get_weights(), reference.get_weights(), 100)
+    for one, other in zip(model.optimizer.variables, reference.optimizer.variables, strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-4, atol=1e-8)
+
+
+def train(replica, source, meet):
+    """The replica's own steps on the batches of the run, with a meeting after each; returns the number of steps."""
+    local, steps = np.empty(replica.size, replica.dtype), 0
+    for epoch in range(EPOCHS):
+        how = dict(rank=0, size=1, together=True, batch_size=BATCH, seed=SEED, epoch=epoch, shuffle=True)
+        for batch in source.epoch(**how):
+            replica.step(batch)
+            replica.get(local)
+            meet(local, batch.rows)
+            replica.set(local)
+            steps += 1
+    replica.finish()
+    return steps
+
+
+def replica_of(model, source):
+    from choros.backend import make_replica
+
+    replica = make_replica(model)
+    replica.build(source.sample(BATCH))
+    start, others = np.empty(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
+    replica.get(start)
+    replica.get_others(others)
+    return replica, start, others
+
+
+def test_alone_with_every_centre(kind, plain, make_centre):
+    from choros.data import make_source
+
+    if kind.level == "gradients" or kind.meets == "never" or kind.weighted:
+        pytest.skip(f"{kind.__name__} cannot meet a centre alone: a Trainer refuses it")
+    make, x, y, start, weights, _ = plain
+    model, source = make(), make_source(x, y)
+    replica, first, others = replica_of(model, source)
+    algorithm = neutral(kind).bound(1, 0.05)
+    centre = make_centre(algorithm, first, others)
+    alone = Alone(centre, first.copy())
+    steps = train(replica, source, lambda local, rows: alone.meet(local, 1, others))
+    assert alone.exchanges == steps
+    assert alone.staleness == 0
+    check_weights(model.get_weights(), weights, steps)  # the worker itself, also without elastic force
+    end = np.empty_like(first)
+    assert centre.read(end, others) == steps
+    expected = np.concatenate([w.reshape(-1) for w in (start if stays(kind) else weights)])
+    check_weights([end], [expected], steps)
+
+
+def test_together_with_every_group(kind, plain, group):
+    from choros.data import make_source
+
+    if kind.level == "gradients" or kind.meets == "never":
+        pytest.skip(f"{kind.__name__} meets with gradients or never; the Trainer's test has it")
+    make, x, y, _, weights, _ = plain
+    model, source = make(), make_source(x, y)
+    replica, first, _ = replica_of(model, source)
+    together = Together(neutral(kind).bound(1, 0.05), group, first)
+    steps = train(replica, source, lambda local, rows: together.meet(local, 1, rows))
+    check_weights(model.get_weights(), weights, steps)
