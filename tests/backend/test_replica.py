@@ -204,7 +204,7 @@ def fresh(make):
 def ranks_of(make, ranks, x, y, weight, workers=None):
     replicas = [make_replica(fresh(make), workers or ranks) for _ in range(ranks)]
     for replica in replicas:
-        replica.build(Batch(cut(x, slice(2)), cut(y, slice(2)), cut(weight, slice(2)), 2, 2))
+        replica.build(Batch(cut(x, slice(8)), cut(y, slice(8)), cut(weight, slice(8)), 8, 8))
     for replica in replicas[1:]:
         replica.restore(replicas[0].snapshot())
     return replicas
@@ -552,6 +552,50 @@ def test_refusals_are_for_reduced_steps_only():
     replica.evaluate(batch)
     with pytest.raises(NotExact, match="regularisers"):
         replica.gradients(batch, np.empty(replica.size + 2, replica.dtype))
+
+
+def scalar_mean(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+def scalar_root(y_true, y_pred):
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+
+def across_rows(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_pred - keras.ops.mean(y_pred, axis=0)) + y_true * y_pred, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "weight", "exact"),
+    [
+        (scalar_mean, None, True),
+        (scalar_mean, WEIGHT, False),  # Keras multiplies it by the mean of the weights
+        (scalar_root, None, False),
+        (across_rows, None, False),
+        (keras.losses.Dice(), None, False),
+        (keras.losses.Dice(axis=1), None, True),
+        (keras.losses.Tversky(), None, False),
+        (lambda y, p: keras.ops.mean(keras.ops.abs(y - p), axis=-1), WEIGHT, True),
+        ("mse", WEIGHT, True),
+    ],
+)
+def test_losses_that_are_not_keras_own_are_tried(loss, weight, exact):
+    def make():
+        return compiled(dense(out=2, activation="sigmoid"), "sgd", loss)
+
+    replica = ranks_of(make, 1, X, BINARY.repeat(2, 1), weight, workers=2)[0]
+    batch = Batch(X[:4], BINARY[:4].repeat(2, 1), cut(weight, slice(4)), 4, 8)
+    slot = np.empty(replica.size + 2, replica.dtype)
+    if exact:
+        check_exact(replica.model, 2, batch)
+        replica.gradients(batch, slot)
+        assert slot[-1] == 4
+    else:
+        with pytest.raises(NotExact, match="not the mean of its rows"):
+            check_exact(replica.model, 2, batch)
+        with pytest.raises(NotExact, match="not the mean of its rows"):
+            replica.gradients(batch, slot)
 
 
 def two_masked_outputs():

@@ -6,6 +6,7 @@ from typing import Any
 
 from choros.backend.replica import Replica
 from choros.errors import BadInput
+from choros.types import Batch
 
 __all__ = ["Replica", "check_exact", "make_replica"]
 
@@ -43,8 +44,17 @@ def make_replica(model: Any, workers: int = 1) -> Replica:
     raise BadInput(f"Keras runs on {name!r}: set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow'.")
 
 
-def check_exact(model: Any, workers: int = 2) -> None:
-    """Raise ``NotExact`` where AllReduce could not train the compiled model exactly, as far as shows without data."""
-    from choros.backend.weight import check_exact as check
+def check_exact(model: Any, workers: int = 2, batch: Batch | None = None) -> None:
+    """Refuse a compiled model that AllReduce could not train exactly, before any worker starts.
 
-    check(model, workers)
+    Args:
+        model: the compiled model, built where a batch is given.
+        workers: how many workers will train together.
+        batch: one batch with rows: losses that are not Keras' own are then tried on a few rows.
+
+    Raises:
+        NotExact: the message names the loss or the layer, and what to do.
+    """
+    from choros.backend.exact import check_exact as check
+
+    check(model, workers, batch)

@@ -7,26 +7,28 @@ used here or in a backend stands in ``PRIVATE``, which a contract test compares 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import keras
 import numpy as np
 
 from choros.backend import seeds
-from choros.backend.weight import Weigher, exact_loss
+from choros.backend.exact import mixed_rows
+from choros.backend.metrics import Metrics, gather, scatter, slices_of
+from choros.backend.weight import Weigher
 from choros.types import Array, Batch
 
 PRIVATE = {
-    "keras.Model": ("_symbolic_build", "_flatten_layers", "_compile_loss", "_losses_override"),
+    "keras.Model": ("_symbolic_build", "_flatten_layers", "_compile_loss"),
     "keras.Layer": ("_trainable_variables", "_non_trainable_variables"),
-    "CompileLoss": ("_flat_losses",),
-    "CompileLoss.Loss": ("path", "loss", "loss_weight", "name"),
+    "keras.src.trainers.compile_utils.CompileLoss": ("_flat_losses", "Loss"),
+    "keras.src.losses.losses": ("LossFunctionWrapper",),
     "keras.src.backend.common.masking": ("get_keras_mask",),
 }
 
 
-class BaseReplica(ABC):
+class BaseReplica(Metrics):
     """One worker's compiled model; see ``choros.backend.replica.Replica`` for what each method means.
 
     Args:
@@ -37,22 +39,10 @@ class BaseReplica(ABC):
     def __init__(self, model: Any, workers: int = 1) -> None:
         self.model = model
         self.workers = workers
-        self._tally: list[Array] = []
-        self._trained = [0.0, 0.0]
         self._total = 0
-        self._logs: dict[str, Any] | None = None
-        self._names: set[str] = set()
         self._lay_out()
 
-    # What a backend adds.
-
-    @abstractmethod
-    def _values(self, variables: list[Any]) -> list[Array]:
-        """The present values of these Keras variables on the host; they may be views."""
-
-    @abstractmethod
-    def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
-        """Set these Keras variables, cast to their dtype; always copies."""
+    # What a backend adds, besides _values and _assign.
 
     @abstractmethod
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
@@ -83,7 +73,7 @@ class BaseReplica(ABC):
     def _settle(self) -> None:
         """Leave the look-ahead point for x, and bring all state into the Keras model."""
 
-    def _built(self) -> None:  # noqa: B027 - an optional hook
+    def _built(self) -> None:
         """After ``build`` and ``finish``: take up the model's state."""
 
     # The layout of the flat vectors.
@@ -92,8 +82,8 @@ class BaseReplica(ABC):
         self.trainable: list[Any] = list(self.model.trainable_variables)
         self.moving: list[Any] = moving_statistics(self.model)
         self.seeds: list[Any] = seeds.find(self.model)
-        self.slices = _slices(self.trainable)
-        self.moving_slices = _slices(self.moving)
+        self.slices = slices_of(self.trainable)
+        self.moving_slices = slices_of(self.moving)
         self.size = self.slices[-1].stop if self.slices else 0
         self.others = self.moving_slices[-1].stop if self.moving_slices else 0
         wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in self.trainable)
@@ -101,13 +91,13 @@ class BaseReplica(ABC):
 
     def build(self, batch: Batch) -> None:
         """Create what the first ``fit`` would create, from one batch that has rows."""
-        self.model._symbolic_build(data_batch=self.pack(batch))
+        data = self.pack(batch)
+        self.model._symbolic_build(data_batch=data)
         self._lay_out()
         self.weigher = Weigher(self.model, self.workers)
-        self.loss_metric = _loss_metric(self.model)
-        self.metric_variables: list[Any] = list(self.model.metrics_variables)
-        self._metric_slices = _slices(self.metric_variables)
-        self._names = set(self.model.get_metrics_result())
+        if self.workers > 1:
+            self.weigher.refuse(mixed_rows(self.model, data))
+        self._take_metrics()
         self._built()
         self.reset_metrics()
 
@@ -142,7 +132,7 @@ class BaseReplica(ABC):
             if array is None:
                 out[where] = 0
             else:
-                np.multiply(array.reshape(-1), n, out=out[where], casting="same_kind")
+                np.multiply(array.reshape(-1), n, out=out[where], dtype=self.dtype, casting="same_kind")
         out[-2] = n * loss
         out[-1] = n
 
@@ -151,8 +141,7 @@ class BaseReplica(ABC):
         divisor = 1.0 if self.weigher.sums else float(summed[-1])
         if divisor == 0:
             return
-        self._trained[0] += float(summed[-2]) / divisor * self._total
-        self._trained[1] += self._total
+        self._count(float(summed[-2]) / divisor, self._total)
         self._apply(summed[:-2], divisor)
 
     def evaluate(self, batch: Batch) -> None:
@@ -167,59 +156,19 @@ class BaseReplica(ABC):
 
     def get(self, out: Array) -> None:
         """Copy the trainable variables into ``out``."""
-        _gather(self._values(self.trainable), self.slices, out)
+        gather(self._values(self.trainable), self.slices, out)
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables; always copies."""
-        self._assign(self.trainable, _scatter(vector, self.slices, self.trainable))
+        self._assign(self.trainable, scatter(vector, self.slices, self.trainable))
 
     def get_others(self, out: Array) -> None:
         """Copy the moving statistics into ``out``."""
-        _gather(self._values(self.moving), self.moving_slices, out)
+        gather(self._values(self.moving), self.moving_slices, out)
 
     def set_others(self, vector: Array) -> None:
         """Set the moving statistics; always copies."""
-        self._assign(self.moving, _scatter(vector, self.moving_slices, self.moving))
-
-    # Metrics.
-
-    def reset_metrics(self) -> None:
-        """Forget what the metrics and the tallies have seen."""
-        self.model.reset_metrics()
-        self._tally = []
-        self._trained = [0.0, 0.0]
-        self._logs = None
-
-    def metric_state(self) -> Array:
-        """All metric variables, then the tally of evaluated batches, as one flat float64 vector."""
-        values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
-        return np.concatenate([*values, *self._tally, np.zeros(0)])
-
-    def set_metric_state(self, state: Array) -> None:
-        """Set the metric variables and the tally from such a vector, or from a sum of them."""
-        count = self._metric_slices[-1].stop if self._metric_slices else 0
-        self._assign(self.metric_variables, _scatter(state[:count], self._metric_slices, self.metric_variables))
-        self._tally = [np.array(line) for line in state[count:].reshape(-1, 3)]
-
-    def metrics(self) -> dict[str, Any]:
-        """What Keras would log now; ``loss`` is the exact one where batches were reduced or evaluated."""
-        results = self.model.get_metrics_result() if self._logs is None else self._logs
-        figures = {name: _python(value) for name, value in results.items()}
-        loss = self._exact_loss()
-        if self.loss_metric is not None and loss is not None and self.loss_metric.name in figures:
-            figures[self.loss_metric.name] = loss
-        return figures
-
-    def _custom(self, logs: Any) -> dict[str, Any] | None:
-        """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
-        return logs if isinstance(logs, dict) and set(logs) != self._names else None
-
-    def _exact_loss(self) -> float | None:
-        if self._tally:
-            return exact_loss(np.stack(self._tally), sums=self.weigher.sums)
-        if self._trained[1]:
-            return self._trained[0] / self._trained[1]
-        return None
+        self._assign(self.moving, scatter(vector, self.moving_slices, self.moving))
 
     # Seeds, learning rate, the whole state.
 
@@ -269,7 +218,7 @@ class BaseReplica(ABC):
         self._assign([v for v, _ in rest], [a for _, a in rest])
         by_id = dict(zip(map(id, everything), arrays, strict=True))
         flat = np.empty(self.size, self.dtype)
-        _gather([by_id[id(v)] for v in self.trainable], self.slices, flat)
+        gather([by_id[id(v)] for v in self.trainable], self.slices, flat)
         self.set(flat)
 
     def finish(self) -> None:
@@ -287,27 +236,3 @@ def moving_statistics(model: Any) -> list[Any]:
         for v in model.non_trainable_weights
         if id(v) not in frozen and keras.backend.is_float_dtype(keras.backend.standardize_dtype(v.dtype))
     ]
-
-
-def _loss_metric(model: Any) -> Any:
-    """The running mean that Keras logs as ``loss``: the model's first ``Mean`` of that name, or None."""
-    means = (m for m in model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss")
-    return next(means, None)
-
-
-def _slices(variables: list[Any]) -> list[slice]:
-    ends = np.cumsum([int(np.prod(v.shape, dtype=np.int64)) for v in variables], dtype=np.int64).tolist()
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _gather(arrays: list[Array], slices: list[slice], out: Array) -> None:
-    for array, where in zip(arrays, slices, strict=True):
-        out[where] = array.reshape(-1)
-
-
-def _scatter(vector: Array, slices: list[slice], variables: list[Any]) -> list[Array]:
-    return [vector[where].reshape(tuple(v.shape)) for where, v in zip(slices, variables, strict=True)]
-
-
-def _python(value: Any) -> Any:
-    return keras.ops.convert_to_numpy(value).tolist()

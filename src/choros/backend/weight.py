@@ -19,11 +19,10 @@ import keras
 import numpy as np
 from keras.src.backend.common.masking import get_keras_mask
 
+from choros.backend.exact import WEIGHTED, check_together, compiled_losses, kind, refuse_sum
 from choros.errors import NotExact
 from choros.types import Array
 
-MEANS = ("sum_over_batch_size", "mean")
-WEIGHTED = "mean_with_sample_weight"
 TINY = 1e-20  # the weight of rows that are all masked: nothing beside another rank, but not 0 where all are
 
 
@@ -47,44 +46,6 @@ def exact_loss(tally: Array, *, sums: bool = False) -> float:
     return float((tally[:, 0] / weight * tally[:, 2]).sum() / rows) if rows else 0.0
 
 
-def check_exact(model: Any, workers: int = 2) -> None:
-    """Refuse a compiled model whose loss AllReduce could not train exactly, as far as that shows without data.
-
-    Raises:
-        NotExact: a loss without reduction, of an unknown one, or that compares rows with each other; ``sum``
-            with several outputs or with regularisers; several outputs that do not all divide by rows.
-    """
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    kinds = [kind(loss) for loss in losses]
-    _check_together(kinds, losses)
-    if workers > 1 and "sum" in kinds and _static_terms(model):
-        raise _refuse_sum(model)
-
-
-def kind(loss: Any) -> str:
-    """How the loss divides: "rows", "weights" or "sum". Names and functions get Keras' default, rows."""
-    if not isinstance(loss, keras.losses.Loss):
-        return "rows"
-    name = loss.name
-    if type(loss).__call__ is not keras.losses.Loss.__call__:
-        raise NotExact(
-            f"Loss {name!r} ({type(loss).__name__}) overrides __call__, so what it divides by is unknown: "
-            "override call() instead, or train with another algorithm than AllReduce."
-        )
-    if isinstance(loss, keras.losses.Circle):
-        raise NotExact(f"Loss {name!r} compares the rows of a batch with each other: use another algorithm.")
-    if loss.reduction in MEANS:
-        return "rows"
-    if loss.reduction == WEIGHTED:
-        return "weights"
-    if loss.reduction == "sum":
-        return "sum"
-    raise NotExact(
-        f"Loss {name!r} has reduction={loss.reduction!r}; AllReduce needs 'sum_over_batch_size', 'mean', "
-        "'mean_with_sample_weight' or 'sum'."
-    )
-
-
 class Weigher:
     """Learns, while a step runs or is traced, what the compiled loss divided by.
 
@@ -99,7 +60,7 @@ class Weigher:
     def __init__(self, model: Any, workers: int = 1) -> None:
         self.model = model
         self.workers = workers
-        self._losses: list[Any] = [] if model._compile_loss is None else model._compile_loss._flat_losses
+        self._losses = compiled_losses(model)
         self._plain = list(self._losses)
         self._kinds: list[str] = []
         self._refusal: NotExact | None = None
@@ -109,9 +70,13 @@ class Weigher:
         try:
             losses = [entry.loss for entry in self._plain]
             self._kinds = [kind(loss) for loss in losses]
-            _check_together(self._kinds, losses)
+            check_together(self._kinds, losses)
         except NotExact as refusal:
             self._refusal = refusal  # raised by the first reduced step: other algorithms can do without
+
+    def refuse(self, why: NotExact | None) -> None:
+        """Take up what was found elsewhere, to be raised by the first reduced step."""
+        self._refusal = self._refusal or why
 
     @property
     def sums(self) -> bool:
@@ -149,7 +114,7 @@ class Weigher:
     def _mixed(self) -> NotExact | None:
         """Why the step just made cannot be weighed, if so: terms that divide by different things."""
         if self.sums:
-            return _refuse_sum(self.model) if self._terms else None
+            return refuse_sum(self.model) if self._terms else None
         if all(n is None for n in self._seen):
             return None
         if len(self._seen) > 1:
@@ -213,23 +178,3 @@ def _count(masks: list[Any], weights: Any) -> Any:
         else:
             total = keras.ops.multiply(total, weights)
     return keras.ops.stop_gradient(keras.ops.sum(total))
-
-
-def _check_together(kinds: list[str], losses: list[Any]) -> None:
-    if len(kinds) > 1 and set(kinds) != {"rows"}:
-        named = ", ".join(f"{getattr(x, 'name', x)!r} by {k}" for x, k in zip(losses, kinds, strict=True))
-        raise NotExact(f"Of several losses all must divide by rows to be exact; here: {named}.")
-
-
-def _static_terms(model: Any) -> bool:
-    layers = list(model._flatten_layers())
-    return any(v.regularizer is not None for v in model.trainable_variables) or any(
-        layer.activity_regularizer is not None for layer in layers
-    )
-
-
-def _refuse_sum(model: Any) -> NotExact:
-    return NotExact(
-        f"Model {model.name!r} has regularisers or add_loss beside a loss of reduction='sum': adding over ranks "
-        "would count them once for each worker. Use reduction='sum_over_batch_size', or another algorithm."
-    )

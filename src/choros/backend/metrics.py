@@ -1,0 +1,109 @@
+"""The metrics of a replica as one vector that adds over ranks, the exact loss, and what Keras would log."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.backend.weight import Weigher, exact_loss
+from choros.types import Array
+
+
+class Metrics(ABC):
+    """The half of ``BaseReplica`` that knows metrics; see ``choros.backend.replica.Replica`` for the meanings.
+
+    The loss metric is kept out of reduced and of evaluated batches: a mean of the ranks' losses is not the loss of
+    the global batch where it divides by something else than rows. Its place is taken by two tallies: of the summed
+    loss that ``apply`` sees, and of each evaluated batch's part, which travels with the metric state.
+    """
+
+    model: Any
+    weigher: Weigher
+
+    def _take_metrics(self) -> None:
+        """Once the model is built: find its metrics' variables."""
+        self.loss_metric = _loss_metric(self.model)
+        self.metric_variables: list[Any] = list(self.model.metrics_variables)
+        self._metric_slices = slices_of(self.metric_variables)
+        self._names: set[str] = set(self.model.get_metrics_result())
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tally: list[Array] = []
+        self._trained = [0.0, 0.0]
+        self._logs: dict[str, Any] | None = None
+
+    @abstractmethod
+    def _values(self, variables: list[Any]) -> list[Array]:
+        """The present values of these Keras variables on the host; they may be views."""
+
+    @abstractmethod
+    def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
+        """Set these Keras variables, cast to their dtype; always copies."""
+
+    def reset_metrics(self) -> None:
+        """Forget what the metrics and the tallies have seen."""
+        self.model.reset_metrics()
+        self._forget()
+
+    def metric_state(self) -> Array:
+        """All metric variables, then the tally of evaluated batches, as one flat float64 vector."""
+        values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
+        return np.concatenate([*values, *self._tally, np.zeros(0)])
+
+    def set_metric_state(self, state: Array) -> None:
+        """Set the metric variables and the tally from such a vector, or from a sum of them."""
+        count = self._metric_slices[-1].stop if self._metric_slices else 0
+        self._assign(self.metric_variables, scatter(state[:count], self._metric_slices, self.metric_variables))
+        self._tally = [np.array(line) for line in state[count:].reshape(-1, 3)]
+
+    def metrics(self) -> dict[str, Any]:
+        """What Keras would log now; ``loss`` is the exact one where batches were reduced or evaluated."""
+        results = self.model.get_metrics_result() if self._logs is None else self._logs
+        figures = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in results.items()}
+        loss = self._exact_loss()
+        if self.loss_metric is not None and loss is not None and self.loss_metric.name in figures:
+            figures[self.loss_metric.name] = loss
+        return figures
+
+    def _custom(self, logs: Any) -> dict[str, Any] | None:
+        """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
+        return logs if isinstance(logs, dict) and set(logs) != self._names else None
+
+    def _count(self, loss: float, rows: int) -> None:
+        """Count the exact loss of one reduced batch."""
+        self._trained[0] += loss * rows
+        self._trained[1] += rows
+
+    def _exact_loss(self) -> float | None:
+        if self._tally:
+            return exact_loss(np.stack(self._tally), sums=self.weigher.sums)
+        if self._trained[1]:
+            return self._trained[0] / self._trained[1]
+        return None
+
+
+def _loss_metric(model: Any) -> Any:
+    """The running mean that Keras logs as ``loss``: the model's first ``Mean`` of that name, or None."""
+    means = (m for m in model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss")
+    return next(means, None)
+
+
+def slices_of(variables: list[Any]) -> list[slice]:
+    """Where each variable lies in a flat vector of them all."""
+    ends = np.cumsum([int(np.prod(v.shape, dtype=np.int64)) for v in variables], dtype=np.int64).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def gather(arrays: list[Array], slices: list[slice], out: Array) -> None:
+    """Copy the arrays into a flat vector."""
+    for array, where in zip(arrays, slices, strict=True):
+        out[where] = array.reshape(-1)
+
+
+def scatter(vector: Array, slices: list[slice], variables: list[Any]) -> list[Array]:
+    """Cut a flat vector into views of the variables' shapes."""
+    return [vector[where].reshape(tuple(v.shape)) for where, v in zip(slices, variables, strict=True)]
