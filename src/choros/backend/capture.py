@@ -7,7 +7,7 @@ that users write (``apply_gradients`` passes through it). JAX has ``stateless_ap
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 
@@ -38,17 +38,21 @@ class Capture:
         self._where = where
         self._here: Any = None
         self._taken: list[Any] | None = None
+        self._refusal: NotExact | None = None
 
     def __enter__(self) -> Capture:
         self._refuse_other_optimizers()
-        self._taken = None
+        self._taken = self._refusal = None
         self._here = self._where()
         vars(self._model.optimizer)["apply"] = self._hook
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         vars(self._model.optimizer).pop("apply", None)
-        self._taken = self._here = None
+        refusal = self._refusal
+        self._taken = self._here = self._refusal = None
+        if refusal is not None and error is not refusal:  # TensorFlow wraps what is raised inside its own functions
+            raise refusal from error
 
     def gradients(self) -> list[Any]:
         """The step's gradients, one for each trainable variable; None where the loss does not depend on it.
@@ -57,28 +61,30 @@ class Capture:
             NotExact: the step did not call the compiled optimizer.
         """
         if self._taken is None:
-            raise NotExact(
-                f"{self._step()} does not update through the compiled optimizer (self.optimizer.apply), so there are "
-                "no gradients to reduce: call it once in each step, or use another algorithm than AllReduce."
+            self._refuse(
+                "does not update through the compiled optimizer (self.optimizer.apply), so there are no gradients to "
+                "reduce: call it once in each step, or use another algorithm than AllReduce."
             )
         return self._taken
 
     def _take(self, grads: Any, trainable_variables: Any = None) -> None:
         if self._taken is not None:
-            raise NotExact(
-                f"{self._step()} calls the optimizer more than once in a step; AllReduce reduces one gradient a step. "
+            self._refuse(
+                "calls the optimizer more than once in a step; AllReduce reduces one gradient a step. "
                 "Call self.optimizer.apply once, or use another algorithm."
             )
         if self._where() is not self._here:
-            raise NotExact(
-                f"{self._step()} calls the optimizer inside its own tf.function, tf.cond or loop, out of which the "
-                "gradients cannot be taken: call it at the top level of train_step, or use another algorithm."
+            self._refuse(
+                "calls the optimizer inside its own tf.function, tf.cond or loop, out of which the gradients cannot "
+                "be taken: call it at the top level of train_step, or use another algorithm."
             )
         taken: list[Any] = [None] * len(self._order)
         for gradient, variable in zip(grads, trainable_variables or self._order, strict=True):
             if id(variable) not in self._index:
                 name = getattr(variable, "path", variable)
-                raise NotExact(f"{self._step()} trains {name!r}, which is not a trainable variable of the model.")
+                self._refuse(
+                    f"trains {name!r}, not a trainable variable of the model: add it, or use another algorithm."
+                )
             taken[self._index[id(variable)]] = gradient
         self._taken = taken
 
@@ -92,5 +98,6 @@ class Capture:
                     "reduce: use one compiled optimizer, or another algorithm."
                 )
 
-    def _step(self) -> str:
-        return f"The train_step of {type(self._model).__name__} {self._model.name!r}"
+    def _refuse(self, why: str) -> NoReturn:
+        self._refusal = NotExact(f"The train_step of {type(self._model).__name__} {self._model.name!r} {why}")
+        raise self._refusal
