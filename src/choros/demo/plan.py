@@ -119,6 +119,8 @@ def prepare(backend: str, workers: int) -> int | None:
         )
     os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if backend != "tensorflow":  # Keras imports it where it is installed, and it would print into the progress
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     chosen = any(name in os.environ for name in variables(1))
     os.environ.update(variables(1, keep=os.environ))
     return None if chosen else max(1, len(usable_cores()) // max(1, workers))
