@@ -76,7 +76,11 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         model = unpack_model(bytes(blobs[0]), bytes(blobs[1]))
         if job.meet == "never" and job.workers > 1 and link.rank:
             model = member(model, bytes(blobs[1]), job.seed, link.rank)
+        shown = (message["weights"], weights.array(np.uint8, message["weights_bytes"], 0))
         replica, source, validation = prepare(model, job, message, blobs[2:], data, link.rank)
+        if not (job.meet == "never" and job.workers > 1 and link.rank):
+            replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
+        replica.fold_seeds(link.rank, job.fold_seed)
         spin = SPIN if job.spin else 0.0
         if alone:
             rule = algorithms.from_config(job.algorithm)
@@ -94,13 +98,13 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             group=group,
             reporter=PipeReporter(link, group, together=together, per_batch=job.per_batch),
             board=board,
-            weights=(message["weights"], weights.array(np.uint8, message["weights_bytes"], 0)),
+            weights=shown,
             centre=centre,
             arrived=arrived,
         )
         train(one)
         member_weights = [one.replica.snapshot()] if job.meet == "never" and job.workers > 1 else []
-        del replica, source, validation
+        del replica, source, validation, shown
         link.send(
             {"event": "done", "tally": one.tally.json(), "score": one.score},
             blobs=[np.ascontiguousarray(array).tobytes() for arrays in member_weights for array in arrays],
@@ -127,7 +131,6 @@ def prepare(
     if job.meet == "never" and job.workers > 1:
         source = source.part(rank, job.workers, job.seed)
     replica.build(source.sample(job.batch_size))
-    replica.fold_seeds(rank, job.fold_seed)
     return replica, source, validation
 
 

@@ -1,0 +1,212 @@
+"""What cannot work is refused before a worker starts, in one sentence that says what to do instead."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+from choros.errors import BadData, BadInput, NotSerializable, UnknownAlgorithm, Unstable
+
+
+@pytest.fixture
+def refused(make_model, data, monkeypatch):
+    """Fit with something bad; give the message, and see that no process was started."""
+
+    def start(self):
+        raise AssertionError("a worker was started")
+
+    def check(error, words, model=None, algorithm="allreduce", how=None, **fit):
+        monkeypatch.setattr(choros.WorkerPool, "start", start)
+        x, y = data()
+        fit = {"x": x, "y": y, "verbose": 0, **fit}
+        with pytest.raises(error, match=words) as caught:
+            choros.Trainer(model or make_model(), algorithm, **(how or {"workers": 2})).fit(**fit)
+        message = str(caught.value)
+        assert isinstance(caught.value, ValueError)
+        assert "\n" not in message
+        assert message[-1] in ".')\""
+
+    return check
+
+
+def test_models(refused):
+    layers = [keras.Input((8,)), keras.layers.Dense(3)]
+    refused(BadInput, "not compiled: call model.compile", keras.Sequential(layers))
+    refused(BadInput, "is a int: give a compiled", 7)
+
+    class NoConfig(keras.layers.Layer):
+        def __init__(self, units):
+            super().__init__()
+            self.dense = keras.layers.Dense(units)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = keras.Sequential([keras.Input((8,)), NoConfig(3)])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    refused(NotSerializable, "get_config", model)
+    lock = sys.stdout
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Lambda(lambda v: v if lock else -v)])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    refused(NotSerializable, "cannot be written|cannot travel", model)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("aesgd", "AEASGD"), ("all_reduce", "AllReduce"), ("downpoor", "DOWNPOUR")]
+)
+def test_unknown_algorithms(name, nearest, refused):
+    refused(UnknownAlgorithm, f"(?i){nearest}", algorithm=name)
+
+
+def test_hyper_parameters(refused):
+    """Constructors import nothing of Choros' errors: theirs are plain ValueErrors, with the same kind of sentence."""
+    for value in (float("nan"), -1.0, float("inf")):
+        with pytest.raises(ValueError, match=r"alpha=.*finite number"):
+            choros.AEASGD(alpha=value)
+    with pytest.raises(ValueError, match="window=-1.*whole number"):
+        choros.LocalSGD(window=-1)
+    refused(BadInput, "algorithm|Algorithm", algorithm=7)
+    refused(Unstable, r"alpha|EASGD", algorithm=choros.EASGD(alpha=5.0))
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, True, "2"])
+def test_numbers_of_workers(workers, refused):
+    refused(BadInput, f"workers={workers!r}: give a whole number", how={"workers": workers})
+
+
+@pytest.mark.parametrize(
+    ("fit", "words"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 2, "initial_epoch": 2}, "nothing to train"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": "seven"}, "seed='seven'"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
+        ({"validation_split": 1.0}, "validation_split"),
+        ({"validation_freq": 0}, "validation_freq=0"),
+        ({"validation_steps": -1, "validation_split": 0.5}, "validation_steps=-1"),
+        ({"verbose": 3}, "verbose=3"),
+        ({"y": np.zeros(59)}, "x has 60 rows and y has 59"),
+        ({"x": np.array(["text"] * 60)}, "convert"),
+        ({"x": [1.0, 2.0], "y": None}, r"np\.array"),
+        ({"x": (row for row in range(3)), "y": None}, "generator.*PyDataset"),
+        ({"validation_data": 7}, "validation_data is a int"),
+        ({"validation_data": (np.zeros((4, 8)), np.zeros(3))}, "4 rows and y has 3"),
+        ({"class_weight": [1.0]}, "give a dict"),
+        ({"sample_weight": np.ones((60, 2))}, "sample_weight"),
+        ({"x": np.zeros((0, 8)), "y": np.zeros(0)}, "no rows"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_fit_is_given(fit, words, refused):
+    refused(BadInput, words, **fit)
+
+
+def test_other_libraries_datasets(refused):
+    tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
+    dataset = tf.data.Dataset.from_tensor_slices((np.zeros((4, 8)), np.zeros(4)))
+    refused(BadData, r"tf\.data\.Dataset.*PyDataset", x=dataset, y=None)
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 8)))
+    refused(BadData, "DataLoader.*PyDataset", x=loader, y=None)
+
+
+def test_batches_and_meetings(refused):
+    refused(BadData, "at least 2", algorithm="aeasgd", batch_size=1)
+    refused(BadInput, "together", how={"workers": 2, "meet": "alone"})
+    refused(BadInput, "'together' or 'alone'", how={"workers": 2, "meet": "sometimes"})
+    refused(BadInput, "never meet", algorithm="ensemble", how={"workers": 2, "meet": "alone"})
+    refused(BadInput, "the pool has 1", how={"workers": 2, "pool": choros.WorkerPool(1)})
+
+
+def test_one_gpu_for_two_workers(make_model, data, monkeypatch):
+    from choros.training import pool
+
+    monkeypatch.setattr(pool, "count_gpus", lambda backend: 1)
+    x, y = data()
+    trainer = choros.Trainer(make_model(), workers=2)
+    with pytest.raises(BadInput, match="2 workers, but 1 GPU.*workers=1.*devices='cpu'"):
+        trainer.fit(x, y, verbose=0)
+    assert not trainer._pool.started
+
+
+def test_a_worker_is_no_caller(make_model, monkeypatch):
+    monkeypatch.setenv("CHOROS_WORKER", "1")
+    with pytest.raises(BadInput, match="itself a worker"):
+        choros.Trainer(make_model())
+
+
+SCRIPT = """
+    import pathlib, sys
+    with open("ran", "a") as file:
+        file.write("once\\n")
+
+    import keras, numpy as np
+    import choros
+
+    class Scaled(keras.layers.Layer):
+        def __init__(self, units, **how):
+            super().__init__(**how)
+            self.units = units
+            self.dense = keras.layers.Dense(units)
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, x):
+            return twice(self.dense(x))
+
+        def get_config(self):
+            return {**super().get_config(), "units": self.units}
+
+    def twice(x):
+        return 2 * x
+
+    def my_loss(y, p):
+        return keras.ops.mean(keras.ops.square(y - p), axis=-1)
+
+    class Largest(keras.metrics.Mean):
+        def update_state(self, y, p, sample_weight=None):
+            super().update_state(keras.ops.abs(y - p))
+
+    def closeness(y, p):
+        return keras.ops.exp(-keras.ops.abs(y - p))
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            x = np.random.default_rng(index).normal(size=(6, 3)).astype("float32")
+            return x, x.sum(1, keepdims=True)
+
+    def make():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), Scaled(1)])
+        model.compile("sgd", my_loss, metrics=[Largest(name="largest"), closeness])
+        return model
+
+    plain, model = make(), make()
+    expected = plain.fit(Batches(), epochs=2, shuffle=False, verbose=0).history
+    history = choros.Trainer(model, workers=2).fit(Batches(), epochs=2, shuffle=False, verbose=0).history
+    assert list(history) == list(expected), (history, expected)
+    for name in expected:
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-4, err_msg=name)
+    np.testing.assert_allclose(model.get_weights()[0], plain.get_weights()[0], atol=1e-5)
+    print("finished")
+"""
+
+
+def test_a_script_without_a_guard(tmp_path):
+    """All classes and functions live in ``__main__``; its body runs once."""
+    pathlib.Path(tmp_path, "script.py").write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout
+    assert pathlib.Path(tmp_path, "ran").read_text() == "once\n"

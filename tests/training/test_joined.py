@@ -1,0 +1,94 @@
+"""A Trainer inside ``choros run``: the ranks join, nothing is started, and all end with the same weights."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import choros
+
+SCRIPT = """
+    import os, sys
+    import keras, numpy as np
+    import choros
+
+    keras.utils.set_random_seed(0 if os.environ["CHOROS_RANK"] == "0" else 9)  # rank 0's weights count
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 8)).astype("float32"), rng.integers(0, 3, 60)
+    x[:, 0] += y
+
+    def make():
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3, "softmax")]
+        )
+        model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    for bad in (
+        lambda: choros.Trainer(make(), workers=3),
+        lambda: choros.Trainer(make(), "single"),
+        lambda: choros.Trainer(make(), "ensemble"),
+        lambda: choros.Trainer(make(), pool=choros.WorkerPool(2)),
+    ):
+        try:
+            bad()
+        except choros.BadInput as error:
+            assert "rank 0 of 2" in str(error) or "rank 1 of 2" in str(error) or "outside a job" in str(error), error
+        else:
+            raise AssertionError("not refused")
+
+    calls = []
+    kept = {}
+    keras.utils.set_random_seed(0 if os.environ["CHOROS_RANK"] == "0" else 9)
+    for name in ("allreduce", "localsgd", "aeasgd", "stopped"):
+        model = make()
+        callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: calls.append(epoch))]
+        if name == "stopped":
+            callbacks = [keras.callbacks.EarlyStopping("loss", min_delta=9.0, patience=1, restore_best_weights=True)]
+        trainer = choros.Trainer(model, "allreduce" if name == "stopped" else name, workers=2)
+        history = trainer.fit(
+            x, y, batch_size=7, epochs=3, seed=4, verbose=0, callbacks=callbacks, validation_data=(x, y)
+        )
+        assert len(history.history["val_loss"]) == len(history.history["loss"]) == (2 if name == "stopped" else 3)
+        assert len(history.run.workers) == 2
+        kept |= {f"{name}{i}": w for i, w in enumerate(model.get_weights())}
+        kept[name + "loss"] = np.array(history.history["loss"])
+    assert calls == ([0, 1, 2] * 3 if os.environ["CHOROS_RANK"] == "0" else []), calls
+    np.savez(f"rank{os.environ['CHOROS_RANK']}.npz", **kept)
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    room = tmp_path_factory.mktemp("joined")
+    pathlib.Path(room, "script.py").write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"],
+        cwd=room,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [dict(np.load(room / f"rank{rank}.npz")) for rank in (0, 1)]
+
+
+def test_all_ranks_end_alike(ranks):
+    assert list(ranks[0]) == list(ranks[1])
+    for name, values in ranks[0].items():
+        np.testing.assert_array_equal(values, ranks[1][name], err_msg=name)
+
+
+def test_as_with_workers_of_its_own(ranks, make_model, data, pools, same):
+    x, y = data()
+    given = make_model()
+    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(
+        x, y, batch_size=7, epochs=3, seed=4, verbose=0, validation_data=(x, y)
+    )
+    same(given, [ranks[0][f"allreduce{i}"] for i in range(4)], 1e-6)
+    np.testing.assert_allclose(history.history["loss"], ranks[0]["allreduceloss"], rtol=1e-6)
+    for name in ("localsgd", "aeasgd"):
+        assert ranks[0][name + "loss"][-1] < ranks[0][name + "loss"][0]
