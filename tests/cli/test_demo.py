@@ -1,0 +1,182 @@
+"""The command itself, on real workers and with input that cannot work."""
+
+import gzip
+import os
+import pathlib
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from choros.cli import main
+from choros.data.higgs import FEATURES
+from choros.report import load
+
+pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
+pytest.importorskip("matplotlib", reason="the demo needs matplotlib")
+
+
+CODE = "import sys; from choros.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+class Demo:
+    """A demo in a process of its own, by whose mark all that it starts can be found."""
+
+    def __init__(self, *arguments, stdout=subprocess.PIPE):
+        self.mark = f"CHOROS_DEMO_TEST={uuid.uuid4()}"
+        name, _, value = self.mark.partition("=")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CODE, "demo", *map(str, arguments)],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, name: value},
+        )
+
+    def left(self):
+        """Processes that carry the mark, after a moment to end in."""
+        for _ in range(50):
+            found = [path.parent.name for path in pathlib.Path("/proc").glob("[0-9]*/environ") if self._marked(path)]
+            if not found:
+                break
+            time.sleep(0.1)
+        return found
+
+    def _marked(self, path):
+        try:
+            return self.mark.encode() in path.read_bytes()
+        except OSError:
+            return False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def test_it_trains_for_real_and_leaves_the_report(tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--algorithms", "aeasgd,single", "--epochs", 3, "--out", out)
+    with Demo(*arguments) as demo:
+        stdout, stderr = demo.process.communicate(timeout=250)
+        assert demo.process.returncode == 0, stderr
+        assert demo.left() == []
+    lines = stdout.splitlines()
+    assert lines[0].startswith("scikit-learn's digits: 1,258 rows to train on, 539 held back, 64 features, 10 classes")
+    assert lines[3].startswith("[1/2] AEASGD  F1 0.")
+    assert lines[4].startswith("[2/2] Single  F1 0.")
+    assert lines[-1] == f"Report: {out / 'report.html'}"
+    assert stdout.count("best F1") == stdout.count("fastest") == 1
+    assert "\x1b" not in stdout
+    report = load(out / "results.json")
+    aeasgd, single = report.results
+    assert min(aeasgd.f1, single.f1) > 0.9
+    assert aeasgd.settings == {"window": "8", "alpha": "0.45"}
+    (run,) = aeasgd.runs
+    assert [epoch for _, epoch, _ in run.losses] == [0, 1, 2]
+    assert 0 < run.losses[0][0] < run.losses[2][0]
+    assert sum(worker["rows"] for worker in run.workers) == 3 * 1258
+    assert run.exchanges > 20
+    assert run.seconds > 0
+    assert run.samples_per_second > 0
+    assert len(run.workers) == 2
+    assert len(single.runs[0].workers) == 1
+    assert {"f1.png", "time.png", "loss.png", "report.html"} <= {path.name for path in out.iterdir()}
+
+
+def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
+    driver, terminal = pty.openpty()
+    arguments = ("--algorithms", "single,aeasgd", "--epochs", 25, "--batch-size", 8, "--out", tmp_path)
+    with Demo(*arguments, stdout=terminal) as demo:
+        os.close(terminal)
+        seen = ""
+        while "[2/2] AEASGD  epoch  2/25" not in seen:  # the live line of a terminal
+            assert select.select([driver], [], [], 200)[0], seen
+            seen += os.read(driver, 4096).decode()
+        demo.process.send_signal(signal.SIGINT)
+        ended = time.monotonic()
+        while True:
+            try:
+                seen += os.read(driver, 4096).decode()
+            except OSError:  # the other side has closed
+                break
+        assert demo.process.wait(timeout=60) == 130
+        assert time.monotonic() - ended < 30
+        assert demo.left() == []
+    os.close(driver)
+    assert "Interrupted" in seen
+    assert "Traceback" not in seen
+    report = load(tmp_path / "results.json")
+    assert report.interrupted
+    assert [(result.algorithm, len(result.runs[0].losses)) for result in report.results] == [("Single", 25)]
+    assert "Interrupted" in (tmp_path / "report.html").read_text()
+
+
+@pytest.fixture
+def untouched(monkeypatch, tmp_path):
+    """The demo writes into the environment of its process: put it back; work in an empty folder."""
+    kept = dict(os.environ)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in set(os.environ) - set(kept):
+        del os.environ[name]
+    os.environ.update(kept)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--algorithms", "aesgd"], "did you mean"),
+        (["--batch-size", "1"], "one row a worker"),
+        (["--data", "nothing.csv"], "nothing.csv does not exist"),
+        (["--data", "table.csv"], "lacks the column"),
+        (["--data", "cut.csv.gz"], "truncated or damaged"),
+        (["--out", "table.csv"], "cannot be made"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(arguments, says, untouched, capsys):
+    (untouched / "table.csv").write_text("a,b\n1,2\n")
+    (untouched / "cut.csv.gz").write_bytes(gzip.compress(",".join((*FEATURES, "Label")).encode())[:-20])
+    backend = os.environ.get("KERAS_BACKEND", "jax")
+    assert main(["demo", "--backend", backend, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert says in printed.err
+    assert printed.err.startswith("choros demo: ")
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--workers", "0"], ["--epochs", "two"], ["--seed", "-1"], ["--backend", "mxnet"], ["--nonsense"]]
+)
+def test_options_that_make_no_sense_are_bad_usage(arguments, capsys):
+    assert main(["demo", *arguments]) == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_an_algorithm_that_fails_gives_exit_code_1(untouched, capsys, monkeypatch):
+    from choros.demo import running
+    from choros.report import Run
+
+    def trainer(plan, data, pool):
+        def train(algorithm, seed, progress):
+            if type(algorithm).__name__ == "AGN":
+                raise RuntimeError("rank 1 died")
+            return Run(seed, f1=0.9, accuracy=0.9, seconds=1.0, samples_per_second=1.0), algorithm
+
+        return train
+
+    monkeypatch.setattr(running, "trainer", trainer)
+    backend = os.environ.get("KERAS_BACKEND", "jax")
+    assert main(["demo", "--backend", backend, "--algorithms", "agn,adag", "--seeds", "2"]) == 1
+    out = capsys.readouterr().out
+    assert "[1/2] AGN   failed: RuntimeError: rank 1 died" in out
+    assert [len(result.runs) for result in load("choros-demo/results.json").results] == [0, 2]

@@ -1,0 +1,32 @@
+import json
+
+import numpy as np
+
+from choros.demo.network import build
+
+
+def test_it_is_dist_keras_network():
+    model = build(30, 2, 0)
+    layers = [(type(layer).__name__, getattr(layer, "units", None)) for layer in model.layers]
+    assert layers == [("Dense", 600), ("Dropout", None), ("Dense", 600), ("Dense", 2)]
+    assert [layer.activation.__name__ for layer in model.layers if hasattr(layer, "units")] == [
+        "relu",
+        "relu",
+        "softmax",
+    ]
+    assert model.layers[1].rate == 0.2
+    assert model.count_params() == 30 * 600 + 600 + 600 * 600 + 600 + 600 * 2 + 2
+    assert json.dumps(model.get_compile_config())  # it can travel
+
+
+def test_a_seed_gives_the_same_weights_and_another_gives_others():
+    one, same, other = (build(8, 3, seed).get_weights() for seed in (5, 5, 6))
+    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not np.array_equal(one[0], other[0])
+
+
+def test_kernels_are_glorots_and_biases_nothing():
+    first, bias = build(8, 3, 0).get_weights()[:2]
+    limit = np.sqrt(6 / 608)
+    assert 0.99 * limit < np.abs(first).max() <= limit
+    assert not bias.any()
