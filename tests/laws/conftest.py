@@ -1,5 +1,7 @@
 """Models and data that the laws are held on, and plain Keras on the same global batches."""
 
+import contextlib
+import gc
 import inspect
 import os
 import pathlib
@@ -106,10 +108,45 @@ def same_weights():
     return check
 
 
+def _segments():
+    maps = pathlib.Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    open_here = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            open_here.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [line for line in [*open_here, *maps.read_text().splitlines()] if "memfd:choros" in line]
+
+
+@pytest.fixture(autouse=True)
+def _no_segment_stays():
+    """Law 6, after every test of the laws, so for every algorithm: no segment is open or mapped."""
+    yield
+    if _segments():
+        gc.collect()
+    assert not _segments()
+
+
 # -- the lists: one of algorithms, one of centres, one of groups; the backend is the process' own (tests/run.sh)
 @pytest.fixture(params=[kind.__name__ for kind in choros.algorithms.ALL])
 def kind(request):
     """Every algorithm's class."""
+    return getattr(choros, request.param)
+
+
+MEETING = [k.__name__ for k in choros.algorithms.ALL if k.level == "parameters" and k.meets != "never"]
+
+
+@pytest.fixture(params=MEETING)
+def meeting_kind(request):
+    """Every algorithm that exchanges parameters."""
+    return getattr(choros, request.param)
+
+
+@pytest.fixture(params=[name for name in MEETING if not getattr(choros, name).weighted])
+def alone_kind(request):
+    """Every algorithm that can meet a centre alone (a mean weighted over all workers cannot, and is refused)."""
     return getattr(choros, request.param)
 
 

@@ -58,6 +58,10 @@ def test_each_row_once_and_each_step_in_the_centre(pools, kind, ledger, centre_w
     assert weight(model) != 0
 
 
+ALONE = [kind for kind in choros.algorithms.ALL if kind.meets == "alone"]
+
+
+@pytest.mark.parametrize("kind", ALONE, ids=lambda kind: kind.__name__)
 def test_by_one_worker_the_centre_walks_as_the_maths_says(pools, kind, ledger, centre_walks):
     model = ledger(50, RATE)
     trainer = choros.Trainer(model, setting(kind), workers=1, pool=pools(2))

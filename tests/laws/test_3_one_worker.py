@@ -94,11 +94,10 @@ def replica_of(model, source):
     return replica, start, others
 
 
-def test_alone_with_every_centre(kind, plain, make_centre):
+def test_alone_with_every_centre(alone_kind, plain, make_centre):
     from choros.data import make_source
 
-    if kind.level == "gradients" or kind.meets == "never" or kind.weighted:
-        pytest.skip(f"{kind.__name__} cannot meet a centre alone: a Trainer refuses it")
+    kind = alone_kind
     make, x, y, start, weights, _ = plain
     model, source = make(), make_source(x, y)
     replica, first, others = replica_of(model, source)
@@ -115,11 +114,10 @@ def test_alone_with_every_centre(kind, plain, make_centre):
     check_weights([end], [expected], steps)
 
 
-def test_together_with_every_group(kind, plain, group):
+def test_together_with_every_group(meeting_kind, plain, group):
     from choros.data import make_source
 
-    if kind.level == "gradients" or kind.meets == "never":
-        pytest.skip(f"{kind.__name__} meets with gradients or never; the Trainer's test has it")
+    kind = meeting_kind
     make, x, y, _, weights, _ = plain
     model, source = make(), make_source(x, y)
     replica, first, _ = replica_of(model, source)

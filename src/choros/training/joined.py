@@ -36,11 +36,11 @@ _RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what o
 _joined: dict[str, SharedGroup] = {}
 
 
-def join(rank: int, timeout: float) -> SharedGroup:
+def join(rank: int, size: int, timeout: float) -> SharedGroup:
     """Return the group of this job's ranks; the same one for every fit of a script.
 
     Raises:
-        BadInput: the launcher passed no group (only ``choros run`` does so far).
+        BadInput: the launcher passed no group (only ``choros run`` does so far), or one of another size.
     """
     descriptor = os.environ.get("CHOROS_GROUP_FD")
     if not descriptor:
@@ -50,6 +50,11 @@ def join(rank: int, timeout: float) -> SharedGroup:
         )
     if "group" not in _joined:
         _joined["group"] = SharedGroup(int(descriptor), rank, timeout=timeout)
+    if _joined["group"].size != size:
+        raise BadInput(
+            f"Rank {rank} is one of {size}, says the launcher, but the group that it brought has "
+            f"{_joined['group'].size}: the ranks would train apart. Start them with `choros run -n {size} script.py`."
+        )
     return _joined["group"]
 
 
@@ -196,9 +201,9 @@ def fit(
     begun: float,
 ) -> RunRecord:
     """Train as one rank of a job; every rank ends with the same weights in its model."""
-    base = join(rank, job.first_timeout)
+    base = join(rank, job.workers, job.first_timeout)
     base.timeout = job.first_timeout
-    job = agree(base, job)
+    job = agree(base, job, {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)})
     gradients = algorithm.level == "gradients"
     replica = make_replica(model, workers=job.workers if gradients else 1)
     replica.build(source.sample(job.batch_size))
@@ -259,11 +264,23 @@ def fit(
     return RunRecord.of(algorithm, job.meet, tallies, 0.0, reporter.losses)
 
 
-def agree(group: Group, job: Job) -> Job:
-    """Take rank 0's seed, and refuse ranks that were told to do different things."""
+def agree(group: Group, job: Job, facts: dict[str, Any]) -> Job:
+    """Take rank 0's seed, and refuse ranks that were told to do different things.
+
+    Args:
+        group: all ranks.
+        job: what this rank was told.
+        facts: by name, of data and model what JSON can hold and must be the same on every rank.
+
+    Returns:
+        The job, with what only rank 0 knows.
+
+    Raises:
+        BadInput: on every rank, if one differs from rank 0; names what differs.
+    """
     from dataclasses import replace
 
-    said = [json.loads(text) for text in group.gather(json.dumps(job.json()).encode())]
+    said = [json.loads(text) for text in group.gather(json.dumps(job.json() | facts).encode())]
     job = replace(job, **{name: said[0][name] for name in _RANK_0})
     for rank, other in enumerate(said):
         different = [
@@ -275,6 +292,11 @@ def agree(group: Group, job: Job) -> Job:
                 f"({other[different[0]]!r} and {said[0][different[0]]!r}). All ranks run the same script."
             )
     return job
+
+
+def shapes(model: Any) -> list[list[int]]:
+    """Return the shapes of the model's variables."""
+    return [list(variable.shape) for variable in model.variables]
 
 
 def model_variables(model: Any) -> list[Any]:

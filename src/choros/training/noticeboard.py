@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
+from choros.errors import MeetingTimeout
 from choros.training.job import Orders
+from choros.transport.board import holder
 from choros.transport.segment import Segment
 from choros.types import Array
 
@@ -28,10 +31,13 @@ class Noticeboard:
         workers: int. Ranks.
         epochs: int. Rows of the tables.
         values: int. Metric values of one rank.
+
+    Attributes:
+        timeout: float. Seconds to wait for the lock, which is held for microseconds.
     """
 
     def __init__(self, segment: Segment, workers: int, epochs: int, values: int) -> None:
-        self.segment, self.workers = segment, workers
+        self.segment, self.workers, self.timeout = segment, workers, 60.0
         self._version, self._weights = 0.0, 0.0
         flat = segment.array(np.float64, self._count(workers, epochs, values), 0)
         self._head, flat = flat[:_HEAD], flat[_HEAD:]
@@ -115,12 +121,27 @@ class Noticeboard:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock; the kernel frees it when its holder dies."""
-        fcntl.lockf(self.segment.fd, fcntl.LOCK_EX)
+        """Hold the lock; the kernel frees it when its holder dies.
+
+        Raises:
+            MeetingTimeout: another process holds it, alive but stopped.
+        """
+        limit = time.monotonic() + self.timeout
+        while True:
+            try:
+                fcntl.lockf(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+                break
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() > limit:
+                    raise MeetingTimeout(
+                        f"the noticeboard of this run has been held for {self.timeout:g} s by process "
+                        f"{holder(self.segment.fd, 0)}, which is alive, but stopped: see what it is doing."
+                    ) from None
+                time.sleep(0.0005)
         try:
             yield
         finally:
-            fcntl.lockf(self.segment.fd, fcntl.LOCK_UN)
+            fcntl.lockf(self.segment.fd, fcntl.LOCK_UN, 1)
 
     def close(self) -> None:
         """Let the segment go."""

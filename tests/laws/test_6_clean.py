@@ -1,0 +1,138 @@
+"""Law 6: clean. After a run, however it ended, no process, thread, descriptor, segment or temporary file is left.
+
+That no segment stays mapped or open is checked after every test of the laws (``conftest.py``), so for every algorithm.
+"""
+
+import gc
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+
+import choros
+from choros.errors import WorkerFailed
+
+
+def temporary():
+    """What is in the places where temporary files and named segments would be, by our name."""
+    places = {tempfile.gettempdir(), "/dev/shm", os.getcwd()}
+    return {
+        f"{place}/{name}" for place in places if os.path.isdir(place) for name in os.listdir(place) if "choros" in name
+    }
+
+
+def descriptors():
+    """What this process has open, by what it is: a number alone says nothing."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue
+    mine = [what for what in found if not what.startswith("/proc/")]  # a pool looks up its workers' memory there
+    return sorted(what.split(":")[0] for what in mine)
+
+
+@pytest.fixture
+def nothing_left(children):
+    """Compares with how it was before; the frameworks' own threads and files have come with a first fit."""
+
+    def look():
+        gc.collect()
+        return children(), {thread.ident for thread in threading.enumerate()}, descriptors(), temporary()
+
+    def check(before):
+        names = ("child processes", "threads", "descriptors", "temporary files")
+        for what, old, new in zip(names, before, look(), strict=True):
+            more = set(new) - set(old) if isinstance(new, set) else new if len(new) > len(old) else []
+            assert not more, f"{what} left: {more} (before: {old})"
+
+    return look, check
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd", "ensemble"])
+def test_after_runs_by_each_way_to_meet(algorithm, pools, make_mlp, data, nothing_left):
+    look, check = nothing_left
+    pool, (x, y), model = pools(2), data(rows=32), make_mlp()
+    pool.start()
+    model.predict(x, verbose=0)
+    before = look()
+    workers = pool.start().pids
+    there = [len(os.listdir(f"/proc/{pid}/fd")) for pid in workers]
+    for _ in range(2):
+        choros.Trainer(model, algorithm, workers=2, pool=pool).fit(x, y, batch_size=8, verbose=0)
+    check(before)
+    assert pool.start().pids == workers
+    after = [len(os.listdir(f"/proc/{pid}/fd")) for pid in workers]
+    assert [new - old < 4 for old, new in zip(there, after, strict=True)] == [True, True], (there, after)
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd"])
+def test_after_all_workers_were_killed(algorithm, make_mlp, data, nothing_left):
+    import keras
+
+    look, check = nothing_left
+    x, y = data(rows=64)
+    model = make_mlp()
+    model.predict(x, verbose=0)
+    before = look()
+    trainer = choros.Trainer(model, algorithm, workers=2, echo=False)
+
+    def kill(batch, logs):
+        for pid in trainer._pool.start().pids:
+            os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerFailed, match="SIGKILL") as caught:
+        trainer.fit(
+            x, y, batch_size=8, epochs=50, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=kill)]
+        )
+    assert caught.value.signal == "SIGKILL"
+    del caught
+    check(before)
+
+
+CALLER = """
+import json, os, sys, choros, keras, numpy as np
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
+model.compile("sgd", "sparse_categorical_crossentropy")
+trainer = choros.Trainer(model, sys.argv[1], workers=2)
+def told(epoch, logs):
+    if epoch == 0:
+        print(json.dumps(trainer._pool.start().pids), flush=True)
+trainer.fit(np.zeros((64, 8), "float32"), np.zeros(64, "int32"), batch_size=8, epochs=10**6, verbose=0,
+            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=told)])
+"""
+
+
+def gone(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd"])
+def test_after_the_caller_was_killed(algorithm, tmp_path):
+    before = temporary()
+    (tmp_path / "caller.py").write_text(CALLER)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "room")}
+    (tmp_path / "room").mkdir()
+    command = [sys.executable, "caller.py", algorithm]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env=environment, text=True) as caller:
+        pids = json.loads(caller.stdout.readline())
+        assert not any(gone(pid) for pid in pids)
+        caller.kill()
+    limit = time.monotonic() + 10
+    while not all(gone(pid) for pid in pids):
+        assert time.monotonic() < limit, f"workers {pids} outlived their caller"
+        time.sleep(0.02)
+    assert temporary() <= before
+    assert [path.name for path in (tmp_path / "room").iterdir() if "choros" in path.name] == []

@@ -1,0 +1,147 @@
+"""Law 7: safe. No pickle on a socket but a worker's own pipe from its parent, nothing listens, nothing has a name."""
+
+import ast
+import io
+import json
+import os
+import pathlib
+import pickle
+import socket
+
+import numpy as np
+import pytest
+
+import choros
+from choros.errors import BadInput
+from choros.launch.frame import pack
+from choros.launch.wire import Wire
+from choros.transport.segment import Segment
+from choros.transport.shared_centre import SharedCentre
+from choros.transport.shared_group import SharedGroup
+
+ROOT = pathlib.Path(choros.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+ON_THE_PARENTS_PIPE = {"training/travel.py", "data/packing.py"}  # objects of the user's own, from their own process
+PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "multiprocessing"}
+
+
+def nodes(path):
+    return ast.walk(ast.parse(path.read_text(), str(path)))
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_pickle_is_only_where_a_parent_sends_its_own_objects():
+    users = set()
+    for path in FILES:
+        for node in nodes(path):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] in PICKLES for name in names):
+                users.add(named(path))
+    assert users <= ON_THE_PARENTS_PIPE
+
+
+def test_nothing_is_evaluated_or_loaded_with_pickle_allowed():
+    wrong = []
+    for path in FILES:
+        for node in nodes(path):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            if name in ("eval", "exec", "compile", "os.system", "os.popen"):
+                wrong.append((named(path), node.lineno, name))
+            for keyword in node.keywords:
+                value = ast.unparse(keyword.value)
+                if (keyword.arg, value) in (("allow_pickle", "True"), ("shell", "True"), ("safe_mode", "False")):
+                    wrong.append((named(path), node.lineno, f"{keyword.arg}={value}"))
+    assert not wrong
+
+
+def test_nothing_listens_and_no_socket_has_an_address():
+    calls = {"bind", "listen", "accept", "connect", "connect_ex", "create_server", "create_connection", "socketserver"}
+    wrong = []
+    for path in FILES:
+        for node in nodes(path):
+            if isinstance(node, ast.Call):
+                function = ast.unparse(node.func)
+                if isinstance(node.func, ast.Attribute) and node.func.attr in calls:
+                    wrong.append((named(path), node.lineno, function))
+                if function == "socket.socket" and not all(k.arg == "fileno" for k in node.keywords):
+                    wrong.append((named(path), node.lineno, ast.unparse(node)))
+            elif isinstance(node, ast.Attribute) and node.attr in ("AF_INET", "AF_INET6"):
+                wrong.append((named(path), node.lineno, node.attr))
+    assert not wrong
+
+
+def test_workers_listen_on_nothing(pools):
+    """The sockets that workers hold are of no network: none is in the kernel's tables of TCP and UDP."""
+    network = set()
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        table = pathlib.Path(f"/proc/net/{name}")
+        if table.exists():
+            network |= {line.split()[9] for line in table.read_text().splitlines()[1:]}
+    for pid in pools(2).start().pids:
+        links = [os.readlink(entry) for entry in pathlib.Path(f"/proc/{pid}/fd").iterdir()]
+        sockets = {link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:")}
+        assert sockets
+        assert not sockets & network
+
+
+SEGMENTS = {
+    "segment": lambda: Segment.create(64),
+    "group": lambda: SharedGroup.create(2, 64),
+    "centre": lambda: SharedCentre.create(np.zeros(3), np.zeros(0), (), workers=2),
+}
+
+
+@pytest.mark.parametrize("make", SEGMENTS.values(), ids=SEGMENTS)
+def test_shared_memory_has_no_name_and_is_not_inherited_unasked(make):
+    with make() as segment:
+        facts = os.fstat(segment.fd)
+        assert facts.st_nlink == 0  # no file system knows it
+        assert os.readlink(f"/proc/self/fd/{segment.fd}").endswith("(deleted)")
+        assert not os.get_inheritable(segment.fd)
+        assert facts.st_uid == os.getuid()
+        with pytest.raises(OSError):
+            os.ftruncate(segment.fd, 1)  # sealed: nobody takes memory away from under a peer
+
+
+@pytest.mark.parametrize(
+    "thing", [object(), {1, 2}, b"bytes", np.zeros(2), lambda: 0, 1j], ids=lambda t: type(t).__name__
+)
+def test_what_is_not_json_is_refused_by_type(thing):
+    with pytest.raises(BadInput, match=type(thing).__name__):
+        pack({"thing": thing}, [], [])
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.putenv, ("CHOROS_BOMB", "went off")
+
+
+def test_a_message_is_json_and_a_pickle_in_it_stays_bytes():
+    ours, theirs = socket.socketpair()
+    one, other = Wire(ours, "one"), Wire(theirs, "other")
+    evil = pickle.dumps(Bomb())
+    one.send({"a": [1, "two", None, 0.5]}, [evil])
+    message, blobs, _ = other.receive(5)
+    assert message == {"a": [1, "two", None, 0.5]}
+    assert bytes(blobs[0]) == evil
+    one.close()
+    other.close()
+    captured = io.BytesIO()
+    head, _ = pack({"k": "v"}, [], [])
+    captured.write(head)
+    text = captured.getvalue()
+    assert json.loads(text[text.index(b"{") :]) == {"k": "v"}
+
+
+def test_a_group_gathers_bytes_as_bytes():
+    with SharedGroup.create(1, 1 << 12) as segment, SharedGroup(segment, 0) as group:
+        evil = pickle.dumps(Bomb())
+        assert group.gather(evil) == [evil]
+        with pytest.raises(BadInput, match="objects"):
+            group.broadcast(np.array([Bomb()], dtype=object))

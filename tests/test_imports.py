@@ -1,0 +1,158 @@
+"""The import rule of docs/architecture.md, held by parsing every file; and what ``import choros`` costs."""
+
+import ast
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+import choros
+
+ROOT = pathlib.Path(choros.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# Who may import whom, room by room, besides itself and the standard library; everything may use errors and types.
+ROOMS = {
+    "errors": set(),
+    "types": set(),
+    "algorithms": set(),
+    "transport": set(),
+    "cluster": set(),
+    "machine": set(),
+    "launch": set(),
+    "backend": set(),
+    "data": set(),
+    "exchange": {"algorithms", "transport"},
+    "report": set(),
+    "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
+}
+NOBODY_IMPORTS = {"trainer", "cli", "demo", "__main__"}  # but each other and the package's own lazy table
+ALL_OF_IT = {"trainer", "cli", "demo", "__main__", "__init__"}
+OUTSIDE = {
+    "keras": {"backend", "callbacks", "data", "training", "trainer", "cli", "demo"},
+    "numpy": {"types", "exchange", "transport", "backend", "data", "training", "trainer", "cli", "demo"},
+    "cloudpickle": {"training", "data"},
+    "matplotlib": {"report", "demo"},
+    "sklearn": {"data", "cli", "demo"},
+}
+FRAMEWORKS = ("jax", "torch", "tensorflow")
+
+
+def room_of(path):
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path):
+    """Every module that a file imports, wherever it stands: (name, line, whether at the top level)."""
+    tree = ast.parse(path.read_text(), str(path))
+    guarded = {
+        id(node)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and ast.unparse(test.test) == "TYPE_CHECKING"
+        for node in ast.walk(test)
+    }
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, id(node) not in inside
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            if node.module == "choros":
+                for alias in node.names:
+                    yield f"choros.{alias.name}", node.lineno, id(node) not in inside
+            else:
+                yield node.module, node.lineno, id(node) not in inside
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_import_rule(path):
+    room, wrong = room_of(path), []
+    for name, line, top in imports(path):
+        head, *rest = name.split(".")
+        if head == "choros":
+            other = rest[0] if rest else "__init__"
+            if room in ALL_OF_IT or other in (room, "errors", "types"):
+                continue
+            if other in NOBODY_IMPORTS or other not in ROOMS[room]:
+                wrong.append(f"line {line}: {room} imports choros.{other}")
+        elif head in FRAMEWORKS:
+            if path.stem != head:
+                wrong.append(f"line {line}: {head} is imported outside of a file named after it")
+        elif head in OUTSIDE:
+            if room not in OUTSIDE[head]:
+                wrong.append(f"line {line}: {room} imports {head}")
+            elif head not in ("numpy", "keras") and top:
+                wrong.append(f"line {line}: {head} is imported at the top, not when it is used")
+            elif head == "keras" and top and room != "backend":
+                wrong.append(f"line {line}: keras is imported at the top, not when it is used")
+        elif head not in sys.stdlib_module_names:
+            wrong.append(f"line {line}: {name} is neither the standard library nor a dependency")
+    assert not wrong, f"{path.relative_to(ROOT)}: " + "; ".join(wrong)
+
+
+def test_every_room_is_known():
+    assert {room_of(path) for path in FILES} <= ROOMS.keys() | ALL_OF_IT
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_short(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= 400, f"{path.relative_to(ROOT)} has {lines} lines: cut it in two"
+
+
+def python(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_import_choros_loads_no_framework_and_no_numpy():
+    loaded = json.loads(python("-c", "import choros, json, sys; dir(choros); print(json.dumps(sorted(sys.modules)))"))
+    heavy = {"numpy", "keras", "cloudpickle", "matplotlib", "sklearn", *FRAMEWORKS}
+    assert "choros" in loaded
+    assert not heavy & {name.split(".")[0] for name in loaded}
+
+
+def test_import_choros_takes_less_than_a_fifth_of_a_second():
+    def seconds(text):
+        times = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            python("-c", text)
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    assert seconds("import choros") - seconds("pass") < 0.2
+
+
+def test_all_is_what_is_there():
+    assert len(set(choros.__all__)) == len(choros.__all__)
+    for name in choros.__all__:
+        assert getattr(choros, name) is not None
+    assert set(dir(choros)) == set(choros.__all__)
+    with pytest.raises(AttributeError, match="Trainr"):
+        choros.Trainr  # noqa: B018
+
+
+def test_every_algorithm_is_at_the_top():
+    for kind in choros.algorithms.ALL:
+        assert kind.__name__ in choros.__all__
+        assert getattr(choros, kind.__name__) is kind
+
+
+def test_all_of_each_room_is_what_is_there():
+    for path in ROOT.glob("*/__init__.py"):
+        module = importlib.import_module(f"choros.{path.parent.name}")
+        for name in getattr(module, "__all__", ()):
+            assert getattr(module, name) is not None
