@@ -76,7 +76,7 @@ class Trainer:
             self.algorithm = algorithms.by_name(algorithm)
         except algorithms.UnknownAlgorithmError as error:
             raise UnknownAlgorithm(str(error)) from None
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise BadInput(str(error)) from None
         check_model(model)
         single = isinstance(self.algorithm, algorithms.Single)

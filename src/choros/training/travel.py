@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import textwrap
 import types
 import zipfile
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
     except Exception as error:
         raise NotSerializable(
             f"The model {model.name!r} cannot be written as a .keras file, so it cannot travel to a worker: "
-            f"{type(error).__name__}: {error}. Give each custom layer a get_config() and try model.save('m.keras')."
+            f"{_brief(error)}. Give each custom layer a get_config() and try model.save('m.keras')."
         ) from error
     if not config.get("compile_config") and not _compiles_itself(model):
         raise NotSerializable(
@@ -46,7 +47,7 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
     except Exception as error:
         raise NotSerializable(
             f"A custom object of the model ({', '.join(sorted(custom))}) cannot travel to a worker: "
-            f"{type(error).__name__}: {error}"
+            f"{_brief(error)}"
         ) from error
     return data, blob
 
@@ -77,9 +78,16 @@ def fresh_clone(model: Any, custom: bytes) -> Any:
             clone.build_from_config(build_config)
         config = model.get_compile_config()
         if config is None:
-            raise BadInput(f"The model {model.name!r} cannot be cloned: it was compiled with what has no configuration.")
+            raise BadInput(
+                f"The model {model.name!r} cannot be cloned: it was compiled with what has no configuration."
+            )
         clone.compile_from_config(config)
     return clone
+
+
+def _brief(error: Exception) -> str:
+    """Return an exception in one line, without the examples that some of Keras' have."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}".split("Example:")[0], 320, placeholder=" ...")
 
 
 def _compiles_itself(model: Any) -> bool:
