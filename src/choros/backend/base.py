@@ -105,14 +105,20 @@ class BaseReplica(Metrics):
         """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as ``fit`` passes them, floats cast to Keras' floatx."""
         floatx = keras.config.floatx()
 
-        def cast(leaf: Any) -> Any:
-            if leaf is not None and leaf.dtype.kind == "f" and leaf.dtype != floatx and leaf.dtype.itemsize > 2:
-                return leaf.astype(floatx)
-            return leaf
+        def leaf(array: Any) -> Any:
+            if array is not None and array.dtype.kind == "f" and array.dtype != floatx and array.dtype.itemsize > 2:
+                array = array.astype(floatx)
+            return self._leaf(array)
 
         data = (batch.x, batch.y, batch.sample_weight)
         used = 3 if batch.sample_weight is not None else 2 if batch.y is not None else 1
-        return tuple(keras.tree.map_structure(cast, part) for part in data[:used])
+        if all(isinstance(part, np.ndarray) for part in data[:used]):  # no tree to walk at every batch
+            return tuple(leaf(part) for part in data[:used])
+        return tuple(keras.tree.map_structure(leaf, part) for part in data[:used])
+
+    def _leaf(self, array: Any) -> Any:
+        """One array of a batch as the backend's step takes it."""
+        return array
 
     # Training.
 

@@ -11,6 +11,7 @@ rows one by one to the optimizer, whose squares and norms then differ for rows t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ FEW, LARGE = (
     40,
     100_000,
 )  # variables, values: XLA takes 40 ms to compile each variable's update; small ones gain nothing
+KINDS = 8  # traces of one step for batches of different kinds
 ROWS = -1  # stands for the batch's rows where a traced step divides by them
 
 
@@ -45,7 +47,7 @@ class TensorFlowReplica(BaseReplica):
         self._velocity: list[Any] = []
         self._momentum = 0.0
         self._capture: Capture | None = None
-        self._proved = False
+        self._ready = False
         self._share = 1.0
 
     def _built(self) -> None:
@@ -66,29 +68,13 @@ class TensorFlowReplica(BaseReplica):
         start = -room.ctypes.data % ALIGNMENT
         self._aligned: Array = room[start : start + self.size * self.dtype.itemsize].view(self.dtype)
 
-    def _compiled(self, step: Callable[..., Any], xla: bool) -> Callable[..., Any]:
+    def _compiled(self, step: Callable[..., Any], xla: bool) -> Any:
         if self.model.run_eagerly:
             return step
-        function: Callable[..., Any] = tf.function(step, autograph=False, reduce_retracing=True, jit_compile=xla)
-        return function
+        return tf.function(step, autograph=False, reduce_retracing=True, jit_compile=xla)
 
-    def _batched(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled step on batches, traced with an open number of rows, as ``fit`` does."""
-        function: Any = self._compiled(step, self.model.jit_compile)
-        traced = self.model.run_eagerly
-
-        def run(data: tuple[Any, ...], *more: Any) -> Any:
-            nonlocal traced
-            if not traced:
-                function.get_concrete_function(keras.tree.map_structure(_any_rows, data), *more)
-                traced = True
-            return function(data, *more)
-
-        return run
-
-    def pack(self, batch: Batch) -> tuple[Any, ...]:
-        """The packed batch as tensors."""
-        return tuple(keras.tree.map_structure(_tensor, part) for part in super().pack(batch))
+    def _batched(self, step: Callable[..., Any]) -> _Batched:
+        return _Batched(self._compiled(step, self.model.jit_compile), eager=self.model.run_eagerly)
 
     def gradients(self, batch: Batch, out: Array) -> None:
         """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch of no rows."""
@@ -106,7 +92,7 @@ class TensorFlowReplica(BaseReplica):
         return self._custom(self._train(data))
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
-        grads, loss, n, logs = self._differentiate(data, np.asarray(self._share, np.float32))
+        grads, loss, n, logs = self._differentiate(data, _scalar(self._share))
         self._logs = self._custom(logs)
         divisor = float(n)
         arrays = [None if g is None else np.asarray(g) for g in grads]
@@ -122,18 +108,17 @@ class TensorFlowReplica(BaseReplica):
             return grads, loss(), n, logs
 
     def _apply(self, gradient: Array, divisor: float) -> None:
-        flat, n = self._borrow(gradient), np.asarray(divisor, self.dtype)
-        if self._proved:
-            self._update(flat, n)
+        inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
+        if self._ready or self.model.run_eagerly:
+            self._update(*inputs)
             return
         try:
-            self._update(flat, n)
+            traced = self._update.get_concrete_function(*inputs)
+            traced(*inputs)
         except tf.errors.OpError:  # XLA cannot compile this optimizer; nothing was updated
-            if self.model.run_eagerly:
-                raise
-            self._update = self._compiled(self._trace_update, False)
-            self._update(flat, n)
-        self._proved = True
+            traced = self._compiled(self._trace_update, False).get_concrete_function(*inputs)
+            traced(*inputs)
+        self._update, self._ready = traced, True
 
     def _trace_update(self, flat: Any, divisor: Any) -> None:
         parts = tf.split(flat, [int(np.prod(v.shape, dtype=np.int64)) for v in self.trainable])
@@ -153,7 +138,7 @@ class TensorFlowReplica(BaseReplica):
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
         with self._at_x():
-            loss, n, logs = self._test(data, np.asarray(self._share, np.float32))
+            loss, n, logs = self._test(data, _scalar(self._share))
         self._logs = self._custom(logs)
         divisor = float(n)
         return float(loss), float(rows) if divisor == ROWS else divisor
@@ -215,7 +200,7 @@ class TensorFlowReplica(BaseReplica):
             self._points = [tf.Variable(v.value) for v in self.trainable]
             self._velocity = [tf.Variable(tf.zeros_like(v.value)) for v in self.trainable]
         else:
-            self._leap(np.asarray(momentum, self.dtype))
+            self._leap(_scalar(momentum, self.dtype.name))
 
     def _trace_leap(self, momentum: Any) -> None:
         for variable, x, velocity in zip(self.trainable, self._points or [], self._velocity, strict=True):
@@ -267,6 +252,35 @@ class TensorFlowReplica(BaseReplica):
         for variable, x in zip(self.trainable, self._points or [], strict=False):
             variable.value.assign(x)
         self._points, self._velocity = None, []
+
+
+class _Batched:
+    """A step on batches, traced with an open number of rows as in ``fit``, once for each kind of batch.
+
+    The traces are called as they are: finding them through ``tf.function`` costs some 0.1 ms a step.
+    """
+
+    def __init__(self, function: Any, *, eager: bool) -> None:
+        self._function = function
+        self._eager = eager
+        self._traces: dict[Any, Any] = {}
+
+    def __call__(self, data: tuple[Any, ...], *more: Any) -> Any:
+        tensors = keras.tree.map_structure(_tensor, data)
+        if self._eager:
+            return self._function(tensors, *more)
+        kind = tuple(leaf if leaf is None else (leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten(data))
+        if kind not in self._traces:
+            if len(self._traces) == KINDS:  # as with sentences of every length: TensorFlow opens more than the rows
+                return self._function(tensors, *more)
+            opened = keras.tree.map_structure(_any_rows, tensors)
+            self._traces[kind] = self._function.get_concrete_function(opened, *more)
+        return self._traces[kind](tensors, *more)
+
+
+@functools.lru_cache(maxsize=256)
+def _scalar(value: float, dtype: str = "float32") -> Any:
+    return tf.constant(value, dtype)
 
 
 def _tensor(leaf: Any) -> Any:

@@ -17,7 +17,9 @@ import torch
 
 from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
-from choros.types import Array, Batch
+from choros.types import Array
+
+_PLAIN = tuple(np.dtype(kind).str for kind in ("float32", "float64", "int64", "int32", "uint8", "bool"))
 
 
 class TorchReplica(BaseReplica):
@@ -31,8 +33,8 @@ class TorchReplica(BaseReplica):
     def __init__(self, model: Any, workers: int = 1) -> None:
         super().__init__(model, workers)
         self._points: list[Any] | None = None
-        self._velocity: list[Any] = []
         self._momentum = 0.0
+        self._shares_memory = False
         self._capture: Capture | None = None
 
     def _built(self) -> None:
@@ -46,10 +48,21 @@ class TorchReplica(BaseReplica):
         self._update = compiled(lambda grads: self.model.optimizer.apply(grads, self.trainable))
         self._flat = torch.empty(self.size, dtype=getattr(torch, self.dtype.name))
         self._host: Array = self._flat.numpy()
+        values = [v.value for v in self.trainable]
+        parts = self._flat.split([value.numel() for value in values])
+        self._parts = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+        self._cast = [value for value in values if value.dtype != self._flat.dtype or value.device.type != "cpu"]
+        self._shares_memory = keras.ops.convert_to_tensor(np.zeros(1, np.float32)).device.type == "cpu"
 
-    def pack(self, batch: Batch) -> tuple[Any, ...]:
-        """The packed batch as tensors: the arrays' own memory, or copies of arrays that may not be written."""
-        return tuple(keras.tree.map_structure(_tensor, part) for part in super().pack(batch))
+    def _leaf(self, array: Any) -> Any:
+        """A tensor: the array's own memory, or a copy of an array that may not be written."""
+        if not isinstance(array, np.ndarray):
+            return array
+        usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+        array = array if usable else array.copy()
+        if self._shares_memory and array.dtype.str in _PLAIN:  # as Keras, in a tenth of its time
+            return torch.from_numpy(array)
+        return keras.ops.convert_to_tensor(array)
 
     # One batch.
 
@@ -67,11 +80,11 @@ class TorchReplica(BaseReplica):
 
     def _apply(self, gradient: Array, divisor: float) -> None:
         np.divide(gradient, divisor, out=self._host)
-        values = [v.value for v in self.trainable]
-        parts = self._flat.split([value.numel() for value in values])
-        grads = [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
+        grads = self._parts
+        if self._cast:
+            grads = [part.to(v.value) for part, v in zip(grads, self.trainable, strict=True)]
         with torch.no_grad():
-            self._update(grads)
+            self._update(list(grads))
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
         self._mode(False)
@@ -98,19 +111,19 @@ class TorchReplica(BaseReplica):
     def look_ahead(self, momentum: float) -> None:
         """Nesterov momentum around the step: ``v <- mu v + u``, ``x <- x + v``, go on from ``x + mu v``.
 
-        The step began at ``x + mu v``, so where it ended is the new x, and the new v is what x moved by. The first
-        call, before any step, arms it.
+        The step began at ``x + mu v``, so where it ended is the new x, and the new v is what x moved by: the new
+        look-ahead point is ``x + (1 + mu) (x' - x)``. It is written over the old x, and the two change places. The
+        first call, before any step, arms it.
         """
         values = [v.value for v in self.trainable]
         self._momentum = momentum
         with torch.no_grad():
             if self._points is None:
                 self._points = [value.clone() for value in values]
-                self._velocity = [torch.zeros_like(value) for value in values]
             elif values:
-                self._velocity = list(torch._foreach_sub(values, self._points))
-                torch._foreach_copy_(self._points, values)
-                torch._foreach_add_(values, self._velocity, alpha=momentum)
+                torch._foreach_lerp_(self._points, values, 1 + momentum)
+                for value, point in zip(values, self._points, strict=True):
+                    value.data, point.data = point.data, value.data
 
     def get(self, out: Array) -> None:
         """Copy the trainable variables into ``out``: x, where momentum looks ahead."""
@@ -122,12 +135,13 @@ class TorchReplica(BaseReplica):
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables, and look ahead from there; always copies."""
-        super().set(vector)
-        if self._points:
-            values = [v.value for v in self.trainable]
-            with torch.no_grad():
+        values = [v.value for v in self.trainable]
+        with torch.no_grad():
+            offsets = torch._foreach_sub(values, self._points) if self._points else []
+            super().set(vector)
+            if self._points:
                 torch._foreach_copy_(self._points, values)
-                torch._foreach_add_(values, self._velocity, alpha=self._momentum)
+                torch._foreach_add_(values, offsets)
 
     def restore(self, arrays: list[Array]) -> None:
         """Set what ``snapshot`` gave; a velocity is forgotten."""
@@ -154,7 +168,7 @@ class TorchReplica(BaseReplica):
         if self._points:
             with torch.no_grad():
                 torch._foreach_copy_([v.value for v in self.trainable], self._points)
-        self._points, self._velocity = None, []
+        self._points = None
         self.model.eval()
 
 
@@ -181,13 +195,6 @@ class _Loss:
         with torch.no_grad():
             for tensor, before in zip(self._state, self._before, strict=True):
                 tensor.copy_(before)
-
-
-def _tensor(leaf: Any) -> Any:
-    if not isinstance(leaf, np.ndarray):
-        return leaf
-    usable = leaf.flags.writeable and all(stride >= 0 for stride in leaf.strides)
-    return keras.ops.convert_to_tensor(leaf if usable else leaf.copy())
 
 
 def _array(tensor: Any) -> Array:
