@@ -114,13 +114,13 @@ def test_alone_with_every_centre(alone_kind, plain, make_centre):
     check_weights([end], [expected], steps)
 
 
-def test_together_with_every_group(meeting_kind, plain, group):
+def test_together_with_every_group(meeting_kind, plain, make_group):
     from choros.data import make_source
 
     kind = meeting_kind
     make, x, y, _, weights, _ = plain
     model, source = make(), make_source(x, y)
     replica, first, _ = replica_of(model, source)
-    together = Together(neutral(kind).bound(1, 0.05), group, first)
+    together = Together(neutral(kind).bound(1, 0.05), make_group(), first)
     steps = train(replica, source, lambda local, rows: together.meet(local, 1, rows))
     check_weights(model.get_weights(), weights, steps)

@@ -72,6 +72,7 @@ centre.exchange(np.zeros(4), np.zeros(4), 1, np.zeros(0))
 NOTICES = """
 import sys, time
 from choros.training.noticeboard import Noticeboard
+from choros.transport.segment import Segment
 board = Noticeboard(Segment.attach(int(sys.argv[1])), 2, 1, 1)
 with board.locked():
     print("held", flush=True)
