@@ -44,8 +44,6 @@ class TensorFlowReplica(BaseReplica):
     def __init__(self, model: Any, workers: int = 1) -> None:
         super().__init__(model, workers)
         self._points: list[Any] | None = None
-        self._velocity: list[Any] = []
-        self._momentum = 0.0
         self._capture: Capture | None = None
         self._ready = False
         self._share = 1.0
@@ -63,7 +61,7 @@ class TensorFlowReplica(BaseReplica):
         self._on_host = all("CPU" in v.value.device for v in self.trainable)
         pays = self._on_host and len(self.trainable) <= FEW and self.size >= LARGE
         self._update = self._compiled(self._trace_update, model.jit_compile or pays)
-        self._leap = self._compiled(self._trace_leap, False)
+        self._leap = self._compiled(self._trace_leap, pays)
         room = np.empty(self.size * self.dtype.itemsize + ALIGNMENT, np.uint8)
         start = -room.ctypes.data % ALIGNMENT
         self._aligned: Array = room[start : start + self.size * self.dtype.itemsize].view(self.dtype)
@@ -195,20 +193,17 @@ class TensorFlowReplica(BaseReplica):
         The step began at ``x + mu v``, so where it ended is the new x, and the new v is what x moved by. The first
         call, before any step, arms it.
         """
-        self._momentum = momentum
         if self._points is None:
             self._points = [tf.Variable(v.value) for v in self.trainable]
-            self._velocity = [tf.Variable(tf.zeros_like(v.value)) for v in self.trainable]
         else:
-            self._leap(_scalar(momentum, self.dtype.name))
+            self._leap(np.asarray(momentum, self.dtype))
 
     def _trace_leap(self, momentum: Any) -> None:
-        for variable, x, velocity in zip(self.trainable, self._points or [], self._velocity, strict=True):
+        for variable, x in zip(self.trainable, self._points or [], strict=True):
             stepped = variable.value.read_value()
-            moved = stepped - x
-            velocity.assign(moved)
+            ahead = stepped + tf.cast(momentum, stepped.dtype) * (stepped - x)
             x.assign(stepped)
-            variable.value.assign(stepped + tf.cast(momentum, moved.dtype) * moved)
+            variable.value.assign(ahead)
 
     def get(self, out: Array) -> None:
         """Copy the trainable variables into ``out``: x, where momentum looks ahead."""
@@ -220,20 +215,20 @@ class TensorFlowReplica(BaseReplica):
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables, and look ahead from there; always copies."""
+        points = self._points or []
+        offsets = [variable.value - x for variable, x in zip(self.trainable, points, strict=False)]
         super().set(vector)
-        for variable, x, velocity in zip(self.trainable, self._points or [], self._velocity, strict=False):
+        for variable, x, offset in zip(self.trainable, points, offsets, strict=False):
             x.assign(variable.value)
-            variable.value.assign_add(tf.cast(self._momentum, velocity.dtype) * velocity)
+            variable.value.assign_add(offset)
 
     def restore(self, arrays: list[Array]) -> None:
         """Set what ``snapshot`` gave; a velocity is forgotten."""
         points, self._points = self._points, None
         super().restore(arrays)
-        if points is not None:
-            self._points = points
-            for variable, x, velocity in zip(self.trainable, points, self._velocity, strict=True):
-                x.assign(variable.value)
-                velocity.assign(tf.zeros_like(velocity))
+        for variable, x in zip(self.trainable, points or [], strict=False):
+            x.assign(variable.value)
+        self._points = points
 
     @contextmanager
     def _at_x(self) -> Iterator[None]:
@@ -251,7 +246,7 @@ class TensorFlowReplica(BaseReplica):
     def _settle(self) -> None:
         for variable, x in zip(self.trainable, self._points or [], strict=False):
             variable.value.assign(x)
-        self._points, self._velocity = None, []
+        self._points = None
 
 
 class _Batched:
