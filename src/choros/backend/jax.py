@@ -154,7 +154,8 @@ class JaxReplica(BaseReplica):
         for variable, array in zip(variables, arrays, strict=True):
             part, i = self._where[id(variable)]
             old = self._state[part][i]
-            self._state[part][i] = jnp.array(np.asarray(array).reshape(old.shape), dtype=old.dtype, copy=True)
+            # Copied here: JAX would alias the caller's memory, or copy it after this call has returned.
+            self._state[part][i] = jnp.asarray(np.array(array, dtype=old.dtype).reshape(old.shape))
 
     def reset_metrics(self) -> None:
         """Forget what the metrics and the tallies have seen."""

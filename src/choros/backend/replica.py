@@ -36,7 +36,11 @@ from choros.types import Array, Batch
 
 
 class Replica(Protocol):
-    """One worker's copy of the model. Vectors are flat, host-side, of ``dtype``. One thread."""
+    """One worker's copy of the model. Vectors are flat, host-side, of ``dtype``. One thread.
+
+    Vectors given or returned belong to the caller, who may write into them at once. A batch's arrays may still be
+    read after ``step`` has returned: they must not be written again.
+    """
 
     model: Any
     size: int  # trainable values

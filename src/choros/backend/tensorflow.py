@@ -11,6 +11,7 @@ rows one by one to the optimizer, whose squares and norms then differ for rows t
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ class TensorFlowReplica(BaseReplica):
         self._on_host = all("CPU" in v.value.device for v in self.trainable)
         pays = self._on_host and len(self.trainable) <= FEW and self.size >= LARGE
         self._update = self._compiled(self._trace_update, model.jit_compile or pays)
-        self._leap = self._compiled(self._trace_leap, pays)
+        self._leap = self._compiled(self._trace_leap, False)  # XLA takes nearly twice the time
         room = np.empty(self.size * self.dtype.itemsize + ALIGNMENT, np.uint8)
         start = -room.ctypes.data % ALIGNMENT
         self._aligned: Array = room[start : start + self.size * self.dtype.itemsize].view(self.dtype)
@@ -129,9 +130,13 @@ class TensorFlowReplica(BaseReplica):
         """The vector as a tensor, without a copy where its memory is fit for that."""
         if not self._on_host:
             return tf.convert_to_tensor(vector)
-        if vector.ctypes.data % ALIGNMENT or not vector.flags.writeable or not vector.flags.c_contiguous:
+        address = vector.ctypes.data
+        if address % ALIGNMENT or not vector.flags.c_contiguous:
             np.copyto(self._aligned, vector)
             vector = self._aligned
+        elif not vector.flags.writeable:  # DLPack has no word for what is only to be read, as this is
+            memory = (ctypes.c_char * vector.nbytes).from_address(address)
+            vector = np.frombuffer(memory, vector.dtype)
         return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
