@@ -49,12 +49,14 @@ def join(rank: int, size: int, timeout: float) -> SharedGroup:
             "`choros run -n RANKS script.py`, or unset the launcher's variables to train with workers of its own."
         )
     if "group" not in _joined:
-        _joined["group"] = SharedGroup(int(descriptor), rank, timeout=timeout)
-    if _joined["group"].size != size:
-        raise BadInput(
-            f"Rank {rank} is one of {size}, says the launcher, but the group that it brought has "
-            f"{_joined['group'].size}: the ranks would train apart. Start them with `choros run -n {size} script.py`."
-        )
+        group = SharedGroup(int(descriptor), rank, timeout=timeout)
+        if group.size != size:
+            group.close()
+            raise BadInput(
+                f"Rank {rank} is one of {size}, says the launcher, but the group that it brought has {group.size}: the "
+                f"ranks would train apart. Start them with `choros run -n {size} script.py`."
+            )
+        _joined["group"] = group
     return _joined["group"]
 
 
