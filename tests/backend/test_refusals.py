@@ -1,0 +1,121 @@
+"""What AllReduce could not train exactly is refused by name; what it can is not."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from choros.backend import check_exact, make_replica
+from choros.errors import BadInput, NotExact
+from choros.types import Batch
+
+pytestmark = [
+    # Keras' Variable.__array__ has no copy keyword; numpy 2 says so when a variable is read.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
+
+layers = keras.layers
+
+
+def test_what_is_not_exact_is_refused_by_name(lab):
+    mse = keras.losses.MeanSquaredError
+    bad = {
+        "reduction=None": lab.compiled(lab.dense(), "sgd", mse(reduction=None)),
+        "Circle|circle": lab.compiled(lab.dense(), "sgd", keras.losses.Circle()),
+        "regularisers": lab.compiled(lab.dense(l2="l2"), "sgd", mse(reduction="sum")),
+        "several losses": lab.compiled(lab.many(), "sgd", {"kind": mse(reduction="sum"), "size": "mse"}),
+    }
+    for message, model in bad.items():
+        with pytest.raises(NotExact, match=message):
+            check_exact(model)
+    check_exact(lab.compiled(lab.dense(l2="l2"), "sgd", mse(reduction="sum")), workers=1)
+    for make, *_ in lab.CASES.values():
+        check_exact(make())
+
+
+def test_refusals_are_for_reduced_steps_only(lab):
+    def make():
+        return lab.compiled(lab.dense(l2="l2", out=2), "sgd", keras.losses.MeanSquaredError(reduction="sum"))
+
+    replica = lab.ranks_of(make, 2, lab.X, lab.SOFT, None)[0]
+    batch = Batch(lab.X[:4], lab.SOFT[:4], None, 4, 8)
+    replica.step(batch)
+    replica.evaluate(batch)
+    with pytest.raises(NotExact, match="regularisers"):
+        replica.gradients(batch, np.empty(replica.size + 2, replica.dtype))
+
+
+def scalar_mean(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+def scalar_root(y_true, y_pred):
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+
+def across_rows(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_pred - keras.ops.mean(y_pred, axis=0)) + y_true * y_pred, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "weighted", "exact"),
+    [
+        (scalar_mean, False, True),
+        (scalar_mean, True, False),  # Keras multiplies it by the mean of the weights
+        (scalar_root, False, False),
+        (across_rows, False, False),
+        (keras.losses.Dice(), False, False),
+        (keras.losses.Dice(axis=1), False, True),
+        (keras.losses.Tversky(), False, False),
+        (lambda y, p: keras.ops.mean(keras.ops.abs(y - p), axis=-1), True, True),
+        ("mse", True, True),
+    ],
+)
+def test_losses_that_are_not_keras_own_are_tried(lab, loss, weighted, exact):
+    weight = lab.WEIGHT if weighted else None
+
+    def make():
+        return lab.compiled(lab.dense(out=2, activation="sigmoid"), "sgd", loss)
+
+    replica = lab.ranks_of(make, 1, lab.X, lab.BINARY.repeat(2, 1), weight, workers=2)[0]
+    batch = Batch(lab.X[:4], lab.BINARY[:4].repeat(2, 1), lab.cut(weight, slice(4)), 4, 8)
+    slot = np.empty(replica.size + 2, replica.dtype)
+    if exact:
+        check_exact(replica.model, 2, batch)
+        replica.gradients(batch, slot)
+        assert slot[-1] == 4
+    else:
+        with pytest.raises(NotExact, match="not the mean of its rows"):
+            check_exact(replica.model, 2, batch)
+        with pytest.raises(NotExact, match="not the mean of its rows"):
+            replica.gradients(batch, slot)
+
+
+def two_masked_outputs(lab):
+    tokens = keras.Input((5,), dtype="int32")
+    hidden = layers.Embedding(9, 4, mask_zero=True)(tokens)
+    return lab.compiled(keras.Model(tokens, [layers.Dense(3)(hidden), layers.Dense(3)(hidden)]), "sgd", ["mse", "mae"])
+
+
+def masked_and_regularised(lab):
+    model = lab.tagger()
+    model.layers[-1].activity_regularizer = keras.regularizers.L2(0.1)
+    return lab.compiled(model, "sgd", "sparse_categorical_crossentropy")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(two_masked_outputs, "several losses"), (masked_and_regularised, "activity regulariser")],
+)
+def test_divisors_that_do_not_agree_are_refused(lab, make, message):
+    y = [np.ones((lab.ROWS, 5, 3), "float32")] * 2 if make is two_masked_outputs else lab.TAGS
+    replica = lab.ranks_of(lambda: make(lab), 2, lab.TOKENS, y, None)[0]
+    batch = Batch(lab.TOKENS[:4], lab.cut(y, slice(4)), None, 4, 8)
+    with pytest.raises(NotExact, match=message):
+        replica.gradients(batch, np.empty(replica.size + 2, replica.dtype))
+
+
+def test_an_uncompiled_model_is_refused(lab):
+    with pytest.raises(BadInput, match=r"model\.compile"):
+        make_replica(lab.dense())
