@@ -1,0 +1,114 @@
+"""Run every benchmark of the speed table and write it down: figures as JSON, the table as markdown.
+
+python benchmarks/table.py                            # all backends: some twenty minutes on a machine at rest
+python benchmarks/table.py --backends jax --quick     # a smoke run; its figures mean nothing and are not kept
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+REPORTS = HERE / "reports"
+TRAINING = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "allreduce_tensors")
+ENGINE = ("allreduce_shm", "centre_shm")
+
+
+def run(name: str, *options: str) -> Any:
+    """One benchmark in a process of its own; its JSON."""
+    done = subprocess.run(
+        [sys.executable, HERE / f"{name}.py", *options], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout[done.stdout.index("{\n") :])
+
+
+def measure(backends: list[str], names: list[str], quick: bool) -> dict[str, Any]:
+    """Run what was asked for; {name: result} for the engine, {name: {backend: result}} for the rest."""
+    found: dict[str, Any] = {}
+    small = ["--sizes", "2560", "380000", "--rounds", "20"] if quick else []
+    for name in names:
+        if name in ENGINE:
+            found[name] = run(name, *small)
+            print(name, "measured", file=sys.stderr, flush=True)
+            continue
+        for backend in backends:
+            found.setdefault(name, {})[backend] = run(name, "--backend", backend, *(["--quick"] if quick else []))
+            print(name, backend, "measured", file=sys.stderr, flush=True)
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """The speed table in markdown."""
+    backends = [b for b in ("jax", "torch", "tensorflow") if any(b in found.get(name, {}) for name in TRAINING)]
+    lines = ["| what | target | " + " | ".join(backends) + " |", "|---|---" + "|---" * len(backends) + "|"]
+
+    def line(what: str, target: str, cells: list[str]) -> None:
+        lines.append(f"| {what} | {target} | " + " | ".join(cells) + " |")
+
+    def ratio(name: str, backend: str, algorithm: str) -> str:
+        figures = found[name].get(backend, {}).get("algorithms", {}).get(algorithm)
+        return "" if figures is None else f"{figures['ratio']:.2f}{'' if figures['reached'] else ' (missed)'}"
+
+    for name, what, target in (
+        ("one_worker", "1 worker, {}, against plain fit on the same core", ">= 0.97"),
+        ("allreduce_mlp", "{}, MLP 30-600-600-2, batch 128, against control", ">= 0.85"),
+        ("allreduce_cnn", "{}, CNN of 1.25 M, batch 32, against control", ">= 0.95"),
+        ("aeasgd_mlp", "{} window 10, same MLP, against control", ">= 0.95"),
+    ):
+        if name in found:
+            kinds = next(iter(found[name].values()))["algorithms"]
+            for kind in kinds:
+                line(what.format(kind), target, [ratio(name, backend, kind) for backend in backends])
+    lines += engine(found, backends)
+    return "\n".join(lines) + "\n"
+
+
+def engine(found: dict[str, Any], backends: list[str]) -> list[str]:
+    """The table's lines about shared memory, which have no backend, or only at its ends."""
+    lines = []
+    if "allreduce_shm" in found:
+        for result in found["allreduce_shm"]["results"]:
+            said = f"{result['memcpys']['sum_slots']} memcpys, {result['latency_over_floor_ms']} ms over the floor"
+            limit = {25_000_000: "<= 1.2 memcpys", 380_000: "< 0.1 ms over the floor"}.get(result["count"], "")
+            lines.append(f"| all-reduce of {result['count']:,} values in the segment | {limit} | {said} |")
+    if "allreduce_tensors" in found:
+        both = [found["allreduce_tensors"][backend]["memcpys"] for backend in backends]
+        for key, what in (("into_own_tensors", "tensors"), ("into_the_sum_as_tensors", "tensors that are the sum")):
+            cells = " | ".join(str(one[key]) for one in both)
+            lines.append(f"| the same from backend tensors to {what}, memcpys | report | {cells} |")
+    if "centre_shm" in found:
+        for result in found["centre_shm"]["results"]:
+            taken = result["memcpys"]
+            said = f"{taken['elastic_1_client']} memcpys; two that contend {taken['elastic_2_clients']}"
+            limit = "<= 3 memcpys" if result["count"] == 25_000_000 else ""
+            lines.append(f"| exchange with the centre, {result['count']:,} values | {limit} | {said} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backends", nargs="+", default=["jax", "torch", "tensorflow"])
+    parser.add_argument("--only", nargs="+", default=[*TRAINING, *ENGINE], choices=[*TRAINING, *ENGINE])
+    parser.add_argument("--quick", action="store_true", help="a smoke run; nothing is written")
+    options = parser.parse_args()
+    found = measure(options.backends, options.only, options.quick)
+    where = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    if not options.quick:
+        kept = REPORTS / "speed.json"
+        before = json.loads(kept.read_text())["results"] if kept.exists() else {}
+        for name, result in found.items():
+            before[name] = {**before.get(name, {}), **result} if name in TRAINING else result
+        found = before
+        kept.write_text(json.dumps({"where": where, "results": found}, indent=1) + "\n")
+        (REPORTS / "table.md").write_text(table(found))
+    print(json.dumps(found))
+    print(table(found), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
