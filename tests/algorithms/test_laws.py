@@ -194,4 +194,4 @@ def test_the_base_is_usable_by_itself():
     assert Algorithm(window=3).propose(1.0, 0.0, 3) == 1.0
     assert Algorithm().bound(4, 0.1) == Algorithm()
     assert Algorithm().momentum == 0.0
-    assert EAMSGD().momentum == 0.9
+    assert EAMSGD().momentum == 0.5

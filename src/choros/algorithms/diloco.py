@@ -22,7 +22,7 @@ class DiLoCo(Algorithm):
     Not good with short windows and few steps: the outer momentum overshoots; take LocalSGD there.
 
     Args:
-        window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
+        window: int. Steps between two meetings (the paper: 500); 0 is one meeting an epoch.
         outer_rate: float. The outer learning rate.
         outer_momentum: float. mu, below 1.
 
@@ -31,7 +31,7 @@ class DiLoCo(Algorithm):
         (3.0, (2.0,))
     """
 
-    window: int = 16
+    window: int = 100
     outer_rate: float = 0.7
     outer_momentum: float = 0.9
 

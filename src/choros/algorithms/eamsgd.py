@@ -20,7 +20,7 @@ class EAMSGD(AEASGD):
     the look-ahead point x + mu v; x, and not that point, is exchanged. dist-keras looked back (x - mu v), which
     diverges where the paper converges, and multiplied the step by a second learning rate.
     Not good on top of an optimizer with momentum of its own (Adam, SGD(momentum=)): steps become 1 / (1 - mu)
-    times longer; lower the learning rate by as much, or take AEASGD.
+    times longer. So the default is 0.5; with plain SGD inside give 0.9 to 0.99, as the paper does.
 
     Args:
         window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
@@ -28,11 +28,11 @@ class EAMSGD(AEASGD):
         momentum: float. mu, below 1.
 
     Example:
-        >>> EAMSGD(momentum=0.5).momentum
-        0.5
+        >>> EAMSGD(momentum=0.9).momentum
+        0.9
     """
 
-    momentum: float = 0.9
+    momentum: float = 0.5
 
     def __post_init__(self) -> None:
         """Refuse a momentum that never forgets."""
