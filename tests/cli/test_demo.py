@@ -64,7 +64,7 @@ class Demo:
 
 def test_it_trains_for_real_and_leaves_the_report(tmp_path):
     out = tmp_path / "out"
-    arguments = ("--algorithms", "aeasgd,single", "--epochs", 3, "--out", out)
+    arguments = ("--algorithms", "aeasgd,single", "--epochs", 3, "--batch-size", 32, "--out", out)
     with Demo(*arguments) as demo:
         stdout, stderr = demo.process.communicate(timeout=250)
         assert demo.process.returncode == 0, stderr

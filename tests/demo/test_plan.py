@@ -80,3 +80,15 @@ def test_a_process_that_runs_another_backend_is_refused(monkeypatch):
     with pytest.raises(BadInput, match="already runs on jax"):
         plan.prepare("torch", 2)
     assert "KERAS_BACKEND" not in os.environ
+
+
+def test_the_defaults_are_those_of_the_command():
+    import argparse
+
+    from choros.cli import demo
+
+    parser = argparse.ArgumentParser()
+    demo.add_parser(parser.add_subparsers())
+    args, made = parser.parse_args(["demo"]), plan.Plan((), "jax")
+    assert (args.workers, args.epochs, args.batch_size) == (made.workers, made.epochs, made.batch_size)
+    assert (args.seeds, args.seed, str(args.out)) == (1, 0, "choros-demo")

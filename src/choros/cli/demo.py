@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--workers", type=_count, default=2, metavar="N", help="how many (default: 2)")
     parser.add_argument("--algorithms", metavar="LIST", help="such as single,allreduce,aeasgd (default: all)")
     parser.add_argument("--epochs", type=_count, default=10, metavar="N", help="how many (default: 10)")
-    parser.add_argument("--batch-size", type=_count, default=32, metavar="B", help="the global batch (default: 32)")
+    parser.add_argument("--batch-size", type=_count, default=128, metavar="B", help="the global batch (default: 128)")
     parser.add_argument("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else installed)")
     parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="trainings of each (default: 1)")
     parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="the first seed (default: 0)")
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         raise BadInput(f"--batch-size {args.batch_size} for {args.workers} workers: give one row a worker or more.")
     _make_folder(args.out)
     threads = prepare(backend, args.workers)
-    data, name = _load(args.data)
+    data, name, classes = _load(args.data)
     seeds = tuple(range(args.seed, args.seed + args.seeds))
     plan = Plan(algorithms, backend, args.workers, args.epochs, args.batch_size, seeds, threads)
 
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     from choros.training.pool import WorkerPool
 
     importlib.import_module("keras")  # what a backend prints when it is imported comes before the table
-    setting = running.setting(plan, data, name)
+    setting = running.setting(plan, data, name, classes)
     print(running.describe(setting), end="\n\n", flush=True)
     display = Display([type(algorithm).__name__ for algorithm in algorithms], len(seeds), plan.epochs)
     with WorkerPool(plan.workers, backend=backend, threads=threads, echo=False) as pool:
@@ -89,15 +89,15 @@ def main(args: argparse.Namespace) -> int:
     return 1 if any(result.failed for result in report.results) else 0
 
 
-def _load(path: Path | None) -> tuple[Dataset, str]:
-    """Read the data; what it is called in the report."""
+def _load(path: Path | None) -> tuple[Dataset, str, tuple[str, ...]]:
+    """Read the data; what it and its classes are called in the report."""
     if path is None:
         from choros.data.digits import load_digits
 
-        return load_digits(), "scikit-learn's digits"
+        return load_digits(), "scikit-learn's digits", tuple("0123456789")
     from choros.data.higgs import load_higgs
 
-    return load_higgs(path), f"ATLAS Higgs ({path.name})"
+    return load_higgs(path), f"ATLAS Higgs ({path.name})", ("background", "signal")
 
 
 def _make_folder(folder: Path) -> None:

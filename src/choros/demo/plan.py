@@ -32,7 +32,7 @@ class Plan:
     backend: str
     workers: int = 2
     epochs: int = 10
-    batch_size: int = 32
+    batch_size: int = 128
     seeds: tuple[int, ...] = (0,)
     threads: int | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib import metadata
@@ -120,12 +120,31 @@ def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
             exchanges=record.exchanges,
             staleness=record.staleness,
             exchanging=record.exchanging,
-            losses=tuple((float(t), int(epoch), float(loss)) for t, epoch, loss in record.losses),
+            losses=curve(record.losses, record.seconds),
             workers=tuple(asdict(worker) for worker in record.workers),
         )
         return run, record.algorithm
 
     return train
+
+
+def curve(losses: Iterable[tuple[float, int, float]], seconds: float) -> tuple[tuple[float, int, float], ...]:
+    """Return the losses on the clock of the training time, which compiling is no part of.
+
+    Where the last loss came later than the training took, the first epoch held that much compiling, and all are moved
+    by it.
+
+    Args:
+        losses: of (seconds, epoch, loss), in order.
+        seconds: float. What the training took without start-up.
+
+    Example:
+        >>> curve([(3.0, 0, 0.5), (4.0, 1, 0.25)], 2.0)
+        ((1.0, 0, 0.5), (2.0, 1, 0.25))
+    """
+    points = [(float(t), int(epoch), float(loss)) for t, epoch, loss in losses]
+    late = max(0.0, points[-1][0] - seconds) if points else 0.0
+    return tuple((max(0.0, t - late), epoch, loss) for t, epoch, loss in points)
 
 
 def score(truth: Array, probabilities: Array) -> tuple[float, float]:
@@ -146,13 +165,14 @@ def score(truth: Array, probabilities: Array) -> tuple[float, float]:
     return float(f1_score(truth, guess, average="weighted", zero_division=0)), float(accuracy_score(truth, guess))
 
 
-def setting(plan: Plan, data: Dataset, dataset: str) -> Setting:
+def setting(plan: Plan, data: Dataset, dataset: str, classes: tuple[str, ...]) -> Setting:
     """Return the head of the report: what is trained on what, where and when.
 
     Args:
         plan: Plan.
         data: Dataset.
         dataset: str. What the data is called in the report.
+        classes: tuple of str. What its classes are called.
     """
     cores = len(usable_cores())
     threads = f"{plan.threads} thread{'s' * (plan.threads != 1)}" if plan.threads else "the threads of its environment"
@@ -168,7 +188,7 @@ def setting(plan: Plan, data: Dataset, dataset: str) -> Setting:
         train_rows=len(data.x_train),
         test_rows=len(data.x_test),
         features=len(data.features),
-        classes=tuple(str(number) for number in range(data.classes)),
+        classes=classes,
         network=NETWORK,
         optimizer=OPTIMIZER,
         epochs=plan.epochs,

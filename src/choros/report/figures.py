@@ -80,6 +80,7 @@ def draw_f1(report: Report) -> Any:
         low, high = min(0.0, *points), max(0.0, *points)
         right[0].set_xlim(low - (0.55 * reach if low < 0 else 0.08 * reach), high + 0.55 * reach)
         right[0].axvline(0, color=INK, linewidth=0.8)
+        right[0].locator_params(axis="x", nbins=5)
         right[0].set_xlabel("points of F1 above or below Single")
     _key(figure, results)
     return figure

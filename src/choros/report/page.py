@@ -14,11 +14,6 @@ from choros.report.style import STYLE
 from choros.report.table import COLUMNS, decimal, percent, summary
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_MEETS = {
-    "together": "All workers meet at the same time.",
-    "alone": "Each worker meets the centre in its own time.",
-    "never": "Workers never meet.",
-}
 _WORKER = {
     "rank": "worker",
     "steps": "steps",
@@ -114,7 +109,7 @@ def _facts(report: Report) -> str:
     s = report.setting
     rows = f"{s.train_rows:,} to train on, {s.test_rows:,} held back" if s.train_rows else ""
     seeds = "" if s.seeds < 2 else f"{s.seeds}; figures are means over them"
-    classes = f"{len(s.classes)}" if len(s.classes) > 3 else ", ".join(s.classes)
+    classes = f"{len(s.classes)}: {', '.join(s.classes)}" if s.classes else ""
     facts = {
         "Data": s.dataset,
         "Rows": rows,
@@ -175,7 +170,7 @@ def _card(report: Report, result: Result) -> str:
     settings = ", ".join(f"{name}={value}" for name, value in result.settings.items())
     parts = [
         f'<article id="{_anchor(result)}"><h3>{escape(result.algorithm)}{_badges(report, result)}</h3>',
-        f'<p class="about">{escape(result.about)} {escape(_MEETS.get(result.meets, ""))}</p>',
+        f'<p class="about">{escape(result.about)}</p>',
         f"<p><code>{escape(result.algorithm)}({escape(settings)})</code></p>",
     ]
     if result.error:

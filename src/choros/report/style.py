@@ -48,12 +48,12 @@ figure svg text { fill: currentColor; }
 figure svg { display: block; width: 100%; height: auto; max-width: 60rem; }
 .cards { display: grid; gap: 1rem; margin-top: 1rem; }
 .cards > *, .pair > * { min-width: 0; }
-.pair { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 8fr); gap: 1rem 2.5rem; align-items: start; }
+.pair { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 9fr); gap: 1rem 1.5rem; align-items: start; }
 @media screen and (max-width: 56rem) { .pair { grid-template-columns: minmax(0, 1fr); } }
 article { background: var(--card); border: 1px solid var(--rule); border-radius: .5rem; padding: .9rem 1rem; }
 article p { margin: .1rem 0 .6rem; }
 article table { font-size: .8rem; }
-article thead th { white-space: normal; font-size: .72rem; line-height: 1.2; }
+article thead th { font-size: .72rem; line-height: 1.2; }
 article th, article td { padding: .22rem .3rem; }
 caption { text-align: left; color: var(--soft); font-size: .76rem; padding-bottom: .1rem; }
 code { font: .88em ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
