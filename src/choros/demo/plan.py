@@ -92,9 +92,7 @@ def check_installed(modules: Iterable[str] = _NEEDED) -> None:
     """
     missing = [_NEEDED.get(module, module) for module in modules if not _installed(module)]
     if missing:
-        raise BadInput(
-            f'The demo needs {" and ".join(missing)}, which came not with Choros: pip install "choros[demo]".'
-        )
+        raise BadInput(f'The demo needs {" and ".join(missing)}, not installed here: pip install "choros[demo]".')
 
 
 def prepare(backend: str, workers: int) -> int | None:
