@@ -135,7 +135,7 @@ class TensorFlowReplica(BaseReplica):
             np.copyto(self._aligned, vector)
             vector = self._aligned
         elif not vector.flags.writeable:  # DLPack has no word for what is only to be read, as this is
-            memory = (ctypes.c_char * vector.nbytes).from_address(address)
+            memory: Any = (ctypes.c_char * vector.nbytes).from_address(address)
             vector = np.frombuffer(memory, vector.dtype)
         return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
 

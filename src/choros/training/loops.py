@@ -113,8 +113,8 @@ class TogetherLoop:
         """Meet all the others with what was learnt since the last time."""
         if self.meeting is None:
             return
+        self.replica.get(self.local)  # waits for steps that the device has yet to finish: training, not exchanging
         begun = time.perf_counter()
-        self.replica.get(self.local)
         self.meeting.meet(self.local, self.schedule.reset(), self.rows)
         self.replica.set(self.local)
         self.rows = 0
@@ -210,9 +210,9 @@ class AloneLoop:
             return
         if self.meeting is None:
             return
-        begun = time.perf_counter()
         self.replica.get(self.local)
         self.replica.get_others(self.others)
+        begun = time.perf_counter()
         run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
         self.replica.set(self.local)
         run.tally.exchanging += time.perf_counter() - begun

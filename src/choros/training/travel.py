@@ -46,8 +46,7 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
         blob: bytes = cloudpickle.dumps(custom)
     except Exception as error:
         raise NotSerializable(
-            f"A custom object of the model ({', '.join(sorted(custom))}) cannot travel to a worker: "
-            f"{_brief(error)}"
+            f"A custom object of the model ({', '.join(sorted(custom))}) cannot travel to a worker: {_brief(error)}"
         ) from error
     return data, blob
 
