@@ -158,7 +158,10 @@ class Trainer:
         if validation_data is not None:
             validation = make_source(*checks.unpack(validation_data), floatx=floatx)
         steps = steps_per_epoch or source.steps(batch_size)
-        algorithm = self._bind(source.sample(min(batch_size, 32)))
+        sample = source.sample(min(batch_size, 32))
+        algorithm = self._bind(sample)
+        from choros.backend.additive import not_additive
+
         arrays: list[Any] = []
         blobs: list[bytes] = []
         packed = packing.pack(source, arrays, blobs)[0]
@@ -196,7 +199,8 @@ class Trainer:
             progress=0.2 if verbose == 1 else 0.0,
             timeout=self.timeout,
             first_timeout=self.first_timeout,
-            metric_values=sum(int(np.prod(v.shape)) for v in self.model.metrics_variables),
+            metric_values=1 + sum(int(np.prod(v.shape)) for v in self.model.metrics_variables),
+            averaged_metrics=not_additive(self.model, sample) if self.workers > 1 else [],
             spin=self.workers <= (os.cpu_count() or 1),
             hand_back=algorithm.level == "gradients" or self.workers == 1,
         )

@@ -159,3 +159,40 @@ def test_mixed_precision_ends_bit_equal_and_near_one_process(pools, plain_fit, m
     finally:
         keras.config.set_dtype_policy("float32")
     same_weights(reference, model, 2e-2)  # the two halves of a batch are rounded apart
+
+
+def metric_class(additive):
+    """A user's own metric: rows counted (adds up) or the largest output seen (does not)."""
+
+    class Own(keras.metrics.Metric):
+        def __init__(self, name="own", **kwargs):
+            super().__init__(name=name, **kwargs)
+            self.value = self.add_weight(shape=(), initializer="zeros", name="value")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            if additive:
+                self.value.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+            else:
+                self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
+
+        def result(self):
+            return keras.ops.convert_to_tensor(self.value)
+
+    return Own
+
+
+def test_a_metric_of_ones_own_that_adds_up_is_summed(pools, make_mlp, data):
+    x, y = data(rows=61)
+    model = make_mlp(metrics=[metric_class(additive=True)()])
+    history = choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, batch_size=16, verbose=0).history
+    assert history["own"] == [61.0]
+
+
+def test_a_metric_that_does_not_add_up_is_a_mean_by_rows_with_a_warning(pools, make_mlp, data):
+    x, y = data(rows=61)
+    model = make_mlp(metrics=[metric_class(additive=False)()])
+    trainer = choros.Trainer(model, workers=2, pool=pools(2))
+    with pytest.warns(UserWarning, match="'own' .* does not add up"):
+        history = trainer.fit(x, y, batch_size=16, verbose=0).history
+    assert 1 / 3 < history["own"][0] <= 1.0  # a sum of two largest probabilities would be above 1 or near it
+    assert history["own"][0] < 0.99

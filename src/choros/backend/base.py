@@ -126,6 +126,7 @@ class BaseReplica(Metrics):
         """One plain local training step; nothing for a batch of no rows."""
         if batch.rows:
             self._logs = self._step(self.pack(batch))
+            self._rows += batch.rows
 
     def gradients(self, batch: Batch, out: Array) -> None:
         """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch of no rows."""
@@ -134,6 +135,7 @@ class BaseReplica(Metrics):
             out[:] = 0
             return
         arrays, loss, n = self._gradients(self.pack(batch), batch.rows)
+        self._rows += batch.rows
         for where, array in zip(self.slices, arrays, strict=True):
             if array is None:
                 out[where] = 0
@@ -155,6 +157,7 @@ class BaseReplica(Metrics):
         entry = (0.0, 0.0, 0.0)
         if batch.rows:
             loss, n = self._evaluate(self.pack(batch), batch.rows)
+            self._rows += batch.rows
             entry = (n * loss, n, float(batch.rows))
         self._tally.append(np.array(entry))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ class Metrics(ABC):
 
     model: Any
     weigher: Weigher
+    averaged: Sequence[int] = ()  # places of metric variables that do not add: their mean over ranks, weighted by rows
 
     def _take_metrics(self) -> None:
         """Once the model is built: find its metrics' variables."""
@@ -33,6 +35,7 @@ class Metrics(ABC):
 
     def _forget(self) -> None:
         self._tally: list[Array] = []
+        self._rows = 0
         self._trained = [0.0, 0.0]
         self._logs: dict[str, Any] | None = None
 
@@ -50,15 +53,20 @@ class Metrics(ABC):
         self._forget()
 
     def metric_state(self) -> Array:
-        """All metric variables, then the tally of evaluated batches, as one flat float64 vector."""
+        """All metric variables, the rows seen, and the tally of evaluated batches, as one flat float64 vector."""
         values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
-        return np.concatenate([*values, *self._tally, np.zeros(0)])
+        for index in self.averaged:
+            values[index] = values[index] * self._rows
+        return np.concatenate([*values, [self._rows], *self._tally])
 
     def set_metric_state(self, state: Array) -> None:
         """Set the metric variables and the tally from such a vector, or from a sum of them."""
         count = self._metric_slices[-1].stop if self._metric_slices else 0
+        state, self._rows = np.array(state), max(int(state[count]), 1)
+        for index in self.averaged:
+            state[self._metric_slices[index]] /= self._rows
         self._assign(self.metric_variables, scatter(state[:count], self._metric_slices, self.metric_variables))
-        self._tally = [np.array(line) for line in state[count:].reshape(-1, 3)]
+        self._tally = [np.array(line) for line in state[count + 1 :].reshape(-1, 3)]
 
     def metrics(self) -> dict[str, Any]:
         """What Keras would log now; ``loss`` is the exact one where batches were reduced or evaluated."""

@@ -30,6 +30,7 @@ is set for reading: call ``reset_metrics`` before the next batch, or, to look in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from choros.types import Array, Batch
@@ -46,6 +47,7 @@ class Replica(Protocol):
     size: int  # trainable values
     others: int  # float non-trainable values that are averaged (BatchNorm's moving statistics)
     dtype: Any  # float32, or float64 where a trainable variable is
+    averaged: Sequence[int]  # metric variables that do not add over ranks; set by the caller, none by default
 
     @property
     def learning_rate(self) -> float:

@@ -32,6 +32,7 @@ class Job:
     timeout: float = 300.0
     first_timeout: float = 1800.0
     metric_values: int = 0
+    averaged_metrics: list[int] = field(default_factory=list)  # metric variables that do not add over ranks
     spin: bool = True  # ranks may spin for a moment while they wait: each has a core of its own
     hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
 

@@ -209,6 +209,7 @@ def fit(
     gradients = algorithm.level == "gradients"
     replica = make_replica(model, workers=job.workers if gradients else 1)
     replica.build(source.sample(job.batch_size))
+    replica.averaged = job.averaged_metrics
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(rank, job.fold_seed)
     trainable, others = np.empty(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)

@@ -131,6 +131,7 @@ def prepare(
     if job.meet == "never" and job.workers > 1:
         source = source.part(rank, job.workers, job.seed)
     replica.build(source.sample(job.batch_size))
+    replica.averaged = job.averaged_metrics
     return replica, source, validation
 
 
