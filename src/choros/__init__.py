@@ -1,7 +1,7 @@
 """Choros: train one Keras 3 model with many workers.
 
     >>> import choros
-    >>> choros.algorithms()["aeasgd"]  # doctest: +ELLIPSIS
+    >>> choros.algorithms()["AEASGD"]  # doctest: +ELLIPSIS
     '...'
 
 Nothing heavy is imported before it is used: no framework, not even numpy.
