@@ -81,7 +81,7 @@ def test_several_inputs_and_outputs(pools, plain_fit, data, same_weights, worker
 
 
 @pytest.mark.parametrize("workers", (2, 3))
-def test_masks(pools, plain_fit, same_weights, workers):
+def test_masks(pools, plain_fit, same_weights, workers, backend):
     rng = np.random.default_rng(4)
     x = rng.integers(1, 20, (61, 7))
     for row, length in enumerate(rng.integers(1, 8, 61)):
@@ -196,3 +196,62 @@ def test_a_metric_that_does_not_add_up_is_a_mean_by_rows_with_a_warning(pools, m
         history = trainer.fit(x, y, batch_size=16, verbose=0).history
     assert 1 / 3 < history["own"][0] <= 1.0  # a sum of two largest probabilities would be above 1 or near it
     assert history["own"][0] < 0.99
+
+
+def test_a_train_step_that_logs_its_own_loss_is_heard(pools, plain_fit, data, same_weights, backend):
+    x, y = data(rows=70)
+    make = lambda: own_logs(backend)
+    reference, model, expected, found = train_both(pools, plain_fit, make, x, y, 2)
+    same_weights(reference, model, 1e-5)
+    assert list(found) == list(expected)
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(found["mine"], expected["mine"], rtol=1e-5)
+
+
+def own_logs(backend):
+    """A model whose train_step logs what Keras' metrics do not know."""
+    keras.utils.set_random_seed(0)
+
+    class Own(keras.Sequential):
+        if backend == "jax":
+
+            def train_step(self, state, data):
+                import jax
+
+                trained, others, slots, metrics = state
+                x, y = data
+
+                def loss(trained):
+                    prediction, kept = self.stateless_call(trained, others, x, training=True)
+                    return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, prediction)), kept
+
+                (value, kept), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
+                trained, slots = self.optimizer.stateless_apply(slots, gradients, trained)
+                return {"loss": value, "mine": value * 2}, (trained, kept, slots, metrics)
+        elif backend == "torch":
+
+            def train_step(self, data):
+                import torch
+
+                x, y = data
+                self.zero_grad()
+                value = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
+                value.backward()
+                with torch.no_grad():
+                    self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
+                return {"loss": value, "mine": value * 2}
+        else:
+
+            def train_step(self, data):
+                import tensorflow as tf
+
+                x, y = data
+                with tf.GradientTape() as tape:
+                    value = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
+                gradients = tape.gradient(value, [v.value for v in self.trainable_weights])
+                self.optimizer.apply(gradients, self.trainable_weights)
+                return {"loss": value, "mine": value * 2}
+
+    model = Own([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax")])
+    model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy")
+    return model

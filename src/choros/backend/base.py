@@ -136,6 +136,7 @@ class BaseReplica(Metrics):
             return
         arrays, loss, n = self._gradients(self.pack(batch), batch.rows)
         self._rows += batch.rows
+        loss = self._known(loss)
         for where, array in zip(self.slices, arrays, strict=True):
             if array is None:
                 out[where] = 0
@@ -158,6 +159,7 @@ class BaseReplica(Metrics):
         if batch.rows:
             loss, n = self._evaluate(self.pack(batch), batch.rows)
             self._rows += batch.rows
+            loss = self._known(loss)
             entry = (n * loss, n, float(batch.rows))
         self._tally.append(np.array(entry))
 

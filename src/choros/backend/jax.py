@@ -109,7 +109,7 @@ class JaxReplica(BaseReplica):
         if not self._loss_at:
             return jnp.asarray(jnp.nan, jnp.float32)
         total, count = (metrics[i] for i in self._loss_at)
-        return jnp.asarray(total / jnp.maximum(count, 1e-30), jnp.float32)
+        return jnp.asarray(total / count, jnp.float32)  # 0 / 0, not a number, where the step did not use it
 
     def _keep_loss(self, seen: list[Any], metrics: list[Any]) -> list[Any]:
         return [metrics[i] if i in self._loss_at else m for i, m in enumerate(seen)]

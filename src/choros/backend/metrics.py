@@ -37,6 +37,7 @@ class Metrics(ABC):
         self._tally: list[Array] = []
         self._rows = 0
         self._trained = [0.0, 0.0]
+        self._untold = False
         self._logs: dict[str, Any] | None = None
 
     @abstractmethod
@@ -72,7 +73,7 @@ class Metrics(ABC):
         """What Keras would log now; ``loss`` is the exact one where batches were reduced or evaluated."""
         results = self.model.get_metrics_result() if self._logs is None else self._logs
         figures = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in results.items()}
-        loss = self._exact_loss()
+        loss = None if self._untold else self._exact_loss()
         if self.loss_metric is not None and loss is not None and self.loss_metric.name in figures:
             figures[self.loss_metric.name] = loss
         return figures
@@ -80,6 +81,21 @@ class Metrics(ABC):
     def _custom(self, logs: Any) -> dict[str, Any] | None:
         """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
         return logs if isinstance(logs, dict) and set(logs) != self._names else None
+
+    def _known(self, loss: float) -> float:
+        """The batch's loss; 0 where a user's own step left Keras' running loss alone and logs a loss of its own."""
+        if self._logs is None or not np.isnan(loss):
+            return loss
+        self._untold = True
+        return 0.0
+
+    def own_logs(self) -> dict[str, float] | None:
+        """What a user's own step last logged, numbers only; None where a step logs Keras' metrics."""
+        if self._logs is None:
+            return None
+        figures = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._logs.items()}
+        exact = None if self._untold or self.loss_metric is None else self.loss_metric.name
+        return {name: float(value) for name, value in figures.items() if not value.ndim and name != exact}
 
     def _count(self, loss: float, rows: int) -> None:
         """Count the exact loss of one reduced batch."""

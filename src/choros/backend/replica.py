@@ -118,6 +118,9 @@ class Replica(Protocol):
     def set_metric_state(self, state: Array) -> None:
         """Set them, from one or from a sum of several; what ``apply`` counted stays."""
 
+    def own_logs(self) -> dict[str, float] | None:
+        """What a user's own step last logged, numbers only; None where a step logs Keras' metrics."""
+
     def metrics(self) -> dict[str, Any]:
         """What Keras would log now, as Python numbers; ``loss`` is the exact one after ``apply`` or ``evaluate``.
 

@@ -164,7 +164,9 @@ class TensorFlowReplica(BaseReplica):
             variable.assign(tf.zeros_like(variable))
 
         def loss() -> Any:
-            return tf.cast(tf.math.divide_no_nan(state[0].read_value(), state[1].read_value()), tf.float32)
+            return tf.cast(
+                state[0].read_value() / state[1].read_value(), tf.float32
+            )  # 0 / 0, not a number, where unused
 
         yield loss
         for variable, value in zip(state, before, strict=True):

@@ -189,7 +189,7 @@ class _Loss:
         if not self._state:
             return float("nan")
         total, count = (float(tensor) for tensor in self._state)
-        return total / count if count else 0.0
+        return total / count if count else float("nan")
 
     def __exit__(self, *error: object) -> None:
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 
@@ -128,6 +129,8 @@ class TogetherLoop:
             replica.set_others(mean_others(run, rows))
         replica.set_metric_state(group.sum(replica.metric_state()))
         logs: dict[str, float] = replica.metrics()
+        if group.size > 1:
+            logs |= mean_own_logs(run)
         with run.at(self.centre()):
             if run.job.validates(epoch):
                 logs |= run.validate(group)
@@ -294,3 +297,13 @@ def mean_others(run: Run, rows: int) -> Array:
     summed = run.group.sum(others)
     mean: Array = (summed[:-1] / summed[-1]).astype(run.replica.dtype) if summed[-1] else own
     return mean
+
+
+def mean_own_logs(run: Run) -> dict[str, float]:
+    """Return what a user's own ``train_step`` logged at the last step: the mean over ranks, weighted by rows."""
+    mine = json.dumps([run.last_rows, run.replica.own_logs()]).encode()
+    said = [json.loads(text) for text in run.group.gather(mine)]
+    told = [(rows, logs) for rows, logs in said if logs is not None and rows]
+    total = sum(rows for rows, _ in told)
+    names = told[0][1] if told else {}
+    return {name: sum(rows * logs[name] for rows, logs in told) / total for name in names}

@@ -55,6 +55,7 @@ class Run:
         self._reported = time.perf_counter()
         self._ready = 0.0
         self._compiling = 0.0
+        self.last_rows = 0
         self.latest: list[Array] = []  # what the callbacks may read, where they run in this process
         self.leaving = False  # set while going through ``batches``: this batch is the last
         self._shapes: set[int] = set()
@@ -80,6 +81,7 @@ class Run:
             begun, exchanged = time.perf_counter(), tally.exchanging
             yield batch
             tally.steps += 1
+            self.last_rows = batch.rows
             tally.rows += batch.rows
             if fresh:  # the first step of each shape compiles: that is start-up, not training
                 self._shapes.add(batch.rows)
