@@ -120,7 +120,8 @@ class Trainer:
             x, y, sample_weight: arrays, nested arrays, or ``x`` a ``keras.utils.PyDataset`` whose items are global
                 batches.
             batch_size: int. The global batch, divided among the workers. Defaults to 32.
-            steps_per_epoch: int. Global batches in an epoch. Defaults to all.
+            steps_per_epoch: int. Global batches in an epoch, going on where the last one stopped and, where the rows
+                run out, into their next pass. Defaults to all.
             seed: int. Order of the rows and the state of random layers. Defaults to a draw from Python's ``random``
                 (so ``keras.utils.set_random_seed`` makes runs repeatable).
             epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight, initial_epoch,

@@ -98,7 +98,9 @@ def test_masks(pools, plain_fit, same_weights, workers, backend):
                 keras.layers.Dense(4, "softmax"),
             ]
         )
-        model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy")
+        # TensorFlow's Adam treats rows of an Embedding that repeat in a batch in its own, sparse way
+        optimizer = keras.optimizers.SGD(0.5) if backend == "tensorflow" else keras.optimizers.Adam(1e-2)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
         return model
 
     check(
