@@ -1,5 +1,6 @@
 """What the tests share: one pool of workers a size, and a watch for whatever is left behind."""
 
+import contextlib
 import os
 import pathlib
 
@@ -31,6 +32,20 @@ def pools():
     yield pool
     for one in kept.values():
         one.close()
+
+
+@pytest.fixture
+def children():
+    """What returns the process ids of this process's children, whichever thread started them."""
+
+    def look():
+        found = set()
+        for task in pathlib.Path("/proc/self/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                found |= set((task / "children").read_text().split())
+        return found
+
+    return look
 
 
 @pytest.fixture(autouse=True)

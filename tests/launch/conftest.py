@@ -81,13 +81,6 @@ def flood(link, message, blobs, fds):
 """
 
 
-def children():
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        found |= set((task / "children").read_text().split())
-    return found
-
-
 def _gone(pid, within=5.0):
     limit = time.monotonic() + within
     while time.monotonic() < limit:
@@ -102,7 +95,7 @@ def _gone(pid, within=5.0):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
+def _nothing_is_left(children):
     gc.collect()
     before = set(os.listdir("/proc/self/fd")), children(), {thread.name for thread in threading.enumerate()}
     yield

@@ -251,19 +251,6 @@ def centre_walks():
 
 
 @pytest.fixture
-def children():
-    """The processes that are children of this one, and its threads' names and descriptors: what must not grow."""
-
-    def look():
-        found = set()
-        for task in pathlib.Path("/proc/self/task").iterdir():
-            found |= set((task / "children").read_text().split())
-        return found
-
-    return look
-
-
-@pytest.fixture
 def clean_python(tmp_path):
     """Run Python text in a process of its own, outside this folder; returns the finished process."""
 

@@ -142,7 +142,8 @@ def test_nan_ends_it(algorithm, make_model, data, pools):
     )
     assert history.epoch == [0]
     assert np.isnan(history.history["loss"][0])
-    assert history.run.rows < 600
+    # alone, one worker may be epochs ahead of the one that met the NaN; together, none is
+    assert history.run.rows < (600 if algorithm == "allreduce" else 5 * 600)
 
 
 @pytest.mark.parametrize("algorithm", ["downpour", "aeasgd", "eamsgd"])

@@ -1,7 +1,6 @@
 """A worker that raises, is killed or hangs: the caller is told in seconds, with the last centre."""
 
 import os
-import pathlib
 import signal
 import threading
 import time
@@ -50,13 +49,6 @@ def model():
     return made
 
 
-def children():
-    found = set()
-    for task in pathlib.Path("/proc/self/task").iterdir():
-        found |= set((task / "children").read_text().split())
-    return found
-
-
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
 @pytest.mark.parametrize(
     ("how", "words"),
@@ -68,7 +60,7 @@ def children():
     ],
     ids=["raise", "memory", "kill", "segv"],
 )
-def test_the_caller_hears_of_it(algorithm, how, words):
+def test_the_caller_hears_of_it(algorithm, how, words, children):
     given = model()
     before = [np.array(w) for w in given.get_weights()]
     already = children()
@@ -103,7 +95,7 @@ def test_a_stopped_worker_is_named_within_the_timeout():
     assert "3" in str(caught.value)
 
 
-def test_interrupting_stops_the_workers_and_keeps_the_model_usable():
+def test_interrupting_stops_the_workers_and_keeps_the_model_usable(children):
     given, already = model(), children()
     trainer = choros.Trainer(given, "aeasgd", workers=2, echo=False)
     timer = threading.Timer(20.0, lambda: os.kill(os.getpid(), signal.SIGINT))
