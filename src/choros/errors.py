@@ -4,7 +4,7 @@
 
     ChorosError
     ├── BadInput (ValueError)          what the user gave cannot work; raised before any worker starts
-    │   ├── UnknownAlgorithm           no algorithm has that name; the message gives the nearest one
+    │   ├── UnknownAlgorithm           no algorithm has that name; the message gives a near one
     │   ├── Unstable                   hyper-parameters outside the algorithm's stability bound
     │   ├── NotExact                   a loss or model that AllReduce could not train exactly
     │   ├── NotSerializable            a model or an object that cannot travel to a worker
@@ -21,6 +21,8 @@ Example:
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import Any
 
 
@@ -98,3 +100,14 @@ class WorkerFailed(ChorosError, RuntimeError):
         self.peak_memory = peak_memory
         self.output = output
         self.weights = weights
+
+
+def brief(error: BaseException) -> str:
+    r"""Return an exception in one line, without terminal colours and the examples and arguments that Keras adds.
+
+    Example:
+        >>> brief(ValueError("\x1b[1mno\x1b[0m\n\nArguments received by Dense.call(): ..."))
+        'ValueError: no'
+    """
+    text = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {error}")
+    return textwrap.shorten(re.split("Example:|Arguments received by", text)[0], 320, placeholder=" ...")

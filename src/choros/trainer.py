@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from choros import algorithms
+from choros.backend import check_exact
+from choros.backend.additive import not_additive
+from choros.backend.caller import build_model
 from choros.cluster import Place
 from choros.data import checks, make_source, packing
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
@@ -161,8 +164,6 @@ class Trainer:
         steps = steps_per_epoch or source.steps(batch_size)
         sample = source.sample(min(batch_size, 32))
         algorithm = self._bind(sample)
-        from choros.backend.additive import not_additive
-
         arrays: list[Any] = []
         blobs: list[bytes] = []
         packed = packing.pack(source, arrays, blobs)[0]
@@ -236,12 +237,9 @@ class Trainer:
 
     def _bind(self, sample: Any) -> Any:
         """Build the model as ``fit`` would, check what must hold, and fill in the algorithm."""
-        from choros.backend import check_exact
-        from choros.backend.caller import build_model
-
         build_model(self.model, sample)
         if self.algorithm.level == "gradients" and self.workers > 1:
-            check_exact(self.model, self.workers)
+            check_exact(self.model, self.workers, sample)
         try:
             return self.algorithm.bound(
                 self.workers, float(values([self.model.optimizer.learning_rate])[0]), strict=self.strict

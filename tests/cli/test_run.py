@@ -139,6 +139,7 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
         (["run", "-n", "2"], "nothing to run"),
         (["run", "-n", "2", "-m"], "nothing to run"),
         (["run", "-n", "2", "absent.py"], "the script absent.py does not exist"),
+        (["run", "-n", "2", "."], "a directory without a __main__.py"),
         (["run", "-n", "2", "no-such-program"], "neither a file nor a program"),
         (["run", "-n", "2", "README.md"], "is not executable"),
         (["run", "-n", "2", "--grace", "-1", "true"], "must be a number of seconds"),

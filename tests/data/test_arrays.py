@@ -187,6 +187,7 @@ REFUSED = [
     (np.array(["2020-01-01"], "datetime64[D]"), "datetime64.* values, not numbers"),
     ([1, 2, 3], r"give np.array\(x\)"),
     ({"a": [1.0, 2.0]}, r"x\['a'\] is a list of float values"),
+    ([[1, 2], [3, 4]], r"x is a list of int values: give np.array\(x\)"),
     (np.float32(3), "a single number"),
     ({(1, 2): np.zeros(3)}, "name the parts of a dict"),
     (np.ndarray, "the class ndarray"),

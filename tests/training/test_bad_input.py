@@ -63,6 +63,16 @@ def test_unknown_algorithms(name, nearest, refused):
     refused(UnknownAlgorithm, f"(?i){nearest}", algorithm=name)
 
 
+def test_a_name_that_is_like_none(refused):
+    refused(UnknownAlgorithm, "no algorithm is called 'zzz': there are Single, AllReduce", algorithm="zzz")
+
+
+@pytest.mark.parametrize("wide", [7, 9])
+def test_rows_that_do_not_fit_the_model(refused, wide):
+    x = np.zeros((96, wide), "float32")
+    refused(BadInput, rf"cannot take these data \(x is of shape \({wide},\) a row\): ", x=x, y=np.zeros(96, "int32"))
+
+
 def test_hyper_parameters(refused):
     """Constructors import nothing of Choros' errors: theirs are plain ValueErrors, with the same kind of sentence."""
     for value in (float("nan"), -1.0, float("inf")):

@@ -1,15 +1,12 @@
-"""SharedCentre between real processes: conservation, whole centres after kills, a lock that opens by itself."""
+"""SharedCentre between real processes: conservation, what an exchange does, what is refused."""
 
 import inspect
-import signal
-import time
 
 import numpy as np
 import pytest
 
-from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.errors import BadInput
 from choros.transport import Centre
-from choros.transport.board import abort
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import BLOCK, SharedCentre
 
@@ -211,163 +208,6 @@ def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
         one.read(out, NONE)  # a snapshot in the midst of a window is not what the worker goes on from
         assert one.exchange(local, seen, 1, NONE) == 2
         assert one.contributions == [5, 1, 1]
-
-
-KILLER = """
-class Killer(Rule):
-    calls = 0
-    def merge(self, centre, message, meeting, memory):
-        self.calls += len(centre) > 0  # a stand-in has no length: this rule is called as it is
-        if self.calls == BLOCKS * 3 + 2:  # in the fourth exchange, when one block is already written
-            say(killed=True)
-            os.kill(os.getpid(), HOW)
-        return super().merge(centre, message, meeting, memory)
-"""
-
-
-def test_a_kill_in_the_middle_of_a_merge_leaves_the_centre_whole_and_the_others_go_on(ranks):
-    count = 3 * BLOCK
-    script = (
-        RULES
-        + KILLER.replace("BLOCKS", "3").replace("HOW", "signal.SIGKILL")
-        + f"""
-count = {count}
-centre = SharedCentre(fd, Killer() if rank == 1 else Rule(), rank, size, timeout=30)
-local, seen, none = np.zeros(count), np.zeros(count), np.zeros(0)
-centre.read(local, none)
-seen[:] = local
-turns = 0
-end = time.monotonic() + 1.5
-while time.monotonic() < end:
-    local += 1
-    centre.exchange(local, seen, 1, none)
-    turns += 1
-say(turns=turns, equal=bool(local.min() == local.max()))
-"""
-    )
-    with a_centre(count, workers=3) as segment:
-        said = ranks.start(script, segment, 3).finish(codes={1: -signal.SIGKILL})
-        with SharedCentre(segment) as controller:
-            out = np.empty(count)
-            clock = controller.read(out, NONE)
-            contributions = controller.contributions
-    assert said[1] == [{"killed": True}]
-    assert contributions == [said[0][0]["turns"], 3, said[2][0]["turns"]]
-    assert contributions[0] > 5 < contributions[2]
-    assert said[0][0]["equal"]
-    assert said[2][0]["equal"]
-    assert clock == sum(contributions)
-    assert out.min() == out.max() == clock  # each contribution added one to every value, once
-
-
-def test_the_centre_is_read_after_every_worker_was_killed(ranks):
-    script = (
-        RULES
-        + """
-centre = SharedCentre(fd, Rule(), rank, size, timeout=30)
-local, seen, none = np.zeros(200_000), np.zeros(200_000), np.zeros(0)
-turn = 0
-while True:
-    local += 1
-    centre.exchange(local, seen, 1, none)
-    turn += 1
-    if turn == 20:
-        say(going=True)
-"""
-    )
-    with a_centre(200_000) as segment:
-        ranks.start(script, segment, 2)
-        for rank in range(2):
-            ranks.line(rank)
-        with SharedCentre(segment, None, None, 2) as controller:
-            out = np.empty(200_000)
-            clocks = [controller.read(out, NONE)]
-            for _ in range(50):  # while they contend
-                clocks.append(controller.read(out, NONE))
-                assert out.min() == out.max() == clocks[-1]
-            for rank in range(2):
-                ranks.kill(rank)
-            ranks.finish(codes={0: -signal.SIGKILL, 1: -signal.SIGKILL})
-            clock = controller.read(out, NONE)
-            assert clocks == sorted(clocks)
-            assert out.min() == out.max() == clock == sum(controller.contributions) >= 40
-
-
-def test_a_stopped_holder_is_named_and_the_centre_can_still_be_read(ranks):
-    script = (
-        RULES
-        + KILLER.replace("BLOCKS", "1").replace("+ 2", "+ 1").replace("HOW", "signal.SIGSTOP")
-        + """
-centre = SharedCentre(fd, Killer(), rank, size, timeout=30)
-for _ in range(4):
-    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
-say(ended=centre.clock)
-"""
-    )
-    with a_centre() as segment:
-        ranks.start(script, segment, 2, ranks=[1])
-        assert ranks.line(0) == {"killed": True}
-        client = SharedCentre(segment, Rule(), 0, 2, timeout=0.6)
-        begin = time.perf_counter()
-        with pytest.raises(MeetingTimeout, match=r"rank 0 on .* held by rank 1 \(process \d+\)") as caught:
-            client.exchange(np.ones(5), np.zeros(5), 1, NONE)
-        assert 0.6 <= time.perf_counter() - begin < 1.5
-        assert caught.value.missing == (1,)
-        out = np.empty(5)
-        assert client.read(out, NONE) == 3
-        assert out.tolist() == [3.0] * 5
-        ranks.kill(0, signal.SIGCONT)
-        assert ranks.finish() == [[{"ended": 4}]]
-        assert client.exchange(np.ones(5), np.zeros(5), 1, NONE) == 1  # its first read saw clock 3
-
-
-def test_a_killed_holder_lets_the_lock_go_at_once(ranks):
-    script = (
-        RULES
-        + KILLER.replace("BLOCKS", "1").replace("+ 2", "+ 1").replace("os.kill(os.getpid(), HOW)", "time.sleep(60)")
-        + """
-centre = SharedCentre(fd, Killer(), rank, size, timeout=30)
-for _ in range(4):
-    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
-"""
-    )
-    with a_centre() as segment:
-        ranks.start(script, segment, 2, ranks=[1])
-        assert ranks.line(0) == {"killed": True}
-        client = SharedCentre(segment, Rule(), 0, 2, timeout=20)
-        ranks.kill(0)
-        begin = time.perf_counter()
-        assert client.exchange(np.ones(5), np.zeros(5), 1, NONE) == 3
-        assert time.perf_counter() - begin < 1.0
-        ranks.finish(codes={0: -signal.SIGKILL})
-
-
-def test_an_abort_ends_the_wait_for_the_lock(ranks):
-    script = (
-        RULES
-        + """
-centre = SharedCentre(fd, Rule(), rank, size, timeout=60)
-say(ready=True)
-trying(lambda: centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0)))
-say(at=time.time())
-"""
-    )
-    with a_centre() as segment:
-        holder = SharedCentre(segment, Rule(), 0, 2)
-        with holder._lock.hold(5, "a test"):
-            ranks.start(script, segment, 2, ranks=[1])
-            ranks.line(0)
-            time.sleep(0.3)
-            given_up = time.time()
-            abort(segment, "rank 0 ran out of memory")
-            error, after = ranks.finish()[0]
-        assert error["error"] == "PeerFailed"
-        assert "rank 1 on" in error["text"]
-        assert "rank 0 ran out of memory" in error["text"]
-        assert after["at"] - given_up < 0.3
-        with pytest.raises(PeerFailed, match="given up before an exchange"):
-            holder.exchange(np.ones(5), np.zeros(5), 1, NONE)
-        assert holder.read(np.empty(5), NONE) == 0
 
 
 def test_a_rank_may_come_back_but_not_twice_at_once():

@@ -86,8 +86,7 @@ class BaseReplica(Metrics):
         self.moving_slices = slices_of(self.moving)
         self.size = self.slices[-1].stop if self.slices else 0
         self.others = self.moving_slices[-1].stop if self.moving_slices else 0
-        wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in self.trainable)
-        self.dtype = np.dtype(np.float64 if wide else np.float32)
+        self.dtype = vector_dtype(self.trainable)
 
     def build(self, batch: Batch) -> None:
         """Create what the first ``fit`` would create, from one batch that has rows."""
@@ -110,11 +109,10 @@ class BaseReplica(Metrics):
                 array = array.astype(floatx)
             return self._leaf(array)
 
-        data = (batch.x, batch.y, batch.sample_weight)
-        used = 3 if batch.sample_weight is not None else 2 if batch.y is not None else 1
-        if all(isinstance(part, np.ndarray) for part in data[:used]):  # no tree to walk at every batch
-            return tuple(leaf(part) for part in data[:used])
-        return tuple(keras.tree.map_structure(leaf, part) for part in data[:used])
+        data = parts(batch)
+        if all(isinstance(part, np.ndarray) for part in data):  # no tree to walk at every batch
+            return tuple(leaf(part) for part in data)
+        return tuple(keras.tree.map_structure(leaf, part) for part in data)
 
     def _leaf(self, array: Any) -> Any:
         """One array of a batch as the backend's step takes it."""
@@ -213,7 +211,7 @@ class BaseReplica(Metrics):
         flat = np.empty(self.size, self.dtype)
         self.get(flat)
         trained = dict(zip(map(id, self.trainable), range(count), strict=True))
-        everything = [*self.model.variables, *self.model.optimizer.variables]
+        everything = model_variables(self.model)
         arrays = [np.array(value) for value in self._values(everything)]
         for i, variable in enumerate(everything):
             if id(variable) in trained:
@@ -223,7 +221,7 @@ class BaseReplica(Metrics):
 
     def restore(self, arrays: list[Array]) -> None:
         """Set what ``snapshot`` gave."""
-        everything = [*self.model.variables, *self.model.optimizer.variables]
+        everything = model_variables(self.model)
         trained = set(map(id, self.trainable))
         rest = [(v, a) for v, a in zip(everything, arrays, strict=True) if id(v) not in trained]
         self._assign([v for v, _ in rest], [a for _, a in rest])
@@ -237,6 +235,23 @@ class BaseReplica(Metrics):
         self._settle()
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         self._built()
+
+
+def parts(batch: Batch) -> tuple[Any, ...]:
+    """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``: what Keras takes for a batch."""
+    used = 3 if batch.sample_weight is not None else 2 if batch.y is not None else 1
+    return (batch.x, batch.y, batch.sample_weight)[:used]
+
+
+def model_variables(model: Any) -> list[Any]:
+    """``model.variables``, then ``optimizer.variables``: the order of ``snapshot``."""
+    return [*model.variables, *model.optimizer.variables]
+
+
+def vector_dtype(trainable: list[Any]) -> np.dtype[Any]:
+    """The type of flat vectors: float32, or float64 where a trainable variable is."""
+    wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in trainable)
+    return np.dtype(np.float64 if wide else np.float32)
 
 
 def moving_statistics(model: Any) -> list[Any]:

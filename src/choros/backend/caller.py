@@ -7,21 +7,30 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.backend.base import moving_statistics
+from choros.backend.base import moving_statistics, parts, vector_dtype
+from choros.backend.metrics import gather, scatter, slices_of
+from choros.errors import BadInput, brief
 from choros.types import Array, Batch
 
 
 def build_model(model: Any, sample: Batch) -> None:
-    """Create what the first ``fit`` would create: weights, optimizer slots, metrics."""
-    parts = (sample.x, sample.y, sample.sample_weight)
-    used = 3 if sample.sample_weight is not None else 2 if sample.y is not None else 1
-    model._symbolic_build(data_batch=tuple(parts[:used]))
+    """Create what the first ``fit`` would create: weights, optimizer slots, metrics.
+
+    Raises:
+        BadInput: the model cannot take such data; in one line what Keras says of it.
+    """
+    try:
+        model._symbolic_build(data_batch=parts(sample))
+    except (TypeError, ValueError) as error:
+        shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
+        raise BadInput(
+            f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row): {brief(error)}"
+        ) from error
 
 
 def flat_vectors(model: Any) -> tuple[Array, Array]:
     """Return the trainable vector and the moving statistics, laid out as the replicas lay them out."""
-    wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in model.trainable_variables)
-    dtype = np.dtype(np.float64 if wide else np.float32)
+    dtype = vector_dtype(model.trainable_variables)
     return _flat(model.trainable_variables, dtype), _flat(moving_statistics(model), dtype)
 
 
@@ -39,14 +48,11 @@ def assign_vectors(model: Any, trainable: Array, others: Array) -> None:
 
 
 def _flat(variables: list[Any], dtype: Any) -> Array:
-    parts = [np.asarray(keras.ops.convert_to_numpy(v), dtype).reshape(-1) for v in variables]
-    return np.concatenate([*parts, np.empty(0, dtype)])
+    slices = slices_of(variables)
+    vector = np.empty(slices[-1].stop if slices else 0, dtype)
+    gather([np.asarray(keras.ops.convert_to_numpy(v)) for v in variables], slices, vector)
+    return vector
 
 
 def _split(variables: list[Any], vector: Array) -> list[Array]:
-    sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in variables]
-    ends = np.cumsum([0, *sizes])
-    return [
-        np.array(vector[begin:end]).reshape(tuple(v.shape))
-        for v, begin, end in zip(variables, ends[:-1], ends[1:], strict=True)
-    ]
+    return [np.array(part) for part in scatter(vector, slices_of(variables), variables)]

@@ -99,6 +99,8 @@ def _command(target: Sequence[str], module: bool) -> list[str]:
     if name.endswith((".py", ".pyc", ".pyz")) or os.path.isdir(name):
         if not os.path.exists(name):
             raise BadInput(f"the script {name} does not exist (the directory is {os.getcwd()})")
+        if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
+            raise BadInput(f"{name} is a directory without a __main__.py: give a script in it")
         return [sys.executable, *target]
     if shutil.which(name) is None:
         what = "is not executable" if os.path.exists(name) else "is neither a file nor a program on PATH"

@@ -84,9 +84,12 @@ def as_arrays(structure: Any, name: str = "x") -> Any:
                 raise BadData(f"{name} has the key {key!r}: name the parts of a dict with text or whole numbers.")
         return {key: as_arrays(value, f"{name}[{key!r}]") for key, value in structure.items()}
     if isinstance(structure, list | tuple):
-        if structure and all(isinstance(value, int | float | str | bytes) for value in structure):
+        first: Any = structure
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        if isinstance(first, int | float | str | bytes):
             kind = type(structure).__name__
-            raise BadData(f"{name} is a {kind} of {type(structure[0]).__name__} values: give np.array({name}).")
+            raise BadData(f"{name} is a {kind} of {type(first).__name__} values: give np.array({name}).")
         parts = [as_arrays(value, f"{name}[{i}]") for i, value in enumerate(structure)]
         return parts if isinstance(structure, list) else tuple(parts)
     return None if structure is None else as_array(structure, name)

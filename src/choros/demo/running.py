@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib import metadata
@@ -120,31 +120,12 @@ def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
             exchanges=record.exchanges,
             staleness=record.staleness,
             exchanging=record.exchanging,
-            losses=curve(record.losses, record.seconds),
+            losses=record.losses,
             workers=tuple(asdict(worker) for worker in record.workers),
         )
         return run, record.algorithm
 
     return train
-
-
-def curve(losses: Iterable[tuple[float, int, float]], seconds: float) -> tuple[tuple[float, int, float], ...]:
-    """Return the losses on the clock of the training time, which compiling is no part of.
-
-    Where the last loss came later than the training took, the first epoch held that much compiling, and all are moved
-    by it.
-
-    Args:
-        losses: of (seconds, epoch, loss), in order.
-        seconds: float. What the training took without start-up.
-
-    Example:
-        >>> curve([(3.0, 0, 0.5), (4.0, 1, 0.25)], 2.0)
-        ((1.0, 0, 0.5), (2.0, 1, 0.25))
-    """
-    points = [(float(t), int(epoch), float(loss)) for t, epoch, loss in losses]
-    late = max(0.0, points[-1][0] - seconds) if points else 0.0
-    return tuple((max(0.0, t - late), epoch, loss) for t, epoch, loss in points)
 
 
 def score(truth: Array, probabilities: Array) -> tuple[float, float]:

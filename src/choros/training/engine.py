@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from choros.backend.base import model_variables
+from choros.backend.caller import assign_vectors, flat_vectors, split_vector
 from choros.data import packing
 from choros.errors import MeetingTimeout, WorkerFailed
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Tally
 from choros.training.noticeboard import Noticeboard
+from choros.training.parts import create_meeting
 from choros.training.pool import WorkerPool
 from choros.training.record import RunRecord
+from choros.training.travel import fresh_clone
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup
@@ -51,9 +55,7 @@ class Engine:
 
     def __init__(self, model: Any, algorithm: Any, job: Job, cargo: Cargo, pool: WorkerPool, begun: float) -> None:
         self.model, self.algorithm, self.job, self.cargo, self.workers = model, algorithm, job, cargo, pool
-        self.begun, self.started = begun, begun
-        self.ranks = range(job.workers)
-        self.alone = job.meet == "alone" and job.workers > 1
+        self.begun, self.ranks = begun, range(job.workers)
         self.members: dict[int, tuple[float, list[Array]]] = {}
         self.losses: list[tuple[float, int, float]] = []
 
@@ -61,8 +63,7 @@ class Engine:
     def open(self) -> None:
         """Make the segments: board, weights, data, and the group's or the centre's."""
         job = self.job
-        self.variables = [*self.model.variables, *self.model.optimizer.variables]
-        self.own = len(self.model.variables)
+        self.variables = model_variables(self.model)
         self.given = now = values(self.variables)
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
         self.layout, nbytes = packing.layout(now)
@@ -73,23 +74,10 @@ class Engine:
         self.entries, self.data_bytes = packing.layout(self.cargo.arrays)
         self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
         packing.write(self.entries, self.cargo.arrays, self.data.array(np.uint8, self.data_bytes, 0))
-        self.meeting: Segment | None = None
+        self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
         self.centre: SharedCentre | None = None
-        trainable, others = self.vectors()
-        if self.alone:
-            memory = self.algorithm.start(trainable, job.workers)
-            self.meeting = SharedCentre.create(trainable, others, memory, job.workers)
+        if job.alone and self.meeting is not None:
             self.centre = SharedCentre(self.meeting, self.algorithm, None, job.workers)
-        elif job.meet == "together" and job.workers > 1:
-            slot = (len(trainable) + 2) * trainable.itemsize
-            self.meeting = SharedGroup.create(job.workers, max(slot, 1 << 16))
-
-    def vectors(self) -> tuple[Array, Array]:
-        """Return the model's trainable vector and its moving statistics, as the replicas flatten them."""
-        from choros.backend.caller import flat_vectors
-
-        trainable, others = flat_vectors(self.model)
-        return trainable, others
 
     def close(self) -> None:
         """Let the segments go."""
@@ -127,7 +115,6 @@ class Engine:
             raise
         finally:
             self.close()
-        self.startup = self.started - self.begun
         return RunRecord.of(self.algorithm, self.job.meet, tallies, self.sent - self.begun, self.losses)
 
     def send(self) -> None:
@@ -167,16 +154,14 @@ class Engine:
             elif event == "ready":
                 ready.add(rank)
                 if len(ready) == self.job.workers:
-                    orders = self.conductor.begin(self.job.initial_epoch)
-                    self.started = time.perf_counter()
-                    self.tell(orders, everyone=True)
+                    self.tell(self.conductor.begin(self.job.initial_epoch), everyone=True)
             elif event == "batch":
                 orders = self.conductor.batch(message["epoch"], message["step"], message["logs"])
                 if self.job.per_batch:
                     self.tell(orders, ranks=[rank])
             elif event == "epoch_end":
                 if "loss" in message["logs"]:
-                    self.losses.append((time.perf_counter() - self.started, message["epoch"], message["logs"]["loss"]))
+                    self.losses.append((message["seconds"], message["epoch"], message["logs"]["loss"]))
                 self.tell(self.conductor.epoch_end(message["epoch"], message["logs"]))
             elif event == "done":
                 tallies[rank] = Tally(**message["tally"])
@@ -197,38 +182,34 @@ class Engine:
         if orders.weights:
             packing.write(self.layout, values(self.variables), self.buffer)
             if self.centre is not None:
-                self.centre.replace(*self.vectors())
-        together = self.job.meet == "together" or self.job.workers == 1
-        if not together:
+                self.centre.replace(*flat_vectors(self.model))
+        if not self.job.together:
             self.board.order(orders, self.conductor.epoch)
-        waiting = self.ranks if together or everyone else []
+        waiting = self.ranks if self.job.together or everyone else []
         for rank in waiting if ranks is None else ranks:
             self.pool.send(rank, {"orders": vars(orders)})
 
     # -- weights
     def fetch(self) -> None:
         """Bring the latest weights into the given model (optimizer slots too where the algorithm hands them back)."""
-        count = len(self.variables) if self.job.hand_back else self.own
-        views = packing.views(self.layout, self.buffer)[:count]
-        if not self.alone:
-            for variable, view in zip(self.variables[:count], views, strict=True):
-                variable.assign(np.array(view))
-            return
-        trainable, others = self.vectors()
         if self.centre is not None:
-            self.centre.read(trainable, others)
-        from choros.backend.caller import assign_vectors
+            assign_vectors(self.model, *self.read(self.centre))
+            return
+        count = len(self.variables) if self.job.hand_back else len(self.model.variables)
+        views = packing.views(self.layout, self.buffer)[:count]
+        for variable, view in zip(self.variables[:count], views, strict=True):
+            variable.assign(np.array(view))
 
-        assign_vectors(self.model, trainable, others)
+    def read(self, centre: SharedCentre) -> tuple[Array, Array]:
+        """Return the centre as it is: the trainable vector and the moving statistics."""
+        trainable, others = flat_vectors(self.model)
+        centre.read(trainable, others)
+        return trainable, others
 
     def last(self) -> list[Array]:
         """Return the last centre as a list of arrays in the order of ``model.trainable_variables``."""
-        if self.alone and self.centre is not None:
-            from choros.backend.caller import split_vector
-
-            trainable, others = self.vectors()
-            self.centre.read(trainable, others)
-            return list(split_vector(self.model, trainable))
+        if self.centre is not None:
+            return split_vector(self.model, self.read(self.centre)[0])
         views = packing.views(self.layout, self.buffer)
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
@@ -242,13 +223,10 @@ class Engine:
 
     def gather_members(self) -> list[Any]:
         """Return an Ensemble's models, and give the best one's weights to the given model; [] for all others."""
-        from choros.training.travel import fresh_clone
-
         models = []
         for rank in sorted(self.members):
             models.append(fresh_clone(self.model, self.cargo.custom))
-            clone = [*models[-1].variables, *models[-1].optimizer.variables]
-            for variable, value in zip(clone, self.members[rank][1], strict=True):
+            for variable, value in zip(model_variables(models[-1]), self.members[rank][1], strict=True):
                 variable.assign(value)
         if models:
             best = min(self.members, key=lambda rank: self.members[rank][0])
@@ -260,7 +238,7 @@ class Engine:
     def fail(self, rank: int, message: dict[str, Any]) -> None:
         """End the run: give the others a moment to leave the last centre, then raise for the rank that failed first."""
         reason = f"rank {rank} failed"
-        if self.meeting is not None and not self.alone:
+        if self.meeting is not None and self.centre is None:
             SharedGroup.abort(self.meeting, reason)
         self.board.order(Orders(stop=True))
         first, gone, deadline = (rank, message), {rank}, time.monotonic() + 5.0

@@ -40,6 +40,21 @@ class Job:
         """Return the job as plain JSON."""
         return asdict(self)
 
+    @property
+    def together(self) -> bool:
+        """Whether all ranks go through the epochs together; one rank always does."""
+        return self.meet == "together" or self.workers == 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether each of several ranks meets a centre in its own time."""
+        return self.meet == "alone" and self.workers > 1
+
+    @property
+    def ensemble(self) -> bool:
+        """Whether several ranks never meet: members, each with a shard and a model of its own."""
+        return self.meet == "never" and self.workers > 1
+
     def validates(self, epoch: int) -> bool:
         """Tell whether Keras would validate after this epoch (0-based)."""
         if self.validation is None:
@@ -88,6 +103,6 @@ class Reporter(Protocol):
         """Report a step (logs on rank 0 only); where callbacks want each batch, wait for what they decide."""
         ...
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
-        """Report the end of an epoch; together, every rank waits here for the orders of the next."""
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
+        """Report the end of an epoch, and the seconds of training until then; together, wait for orders."""
         ...

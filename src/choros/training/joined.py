@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from choros.backend import make_replica
+from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
 from choros.errors import BadInput
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Tally
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
+from choros.training.parts import build_replica, create_meeting, join_meeting
 from choros.training.record import RunRecord
-from choros.training.run import Run
+from choros.training.run import Run, vectors
 from choros.transport import Group
 from choros.transport.segment import Segment
-from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup, share
-from choros.transport.waiting import SPIN
 from choros.types import Array
 
-_MAIL = 1 << 20  # bytes for the logs of epochs that workers who never wait leave for rank 0
+_LINE = 1 << 14  # bytes for the logs of an epoch, which workers who never wait leave for rank 0
 _RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what only rank 0 knows
 _joined: dict[str, SharedGroup] = {}
 
@@ -65,16 +63,14 @@ class JoinedReporter:
 
     def __init__(self, run: Run, conductor: Conductor, mail: Mail) -> None:
         self.run, self.conductor, self.mail, self.lead = run, conductor, mail, run.rank == 0
-        self.together = run.job.meet == "together"
+        self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
         self.set: list[Array] = []  # rank 0's variables as the callbacks left them
-        self.begun = time.perf_counter()
 
     def begin(self) -> Orders:
         """All are ready: training begins."""
         with self.aside():
             orders = self.conductor.begin(self.run.job.initial_epoch)
-        self.begun = time.perf_counter()
         return self.obey(self.spread([vars(orders), None])[0])
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> Orders:
@@ -90,26 +86,26 @@ class JoinedReporter:
             return self.obey(self.spread([vars(orders), None])[0])
         return orders
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
         """An epoch has ended: together all wait for the orders, alone the logs are left for all to read."""
         if not self.together:
             if logs is not None:
-                self.mail.leave(epoch, logs)
+                self.mail.leave(epoch, logs, seconds)
             if self.lead:
                 self.read_mail()
             return Orders()
         orders = Orders()
         if self.lead and logs is not None:
-            orders = self.record(epoch, logs)
-        told, logs = self.spread([vars(orders), logs])
+            orders = self.record(epoch, logs, seconds)
+        told, logs, seconds = self.spread([vars(orders), logs, seconds])
         if not self.lead and logs is not None:
-            self.record(epoch, logs)
+            self.record(epoch, logs, seconds)
         return self.obey(told)
 
-    def record(self, epoch: int, logs: dict[str, float]) -> Orders:
+    def record(self, epoch: int, logs: dict[str, float], seconds: float) -> Orders:
         """Keep an epoch's loss, and run the callbacks of its end."""
         if "loss" in logs:
-            self.losses.append((time.perf_counter() - self.begun, epoch, logs["loss"]))
+            self.losses.append((seconds, epoch, logs["loss"]))
         with self.aside():
             return self.conductor.epoch_end(epoch, logs)
 
@@ -134,8 +130,8 @@ class JoinedReporter:
 
     def read_mail(self) -> None:
         """Run the callbacks of epochs whose logs have come."""
-        for epoch, logs in self.mail.take():
-            orders = self.record(epoch, logs)
+        for epoch, logs, seconds in self.mail.take():
+            orders = self.record(epoch, logs, seconds)
             if self.lead:
                 self.command(orders)
 
@@ -166,25 +162,33 @@ class Mail:
 
     def __init__(self, group: Group, segment: Segment, board: Noticeboard) -> None:
         self.group, self.segment, self.board = group, segment, board
-        self.area = segment.array(np.uint8, _MAIL, 0)
+        self.area = segment.array(np.uint8, segment.nbytes, 0)
         self.taken = 0
 
-    def leave(self, epoch: int, logs: dict[str, float]) -> None:
-        """Leave one line."""
-        line = json.dumps([epoch, logs]).encode() + b"\n"
+    def leave(self, epoch: int, logs: dict[str, float], seconds: float) -> None:
+        """Leave one line.
+
+        Raises:
+            OverflowError: the logs of all epochs are longer than was foreseen.
+        """
+        line = json.dumps([epoch, logs, seconds]).encode() + b"\n"
         with self.board.locked():
             end = int(self.board.post.item())
-            if end + len(line) <= _MAIL:
-                self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
-                self.board.post[()] = end + len(line)
+            if end + len(line) > len(self.area):
+                raise OverflowError(
+                    f"The logs of epoch {epoch} take {len(line)} bytes; {_LINE} an epoch were set aside, and "
+                    f"{len(self.area) - end} are left: log fewer or shorter names."
+                )
+            self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
+            self.board.post[()] = end + len(line)
 
-    def take(self) -> list[tuple[int, dict[str, float]]]:
+    def take(self) -> list[tuple[int, dict[str, float], float]]:
         """Return what has come since the last time."""
         with self.board.locked():
             end = int(self.board.post.item())
             text = self.area[self.taken : end].tobytes()
         self.taken = end
-        return [(int(epoch), logs) for epoch, logs in map(json.loads, text.splitlines())]
+        return [(int(epoch), logs, seconds) for epoch, logs, seconds in map(json.loads, text.splitlines())]
 
     def close(self) -> None:
         """Let the segment go."""
@@ -206,33 +210,17 @@ def fit(
     base = join(rank, job.workers, job.first_timeout)
     base.timeout = job.first_timeout
     job = agree(base, job, {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)})
-    gradients = algorithm.level == "gradients"
-    replica = make_replica(model, workers=job.workers if gradients else 1)
-    replica.build(source.sample(job.batch_size))
-    replica.averaged = job.averaged_metrics
+    replica = build_replica(model, job, algorithm, source)
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(rank, job.fold_seed)
-    trainable, others = np.empty(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
-    replica.get(trainable)
-    replica.get_others(others)
-    lead, spin = rank == 0, SPIN if job.spin else 0.0
-    epochs = job.epochs - job.initial_epoch
+    trainable, others = vectors(replica)
+    lead, epochs = rank == 0, job.epochs - job.initial_epoch
     notices = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
-    segments = [share(base, notices.segment if notices else None)]
-    board = notices or Noticeboard(segments[0], job.workers, epochs, job.metric_values)
-    mail = Mail(base, share(base, Segment.create(_MAIL, "choros-mail") if lead else None), board)
-    group: Group = base
-    centre = None
-    if job.meet == "alone":
-        made = None
-        if lead:
-            made = SharedCentre.create(trainable, others, algorithm.start(trainable, job.workers), job.workers)
-        segments.append(share(base, made))
-        centre = SharedCentre(segments[-1], algorithm, rank, job.workers, timeout=job.timeout, spin=spin)
-    else:
-        room = max((replica.size + 2) * replica.dtype.itemsize, 1 << 16)
-        segments.append(share(base, SharedGroup.create(job.workers, room) if lead else None))
-        group = SharedGroup(segments[-1], rank, timeout=job.first_timeout, spin=spin)
+    shared = share(base, notices.segment if notices else None)
+    board = notices or Noticeboard(shared, job.workers, epochs, job.metric_values)
+    mail = Mail(base, share(base, Segment.create(epochs * _LINE, "choros-mail") if lead else None), board)
+    segment = share(base, create_meeting(job, algorithm, trainable, others) if lead else None)
+    group, centre = join_meeting(job, algorithm, segment, rank)
     run = Run(rank, job, algorithm, replica, source, validation, group, None, board, None, centre, begun)  # type: ignore[arg-type]
     reporter = JoinedReporter(run, conductor, mail)
     run.reporter = reporter
@@ -261,7 +249,7 @@ def fit(
             variable.assign(base.broadcast(np.array(values([variable])[0])))
         tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(run.tally.json()).encode())]
     finally:
-        for part in (centre, group if group is not base else None, mail, board, *segments[1:]):
+        for part in (centre, group, mail, board, segment):
             if part is not None:
                 part.close()
     return RunRecord.of(algorithm, job.meet, tallies, 0.0, reporter.losses)
@@ -300,8 +288,3 @@ def agree(group: Group, job: Job, facts: dict[str, Any]) -> Job:
 def shapes(model: Any) -> list[list[int]]:
     """Return the shapes of the model's variables."""
     return [list(variable.shape) for variable in model.variables]
-
-
-def model_variables(model: Any) -> list[Any]:
-    """Return the variables in the order in which a replica's snapshot has them."""
-    return [*model.variables, *model.optimizer.variables]

@@ -13,13 +13,12 @@ from choros.exchange import Alone, Schedule, Together
 from choros.training.job import Orders
 from choros.training.run import Run
 from choros.transport.local_group import LocalGroup
-from choros.types import Array
+from choros.types import Array, Batch
 
 
 def train(run: Run) -> None:
     """Train one rank to the end; what is left in the weights segment is the last centre, also when a peer fails."""
-    together = run.job.meet == "together" or run.job.workers == 1
-    loop = TogetherLoop(run) if together else AloneLoop(run)
+    loop = TogetherLoop(run) if run.job.together else AloneLoop(run)
     try:
         loop.train()
     except (PeerFailed, MeetingTimeout):
@@ -35,8 +34,7 @@ class TogetherLoop:
     def __init__(self, run: Run) -> None:
         self.run, self.replica = run, run.replica
         self.gradients = run.algorithm.level == "gradients" and run.job.workers > 1
-        self.local = np.empty(self.replica.size, self.replica.dtype)
-        self.replica.get(self.local)
+        self.local, _ = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
         self.rows = 0
         self.meeting: Together | None = None
@@ -54,14 +52,14 @@ class TogetherLoop:
             self.replica.reset_metrics()
             rows = run.tally.rows
             step = self.reduce if self.gradients else self.window
-            for number, batch in enumerate(run.batches(epoch, together=True)):
+            for number, batch in enumerate(run.batches(epoch)):
                 step(batch)
                 run.group.timeout = run.job.timeout  # the first step had longer
                 run.leaving = self.report(epoch, number).stop
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
             logs = self.end_epoch(epoch, run.tally.rows - rows)
-            orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None)
+            orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock())
             self.obey(orders)
             if orders.stop:
                 break
@@ -89,7 +87,7 @@ class TogetherLoop:
         """Return the centre where this rank has left it."""
         return None if self.meeting is None or not self.schedule.pending else self.meeting.centre
 
-    def reduce(self, batch: object) -> None:
+    def reduce(self, batch: Batch) -> None:
         """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""
         run, count = self.run, self.replica.size + 2
         self.replica.gradients(batch, run.group.slot(count, self.replica.dtype))
@@ -99,10 +97,10 @@ class TogetherLoop:
         run.tally.exchanges += 1
         self.replica.apply(summed)
 
-    def window(self, batch: object) -> None:
+    def window(self, batch: Batch) -> None:
         """One local step, and a meeting when the window is full."""
         self.replica.step(batch)
-        self.rows += batch.rows  # type: ignore[attr-defined]
+        self.rows += batch.rows
         if self.meeting is None:
             return
         if self.run.algorithm.momentum:
@@ -165,10 +163,7 @@ class AloneLoop:
 
     def __init__(self, run: Run) -> None:
         self.run, self.replica = run, run.replica
-        self.local = np.empty(self.replica.size, self.replica.dtype)
-        self.others = np.empty(self.replica.others, self.replica.dtype)
-        self.replica.get(self.local)
-        self.replica.get_others(self.others)
+        self.local, self.others = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
         self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
         self.solo = LocalGroup()
@@ -184,7 +179,7 @@ class AloneLoop:
             self.replica.look_ahead(run.algorithm.momentum)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
             self.replica.reset_metrics()
-            for number, batch in enumerate(run.batches(epoch, together=False)):
+            for number, batch in enumerate(run.batches(epoch)):
                 self.replica.step(batch)
                 if run.algorithm.momentum:
                     self.replica.look_ahead(run.algorithm.momentum)
@@ -259,7 +254,7 @@ class AloneLoop:
             logs |= dict(zip(members, means, strict=False))
         elif run.job.validates(epoch):
             logs |= self.validate_centre()
-        run.reporter.epoch_end(epoch, logs)
+        run.reporter.epoch_end(epoch, logs, run.clock())
 
     def validate_centre(self) -> dict[str, float]:
         """Validate a snapshot of the centre while the others go on."""
@@ -288,9 +283,9 @@ class AloneLoop:
 
 def mean_others(run: Run, rows: int) -> Array:
     """Return the mean of the moving statistics over the ranks, weighted by the rows that each trained."""
-    others = np.empty(run.replica.others + 1, np.float64)
     own = np.empty(run.replica.others, run.replica.dtype)
     run.replica.get_others(own)
+    others = np.empty(len(own) + 1, np.float64)
     others[:-1] = own
     others[:-1] *= rows
     others[-1] = rows

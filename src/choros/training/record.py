@@ -65,7 +65,7 @@ class RunRecord:
         exchanges: int. Meetings, summed over the workers.
         staleness: float. Mean over meetings.
         exchanging: float. Mean share of training time spent in meetings.
-        losses: tuple of (seconds since training began, epoch, loss), one an epoch.
+        losses: tuple of (seconds of training, compiling left out, epoch, loss), one an epoch.
     """
 
     algorithm: Any

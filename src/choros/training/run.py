@@ -61,16 +61,17 @@ class Run:
         self._shapes: set[int] = set()
 
     # -- batches
-    def batches(self, epoch: int, *, together: bool) -> Iterator[Batch]:
+    def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, counting steps, rows and the time since the first step."""
-        job, tally = self.job, self.tally
-        shared = job.meet != "never"  # a member of an ensemble has a shard of its own
-        batch_size = job.batch_size if shared else max(1, job.batch_size // job.workers)
+        job, tally, together = self.job, self.tally, self.job.together
+        rank, size, batch_size = self.rank, job.workers, job.batch_size
+        if job.ensemble:  # a member has a shard of its own
+            rank, size, together, batch_size = 0, 1, True, max(1, batch_size // size)
         self.leaving = False
         for batch in self.source.epoch(
-            rank=self.rank if shared else 0,
-            size=job.workers if shared else 1,
-            together=together or not shared,
+            rank=rank,
+            size=size,
+            together=together,
             batch_size=batch_size,
             seed=job.seed,
             epoch=epoch,
@@ -105,7 +106,11 @@ class Run:
     def stop_clock(self) -> None:
         """End the time that counts as training."""
         self.tally.startup = self._ready - self.arrived + self._compiling
-        self.tally.seconds = time.perf_counter() - self._ready - self._compiling
+        self.tally.seconds = self.clock()
+
+    def clock(self) -> float:
+        """Seconds of training until now, compiling left out."""
+        return time.perf_counter() - self._ready - self._compiling
 
     # -- validation and weights
     def validate(self, group: Group) -> dict[str, float]:
@@ -154,11 +159,7 @@ class Run:
 
     def vectors(self) -> tuple[Array, Array]:
         """Return this rank's trainable vector and its moving statistics."""
-        trainable = np.empty(self.replica.size, self.replica.dtype)
-        others = np.empty(self.replica.others, self.replica.dtype)
-        self.replica.get(trainable)
-        self.replica.get_others(others)
-        return trainable, others
+        return vectors(self.replica)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -170,13 +171,9 @@ class Run:
             self.replica.restore(own)
 
     def write_trainable(self, vector: Array) -> None:
-        """Put only the trainable vector there: the last centre, when a run fails."""
-        if self.weights is not None:
-            entries, buffer = self.weights
-            own = np.empty(self.replica.size, self.replica.dtype)
-            own[:] = vector
-            self.replica.set(own)
-            packing.write(entries, self.replica.snapshot(), buffer)
+        """Put them there with these trainable ones: the last centre, when a run fails."""
+        self.replica.set(vector)
+        self.write_weights()
 
     def read_weights(self) -> None:
         """Take the weights that the caller's callbacks have set; optimizer and seeds stay this worker's own."""
@@ -198,3 +195,12 @@ class Run:
             self.replica.learning_rate = orders.learning_rate
         if orders.weights:
             self.read_weights()
+
+
+def vectors(replica: Any) -> tuple[Array, Array]:
+    """Return a replica's trainable vector and its moving statistics."""
+    trainable = np.empty(replica.size, replica.dtype)
+    others = np.empty(replica.others, replica.dtype)
+    replica.get(trainable)
+    replica.get_others(others)
+    return trainable, others

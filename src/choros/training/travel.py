@@ -9,13 +9,12 @@ from __future__ import annotations
 import io
 import json
 import sys
-import textwrap
 import types
 import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-from choros.errors import BadInput, NotSerializable
+from choros.errors import BadInput, NotSerializable, brief
 
 
 def pack_model(model: Any) -> tuple[bytes, bytes]:
@@ -34,7 +33,7 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
     except Exception as error:
         raise NotSerializable(
             f"The model {model.name!r} cannot be written as a .keras file, so it cannot travel to a worker: "
-            f"{_brief(error)}. Give each custom layer a get_config() and try model.save('m.keras')."
+            f"{brief(error)}. Give each custom layer a get_config() and try model.save('m.keras')."
         ) from error
     if not config.get("compile_config") and not _compiles_itself(model):
         raise NotSerializable(
@@ -46,7 +45,7 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
         blob: bytes = cloudpickle.dumps(custom)
     except Exception as error:
         raise NotSerializable(
-            f"A custom object of the model ({', '.join(sorted(custom))}) cannot travel to a worker: {_brief(error)}"
+            f"A custom object of the model ({', '.join(sorted(custom))}) cannot travel to a worker: {brief(error)}"
         ) from error
     return data, blob
 
@@ -82,11 +81,6 @@ def fresh_clone(model: Any, custom: bytes) -> Any:
             )
         clone.compile_from_config(config)
     return clone
-
-
-def _brief(error: Exception) -> str:
-    """Return an exception in one line, without the examples that some of Keras' have."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}".split("Example:")[0], 320, placeholder=" ...")
 
 
 def _compiles_itself(model: Any) -> bool:

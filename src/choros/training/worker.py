@@ -13,14 +13,11 @@ from choros.data import packing
 from choros.training.job import Job, Orders
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
+from choros.training.parts import build_replica, join_meeting
 from choros.training.run import Run
 from choros.training.travel import fresh_clone, unpack_model
 from choros.transport import Group
-from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
-from choros.transport.shared_centre import SharedCentre
-from choros.transport.shared_group import SharedGroup
-from choros.transport.waiting import SPIN
 
 
 class PipeReporter:
@@ -44,10 +41,10 @@ class PipeReporter:
             orders = Orders(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
         return orders
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
         """Report the end of an epoch; together, wait for orders."""
         if logs is not None:
-            self.link.send({"event": "epoch_end", "epoch": epoch, "logs": logs})
+            self.link.send({"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds})
         return self._orders() if self.together else Orders()
 
     def _orders(self) -> Orders:
@@ -67,72 +64,59 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     arrived = time.perf_counter()
     job = Job(**message["job"])
     configure_keras(job.keras)
-    alone = job.meet == "alone" and job.workers > 1
+    algorithm = algorithms.from_config(job.algorithm)
+    held: list[Any] = [Segment.attach(fds[1]), Segment.attach(fds[2])]
+    weights, data = held
     board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
-    weights, data = Segment.attach(fds[1]), Segment.attach(fds[2])
-    group: Group = LocalGroup()
-    centre: SharedCentre | None = None
+    held.append(board)
     try:
         model = unpack_model(bytes(blobs[0]), bytes(blobs[1]))
-        if job.meet == "never" and job.workers > 1 and link.rank:
+        own = job.ensemble and link.rank > 0  # the first member of an ensemble starts from the given weights
+        if own:
             model = member(model, bytes(blobs[1]), job.seed, link.rank)
         shown = (message["weights"], weights.array(np.uint8, message["weights_bytes"], 0))
-        replica, source, validation = prepare(model, job, message, blobs[2:], data, link.rank)
-        if not (job.meet == "never" and job.workers > 1 and link.rank):
+        source, validation = sources(job, message, blobs[2:], data)
+        if job.ensemble:
+            source = source.part(link.rank, job.workers, job.seed)
+        replica = build_replica(model, job, algorithm, source)
+        if not own:
             replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
         replica.fold_seeds(link.rank, job.fold_seed)
-        spin = SPIN if job.spin else 0.0
-        if alone:
-            rule = algorithms.from_config(job.algorithm)
-            centre = SharedCentre(fds[3], rule, link.rank, job.workers, timeout=job.timeout, spin=spin)
-        elif job.meet == "together" and job.workers > 1:
-            group = SharedGroup(fds[3], link.rank, timeout=job.first_timeout, spin=spin)
-        together = job.meet == "together" or job.workers == 1
+        group, centre = join_meeting(job, algorithm, fds[3] if len(fds) > 3 else None, link.rank)
+        held[:0] = [part for part in (group, centre) if part is not None]
         one = Run(
             rank=link.rank,
             job=job,
-            algorithm=algorithms.from_config(job.algorithm),
+            algorithm=algorithm,
             replica=replica,
             source=source,
             validation=validation,
             group=group,
-            reporter=PipeReporter(link, group, together=together, per_batch=job.per_batch),
+            reporter=PipeReporter(link, group, together=job.together, per_batch=job.per_batch),
             board=board,
             weights=shown,
             centre=centre,
             arrived=arrived,
         )
         train(one)
-        member_weights = [one.replica.snapshot()] if job.meet == "never" and job.workers > 1 else []
+        trained = one.replica.snapshot() if job.ensemble else []
         del replica, source, validation, shown
         link.send(
             {"event": "done", "tally": one.tally.json(), "score": one.score},
-            blobs=[np.ascontiguousarray(array).tobytes() for arrays in member_weights for array in arrays],
+            blobs=[np.ascontiguousarray(array).tobytes() for array in trained],
         )
         del one
     finally:
-        for part in (group, centre, board, weights, data):
-            if part is not None:
-                part.close()
+        for part in held:
+            part.close()
 
 
-def prepare(
-    model: Any, job: Job, message: dict[str, Any], blobs: list[Any], data: Segment, rank: int
-) -> tuple[Any, Any, Any]:
-    """Make the replica and the sources; build all that the first step needs."""
-    from choros.backend import make_replica
-
+def sources(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any]:
+    """Return the sources of batches to train on and to validate with (None where there is none)."""
     arrays = packing.views(message["arrays"], data.array(np.uint8, message["data_bytes"], 0))
     blobs = [bytes(blob) for blob in blobs]
-    source = packing.unpack(job.source, arrays, blobs)
     validation = None if job.validation is None else packing.unpack(job.validation, arrays, blobs)
-    gradients = algorithms.from_config(job.algorithm).level == "gradients"
-    replica = make_replica(model, workers=job.workers if gradients else 1)
-    if job.meet == "never" and job.workers > 1:
-        source = source.part(rank, job.workers, job.seed)
-    replica.build(source.sample(job.batch_size))
-    replica.averaged = job.averaged_metrics
-    return replica, source, validation
+    return packing.unpack(job.source, arrays, blobs), validation
 
 
 def member(model: Any, custom: bytes, seed: int, rank: int) -> Any:
