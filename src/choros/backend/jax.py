@@ -46,6 +46,8 @@ class JaxReplica(BaseReplica):
         self._update = jit(self._trace_update, donate_argnums=(0, 1))
         self._test = jit(self._trace_test, donate_argnums=(1, 2))
         self._leap = jit(_leap, donate_argnums=(0, 1))
+        self._put = jit(self._trace_put, donate_argnums=0, keep_unused=True)
+        self._shift = jit(self._trace_shift, donate_argnums=(0, 1))
 
     # One batch.
 
@@ -129,14 +131,19 @@ class JaxReplica(BaseReplica):
             out[where] = np.asarray(value).reshape(-1)
 
     def set(self, vector: Array) -> None:
-        """Set the trainable variables; with momentum the velocity is kept."""
+        """Set the trainable variables, in the memory that they have; with momentum the velocity is kept."""
         if self._x is None:
-            super().set(vector)
-            return
-        offsets = [y - x for x, y in zip(self._x, self._state[0], strict=True)]
-        super().set(vector)
-        self._x = self._state[0]
-        self._state[0] = [x + offset for x, offset in zip(self._x, offsets, strict=True)]
+            self._state[0] = self._put(self._state[0], vector)
+        else:
+            self._x, self._state[0] = self._shift(self._x, self._state[0], vector)
+        jax.block_until_ready(self._state[0])  # until here the caller's memory may be read
+
+    def _trace_put(self, old: list[Any], flat: Any) -> list[Any]:
+        return [jnp.array(flat[s].reshape(v.shape), v.dtype) for s, v in zip(self.slices, old, strict=True)]
+
+    def _trace_shift(self, x: list[Any], ahead: list[Any], flat: Any) -> tuple[list[Any], list[Any]]:
+        new = self._trace_put(x, flat)
+        return new, [to + (y - old) for to, y, old in zip(new, ahead, x, strict=True)]
 
     def restore(self, arrays: list[Array]) -> None:
         """Set what ``snapshot`` gave; a velocity is forgotten."""

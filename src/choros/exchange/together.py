@@ -71,16 +71,20 @@ class Together:
                 f"rank {self.group.rank} brought {local.shape} values of {local.dtype} to a centre of "
                 f"{self.centre.shape} values of {self.centre.dtype}: give the vector that the model's replica gives."
             )
-        total, weight = self._sum(local, window, rows)
-        if weight:
-            self._merge(local, total, weight)
+        if self.group.size == 1:  # its own message is the mean, to the last bit
+            for part in self._blocks:
+                self._merge(local, part, self.algorithm.propose(local[part], self.seen[part], window))
+        else:
+            total, weight = self._sum(local, window, rows)
+            for part in self._blocks if weight else []:
+                self._merge(local, part, total[part] / weight)
         self.exchanges += 1
         self.seconds += time.perf_counter() - begun
 
     def _sum(self, local: Array, window: int, rows: int) -> tuple[Array, float]:
         """Sum the proposals of all; return the sum and what to divide it by."""
         group, size, propose = self.group, self.centre.size, self.algorithm.propose
-        weighted = self.algorithm.weighted and group.size > 1  # one worker's mean is its vector, to the last bit
+        weighted = self.algorithm.weighted
         slot = group.slot(size + weighted, local.dtype)
         for part in self._blocks:
             slot[part] = propose(local[part], self.seen[part], window)
@@ -94,21 +98,20 @@ class Together:
         total = group.sum_slots(size + 1, local.dtype)
         return total[:size], float(total[size])
 
-    def _merge(self, local: Array, total: Array, weight: float) -> None:
-        algorithm, before = self.algorithm, self.algorithm.shows == "before"
-        meeting = Meeting(workers=self.group.size)
-        for part in self._blocks:
-            old = self.centre[part]
-            held = tuple(vector[part] for vector in self.memory)
-            new, memory = algorithm.merge(old, total[part] / weight, meeting, held)
-            shown = old if before else new
-            local[part] = algorithm.adopt(local[part], shown)
-            if self.seen is not self.centre:
-                self.seen[part] = shown
-            for view, vector in zip(held, memory, strict=True):
-                if vector is not view:
-                    view[...] = vector
-            self.centre[part] = new
+    def _merge(self, local: Array, part: slice, message: Array) -> None:
+        """Let a part of the centre become what the message makes of it, and go on from what is shown."""
+        algorithm, old = self.algorithm, self.centre[part]
+        held = tuple(vector[part] for vector in self.memory)
+        new, memory = algorithm.merge(old, message, Meeting(workers=self.group.size), held)
+        shown = old if algorithm.shows == "before" else new
+        adopted = algorithm.adopt(local[part], shown)
+        if self.seen is not self.centre:
+            self.seen[part] = shown
+        for view, vector in zip(held, memory, strict=True):
+            if vector is not view:
+                view[...] = vector
+        self.centre[part] = new
+        local[part] = adopted
 
     def state(self) -> dict[str, Any]:
         """Return a copy of what a restart needs."""

@@ -15,7 +15,7 @@ from choros.data import packing
 from choros.training.job import Job, Orders, Reporter, Tally
 from choros.training.noticeboard import Noticeboard
 from choros.transport import Group
-from choros.types import Array, Batch
+from choros.types import Array, Batch, aligned
 
 
 @dataclass
@@ -199,8 +199,7 @@ class Run:
 
 def vectors(replica: Any) -> tuple[Array, Array]:
     """Return a replica's trainable vector and its moving statistics."""
-    trainable = np.empty(replica.size, replica.dtype)
-    others = np.empty(replica.others, replica.dtype)
+    trainable, others = aligned(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
     replica.get(trainable)
     replica.get_others(others)
     return trainable, others

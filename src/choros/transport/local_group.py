@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput
-from choros.transport.segment import LINE
 from choros.transport.values import mean_of, numeric
-from choros.types import Array
+from choros.types import Array, aligned
 
 
 class LocalGroup:
@@ -40,8 +39,7 @@ class LocalGroup:
         if count < 0:
             raise BadInput(f"A slot of {count} values was asked for: give 0 or more.")
         if self._memory.size < nbytes:
-            raw = np.zeros(nbytes + LINE, np.uint8)
-            self._memory = raw[-raw.ctypes.data % LINE :][:nbytes]
+            self._memory = aligned(nbytes, np.uint8)
         return self._memory[:nbytes].view(dtype)
 
     def sum_slots(self, count: int, dtype: Any) -> Array:
