@@ -1,6 +1,7 @@
 """A control process: plain ``model.fit`` on one core with one thread, on command. Started by ``common.Control``.
 
-Reads a line for each fit (the number of epochs) and answers with the rows a second of the epochs after the first.
+Reads a line for each fit (the number of epochs) and answers with the rows a second of the epochs after the first; on
+the line "on" it trains until it is ended, and tells the time and its processor time at the end of each epoch.
 """
 
 import json
@@ -28,6 +29,11 @@ def main() -> None:
     model.fit(x, y, batch_size=load.batch, epochs=1, verbose=0)  # compile
     print("ready", flush=True)
     for line in sys.stdin:
+        if line.strip() == "on":
+            tell = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: print(time.perf_counter(), time.process_time(), flush=True)
+            )
+            model.fit(x, y, batch_size=load.batch, epochs=1_000_000, verbose=0, callbacks=[tell])
         ends.clear()
         epochs = int(line)
         model.fit(x, y, batch_size=load.batch, epochs=epochs, verbose=0, callbacks=[clock])

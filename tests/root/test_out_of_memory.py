@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -20,12 +21,24 @@ LIMIT = 256 << 20  # bytes that the worker may take from the moment it is moved
 
 
 @pytest.fixture
-def group():
-    """A control group of this test's own with a memory limit, of either version."""
+def hierarchy(tmp_path):
+    """Where memory limits are set: the mounted control groups of either version, else the first, mounted here."""
     root = pathlib.Path("/sys/fs/cgroup")
-    first = (root / "memory" / "cgroup.procs").exists()
-    room = (root / "memory" if first else root) / f"choros-test-{os.getpid()}"
+    for place in (root / "memory", root):
+        if (place / "cgroup.procs").exists():
+            yield place
+            return
+    subprocess.run(["mount", "-t", "cgroup", "-o", "memory", "none", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.fixture
+def group(hierarchy):
+    """A control group of this test's own with a memory limit and no swap."""
+    room = hierarchy / f"choros-test-{os.getpid()}"
     room.mkdir()
+    first = (room / "memory.limit_in_bytes").exists()
     (room / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(LIMIT))
     swap = room / ("memory.memsw.limit_in_bytes" if first else "memory.swap.max")
     if swap.exists():

@@ -104,14 +104,15 @@ class Together:
         held = tuple(vector[part] for vector in self.memory)
         new, memory = algorithm.merge(old, message, Meeting(workers=self.group.size), held)
         shown = old if algorithm.shows == "before" else new
-        adopted = algorithm.adopt(local[part], shown)
+        if shown is old and new is message:  # which one worker may have proposed as a view of its vector
+            new = message.copy()
+        local[part] = algorithm.adopt(local[part], shown)
         if self.seen is not self.centre:
             self.seen[part] = shown
         for view, vector in zip(held, memory, strict=True):
             if vector is not view:
                 view[...] = vector
         self.centre[part] = new
-        local[part] = adopted
 
     def state(self) -> dict[str, Any]:
         """Return a copy of what a restart needs."""
