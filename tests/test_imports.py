@@ -28,14 +28,16 @@ ROOMS = {
     "data": set(),
     "exchange": {"algorithms", "transport"},
     "report": set(),
+    "collectives": {"transport"},
     "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
 }
 NOBODY_IMPORTS = {"trainer", "cli", "demo", "__main__"}  # but each other and the package's own lazy table
 ALL_OF_IT = {"trainer", "cli", "demo", "__main__", "__init__"}
 OUTSIDE = {
     "keras": {"backend", "callbacks", "data", "training", "trainer", "cli", "demo"},
-    "numpy": {"types", "exchange", "transport", "backend", "data", "training", "trainer", "cli", "demo"},
+    "numpy": {"types", "collectives", "exchange", "transport", "backend", "data", "training", "trainer", "cli", "demo"},
     "cloudpickle": {"training", "data"},
+    "ml_dtypes": {"collectives"},
     "matplotlib": {"report", "demo"},
     "sklearn": {"data", "cli", "demo"},
 }

@@ -10,6 +10,7 @@
     │   ├── NotSerializable            a model or an object that cannot travel to a worker
     │   └── BadData                    arrays, files or datasets that do not fit together
     ├── WorkerFailed (RuntimeError)    a worker raised, was killed or ran out of memory
+    ├── RanksDiffer (RuntimeError)     ranks called different collectives; raised on every rank, the next call works
     ├── PeerFailed (ConnectionError)   seen by a worker: another rank has gone or has given up
     └── MeetingTimeout (TimeoutError)  a wait reached its limit; the message names who was missing
 
@@ -52,6 +53,10 @@ class NotSerializable(BadInput):
 
 class BadData(BadInput):
     """Arrays, files or datasets that are missing, malformed or do not fit together."""
+
+
+class RanksDiffer(ChorosError, RuntimeError):
+    """Ranks did not make the same collective call; says what each sent. Raised on every rank; nothing was done."""
 
 
 class PeerFailed(ChorosError, ConnectionError):

@@ -1,0 +1,236 @@
+"""Collectives by name: every rank first says what it is about to do, so that a difference is an error, not a hang."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from choros.collectives.objects import decode, dtype_of, encode
+from choros.collectives.reduce import AVERAGE, SUM, Op, reduced, refusal
+from choros.errors import BadInput, RanksDiffer
+from choros.transport import Group
+from choros.types import Array
+
+_JOIN = {"call": "join"}
+Call = dict[str, Any]
+
+
+class Collectives:
+    """Collectives of one set of ranks.
+
+    Each call is made by every rank in the same order. What must be equal (call, name, type, shape, operation, root) is
+    compared before any value moves; where it differs every rank raises ``RanksDiffer`` and the next call works. Input
+    is never changed; results are new arrays.
+
+    Args:
+        group: transport.Group. Everyone who takes part.
+
+    Attributes:
+        group: as given. rank, size: int, within the group.
+
+    Example:
+        >>> from choros.transport.local_group import LocalGroup
+        >>> alone = Collectives(LocalGroup())
+        >>> alone.allreduce(np.array([1.0, 2.0]), SUM, name="x").tolist()
+        [1.0, 2.0]
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.rank, self.size = group, group.rank, group.size
+        self._numbers: dict[str, int] = {}
+
+    def allreduce(
+        self, x: Array, op: Op = AVERAGE, *, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0
+    ) -> Array:
+        """Return the reduction of all ranks' arrays, of ``x``'s type and shape.
+
+        Args:
+            x: the same type and shape on every rank.
+            op: Op.
+            name: str. What errors call it; the ranks' names must be equal.
+            prescale: float. Factor before. Defaults to 1.
+            postscale: float. Factor after. Defaults to 1.
+
+        Raises:
+            RanksDiffer: the ranks' calls differ, or one of them cannot be made.
+        """
+        same = self._same("allreduce", name, x, op=int(op), prescale=prescale, postscale=postscale)
+        self._agree(same, refusal(op, x.dtype, self.size))
+        return reduced(self.group, x, op, prescale, postscale)
+
+    def allgather(self, x: Array, *, name: str | None = None) -> Array:
+        """Return all ranks' rows, in the order of the ranks; the first dimension may differ, also be 0."""
+        said = self._agree(self._rows("allgather", name, x), _needs_rows(x), rows=len(x) if x.ndim else 0)
+        return self._gathered(x, said)
+
+    def broadcast(self, x: Array, root: int = 0, *, name: str | None = None) -> Array:
+        """Return the root's array; ``x`` has its type and shape on every rank."""
+        problem = "" if 0 <= root < self.size else f"root {root} is none of {self.size} ranks"
+        self._agree(self._same("broadcast", name, x, root=root), problem)
+        return self.group.broadcast(x, root)
+
+    def alltoall(self, x: Array, splits: Array | None = None, *, name: str | None = None) -> tuple[Array, Array]:
+        """Send ``splits[r]`` rows to each rank r; return the rows received and how many came from each rank.
+
+        Args:
+            x: rows in the order of the ranks that get them.
+            splits: (size,) whole numbers. Defaults to equal parts.
+            name: str. What errors call it.
+        """
+        problem, parts = _needs_rows(x), [0] * self.size
+        if not problem:
+            problem, parts = _parts(x, splits, self.size)
+        said = self._agree(self._rows("alltoall", name, x), problem, rows=len(x) if x.ndim else 0, splits=parts)
+        everything = self._gathered(x, said)
+        begins = np.cumsum([0, *(own.get("rows", 0) for _, own in said)])
+        pieces, received = [], []
+        for begin, (_, own) in zip(begins, said, strict=False):
+            sent = own.get("splits", [0] * self.size)
+            first = int(begin) + sum(sent[: self.rank])
+            pieces.append(everything[first : first + sent[self.rank]])
+            received.append(sent[self.rank])
+        return np.concatenate(pieces), np.array(received, np.int32)
+
+    def reducescatter(
+        self, x: Array, op: Op = AVERAGE, *, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0
+    ) -> Array:
+        """Return this rank's rows of the reduction; of rows that do not divide the first ranks have one more."""
+        same = self._same("reducescatter", name, x, op=int(op), prescale=prescale, postscale=postscale)
+        self._agree(same, _needs_rows(x) or refusal(op, x.dtype, self.size))
+        whole = reduced(self.group, x, op, prescale, postscale)
+        each, more = divmod(len(x), self.size)
+        begin = self.rank * each + min(self.rank, more)
+        return whole[begin : begin + each + (self.rank < more)].copy()
+
+    def broadcast_object(self, value: Any, root: int = 0, *, name: str | None = None) -> Any:
+        """Return the root's object; see ``collectives.encode`` for what can travel."""
+        problem = "" if 0 <= root < self.size else f"root {root} is none of {self.size} ranks"
+        data = b""
+        if self.rank == root:
+            try:
+                data = encode(value)
+            except BadInput as error:
+                problem = str(error)
+        self._agree({"call": "broadcast_object", "name": self._name("broadcast_object", name), "root": root}, problem)
+        return decode(self.group.gather(data)[root])
+
+    def allgather_object(self, value: Any, *, name: str | None = None) -> list[Any]:
+        """Return every rank's object, in the order of the ranks."""
+        problem, data = "", b""
+        try:
+            data = encode(value)
+        except BadInput as error:
+            problem = str(error)
+        self._agree({"call": "allgather_object", "name": self._name("allgather_object", name)}, problem)
+        return [decode(part) for part in self.group.gather(data) if part]
+
+    def barrier(self) -> None:
+        """Return when every rank has come."""
+        self._agree({"call": "barrier"})
+
+    def join(self) -> int:
+        """Say that this rank has no more data; take part in what the others do with zeros until all have joined.
+
+        Returns:
+            The rank that joined last. A mean still divides by all ranks.
+        """
+        turns = 0
+        while True:
+            said = self._agree(_JOIN, turns=turns)
+            going = [same for same, _ in said if same != _JOIN]
+            if not going:
+                return min(range(self.size), key=lambda rank: (said[rank][1]["turns"], -rank))
+            self._follow(going[0])
+            turns += 1
+
+    # -- what all of them share
+    def _follow(self, same: Call) -> None:
+        """As one that has joined, take part in a call of the others with nothing to give."""
+        call = same["call"]
+        if call in ("allreduce", "reducescatter"):
+            reduced(self.group, np.zeros(same["shape"], dtype_of(same["dtype"])), Op(same["op"]))
+        elif call == "broadcast":
+            self.group.broadcast(np.zeros(same["shape"], dtype_of(same["dtype"])), same["root"])
+        elif call != "barrier":
+            self.group.gather(b"")
+
+    def _name(self, call: str, name: str | None) -> str:
+        if name is not None:
+            return name
+        self._numbers[call] = self._numbers.get(call, 0) + 1
+        return f"{call}.{self._numbers[call]}"
+
+    def _same(self, call: str, name: str | None, x: Array, **more: Any) -> Call:
+        return {"call": call, "name": self._name(call, name), "dtype": x.dtype.name, "shape": list(x.shape), **more}
+
+    def _rows(self, call: str, name: str | None, x: Array) -> Call:
+        return {**self._same(call, name, x), "shape": ["any", *x.shape[1:]]}
+
+    def _gathered(self, x: Array, said: list[tuple[Call, Call]]) -> Array:
+        parts = self.group.gather(np.ascontiguousarray(x).tobytes())
+        rows = [own.get("rows", 0) for _, own in said]
+        arrays = [np.frombuffer(p, x.dtype).reshape(n, *x.shape[1:]) for p, n in zip(parts, rows, strict=True)]
+        return np.concatenate(arrays)
+
+    def _agree(self, same: Call, problem: str = "", **own: Any) -> list[tuple[Call, Call]]:
+        """Tell all what this rank is about to do; return what each said (what must be equal, and what is its own).
+
+        Raises:
+            RanksDiffer: on every rank alike (those that have joined only wait).
+        """
+        if problem:
+            own["problem"] = problem
+        said = [tuple(json.loads(text)) for text in self.group.gather(json.dumps([same, own]).encode())]
+        going = [rank for rank, (theirs, _) in enumerate(said) if theirs != _JOIN]
+        if not going:
+            return said
+        refused = _refused(said, going)
+        if not refused:
+            return said
+        if same == _JOIN:
+            return self._agree(same, **own)
+        raise RanksDiffer(refused)
+
+
+def _refused(said: list[tuple[Call, Call]], going: list[int]) -> str:
+    """Why what the ranks said cannot be done, or ""; the same words on every rank."""
+    same = said[going[0]][0]
+    if any(said[rank][0] != same for rank in going):
+        told = "; ".join(f"rank {rank}: {_spell(theirs)}" for rank, (theirs, _) in enumerate(said))
+        return f"The ranks do not make the same call, so nothing was done. {told}."
+    bad = [f"rank {rank}: {said[rank][1]['problem']}" for rank in going if "problem" in said[rank][1]]
+    if bad:
+        return f"{_spell(same)} cannot be done, so nothing was done. {'; '.join(bad)}."
+    if len(going) < len(said) and same.get("op", SUM) not in (AVERAGE, SUM):
+        return f"{_spell(same)}: only sums and averages have a meaning where a rank has joined."
+    if same.get("root", going[0]) not in going:
+        return f"{_spell(same)}: that rank has joined and has nothing to send."
+    return ""
+
+
+def _needs_rows(x: Array) -> str:
+    return "" if x.ndim else "a single number has no rows: give an array of one dimension or more"
+
+
+def _parts(x: Array, splits: Any, size: int) -> tuple[str, list[int]]:
+    """Why the rows cannot be split so, or ""; and the rows for each rank."""
+    if splits is None:
+        if len(x) % size:
+            return f"{len(x)} rows do not divide among {size} ranks: give splits", []
+        return "", [len(x) // size] * size
+    parts = [int(n) for n in np.asarray(splits).reshape(-1)]
+    if len(parts) != size or min(parts, default=0) < 0 or sum(parts) != len(x):
+        return f"splits={parts} are no {size} parts of {len(x)} rows", []
+    return "", parts
+
+
+def _spell(same: Call) -> str:
+    """Say a call in words."""
+    text = f"{same['call']} {same['name']!r}" if "name" in same else str(same["call"])
+    if "dtype" in same:
+        text += f" of {same['dtype']} {tuple(same['shape'])}".replace("'", "")
+    if "root" in same:
+        text += f" from rank {same['root']}"
+    return text + (f" by {Op(same['op']).name.capitalize()}" if "op" in same else "")
