@@ -12,8 +12,8 @@ def main() -> None:
     import choros
 
     load = Workload("mlp", 128, 10 if options.quick else 300, options.optimizer)
-    rounds = options.rounds or (1 if options.quick else 7)
-    emit("aeasgd_mlp", options, 0.95, compare(load, {"aeasgd": choros.AEASGD(window=10)}, 2, rounds, 4))
+    rounds, seconds = options.rounds or (1 if options.quick else 3), 1.0 if options.quick else 15.0
+    emit("aeasgd_mlp", options, 0.95, compare(load, {"aeasgd": choros.AEASGD(window=10)}, 2, rounds, seconds))
 
 
 if __name__ == "__main__":

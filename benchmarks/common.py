@@ -1,9 +1,10 @@
-"""What the benchmarks share: control processes, interleaved rounds, one core and one thread for each, JSON.
+"""What the benchmarks share: control processes, turns, one core and one thread for each, JSON.
 
 "Control" is plain Keras: independent processes that run ``model.fit`` at the same time, one core and one thread each.
-Every round measures control and Choros one after the other, in an order that alternates, and a ratio is the median
-over the rounds. Neither side's compiling counts: the control's processes live through all rounds and their first
-epoch is left out, Choros' figures are those of ``history.run``, which leaves out start-up.
+Control and Choros take turns on the same cores, ``TURN`` seconds each, while the other side is stopped: whatever else
+the machine does meets both alike, and neither disturbs the other's cache within its turn. A ratio is that of the rows
+that both trained in the same minutes. Neither side's compiling counts: control has compiled before it is asked to
+train, and Choros is counted from the end of its first epoch.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +55,9 @@ def surroundings(backend: str) -> dict[str, str]:
     }
 
 
+TURN = 0.4
+
+
 class Control:
     """Plain Keras in processes of its own, each bound to one core.
 
@@ -70,32 +78,47 @@ class Control:
             for core in cores
         ]
         for process in self.processes:
-            self._read(process)
+            if process.stdout.readline().strip() != "ready":
+                raise SystemExit("a control process failed")
 
-    def fit(self, epochs: int) -> float:
-        """Train in all at the same time; the rows a second of all together, without the first epoch."""
+    def start(self) -> None:
+        """Train in all."""
         for process in self.processes:
-            process.stdin.write(f"{epochs + 1}\n")
+            process.stdin.write("go\n")
             process.stdin.flush()
-        return sum(float(self._read(process)) for process in self.processes)
 
-    def _read(self, process: Any) -> str:
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit("a control process failed")
-        return line.strip()
-
-    def close(self) -> None:
+    def end(self) -> list[list[float]]:
+        """End them; the times at which each ended its epochs."""
         for process in self.processes:
-            process.stdin.close()
-        for process in self.processes:
-            process.wait(30)
+            process.kill()
+        return [[float(line) for line in process.communicate()[0].splitlines()] for process in self.processes]
 
-    def __enter__(self) -> Control:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+@contextmanager
+def taking_turns(one: Sequence[int], other: Sequence[int]) -> Iterator[None]:
+    """Let one of two sets of processes run at a time."""
+    done = threading.Event()
+
+    def send(pids: Sequence[int], number: int) -> None:
+        for pid in pids:
+            os.kill(pid, number)
+
+    def alternate() -> None:
+        now, then = one, other
+        while not done.is_set():
+            send(then, signal.SIGSTOP)
+            send(now, signal.SIGCONT)
+            done.wait(TURN)
+            now, then = then, now
+        send([*one, *other], signal.SIGCONT)
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def cores() -> list[int]:
@@ -103,57 +126,62 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def interleave(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
-    """Call every side once a round, in an order that alternates; what each returned."""
-    found: dict[str, list[Any]] = {name: [] for name in sides}
-    for turn in range(rounds):
-        for name in list(sides) if turn % 2 == 0 else list(sides)[::-1]:
-            found[name].append(sides[name]())
-    return found
-
-
-def compare(workload: Any, algorithms: dict[str, Any], workers: int, rounds: int, epochs: int) -> dict[str, Any]:
+def compare(workload: Any, algorithms: dict[str, Any], workers: int, rounds: int, seconds: float) -> dict[str, Any]:
     """Measure algorithms against control, everything on ``workers`` cores, one each."""
     import choros
 
-    mine = cores()[:workers]
+    mine, others = cores()[:workers], cores()[workers:]
     if len(mine) < workers:
         raise SystemExit(f"{workers} cores are needed; this process may use {len(mine)}")
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, set(mine))  # the workers get these, one each
+    os.sched_setaffinity(0, mine)  # the workers bind themselves to what they find
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in algorithms}
+    with choros.WorkerPool(workers, threads=1) as pool:
+        pool.start()
+        os.sched_setaffinity(0, others or mine)  # the caller stays out of the way where it can
+        for _ in range(rounds):
+            for name, algorithm in algorithms.items():
+                found[name].append(beside(workload, algorithm, mine, pool, seconds))
+    result = {name: {key: median(runs, key) for key in runs[0]} for name, runs in found.items()}
+    for name, runs in found.items():
+        result[name]["ratios"] = [round(run["ratio"], 3) for run in runs]
+    return {"workload": workload.json(), "workers": workers, "rounds": rounds, "seconds": seconds, "algorithms": result}
+
+
+def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: float) -> dict[str, float]:
+    """Train by an algorithm while control trains on the same cores, in turns."""
+    import keras
+    import numpy as np
+
+    import choros
+
+    ends: list[float] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            ends.append(time.perf_counter())
+            self.model.stop_training = ends[-1] - ends[0] > seconds
+
+    workers = len(mine)
     x, y = workload.data(workers)
-    with choros.WorkerPool(workers, threads=1) as pool, Control(workload, mine) as control:
-
-        def side(algorithm: Any) -> Callable[[], Any]:
-            trainer = choros.Trainer(workload.make(), algorithm, workers=workers, pool=pool)
-            return lambda: trainer.fit(x, y, batch_size=workload.batch * workers, epochs=epochs, verbose=0).run
-
-        sides: dict[str, Callable[[], Any]] = {"control": lambda: control.fit(epochs)}
-        sides |= {name: side(algorithm) for name, algorithm in algorithms.items()}
-        found = interleave(sides, rounds)
-    plain = found.pop("control")
+    control = Control(workload, mine)
+    trainer = choros.Trainer(workload.make(), algorithm, workers=workers, pool=pool)
+    control.start()
+    with taking_turns(pool.start().pids, [process.pid for process in control.processes]):
+        batch = workload.batch * workers
+        record = trainer.fit(x, y, batch_size=batch, epochs=100_000, verbose=0, callbacks=[Watch()]).run
+    window, epochs = [ends[0], ends[-1]], len(ends) - 1
+    plain = [np.diff(np.interp(window, times, np.arange(len(times))))[0] for times in control.end()]
+    own = 500 * (ends[-1] - ends[0]) / workload.steps  # ms of one side's turns, a step of each epoch
     return {
-        "workload": workload.json(),
-        "workers": workers,
-        "rounds": rounds,
-        "control_samples_per_second": round(statistics.median(plain)),
-        "control_step_ms": round(1e3 * workers * workload.batch / statistics.median(plain), 3),
-        "algorithms": {name: summary(runs, plain, workload, workers) for name, runs in found.items()},
+        "ratio": epochs * workers / sum(plain),
+        "step_ms": own / epochs,
+        "control_step_ms": own * workers / sum(plain),
+        "staleness": record.staleness,
     }
 
 
-def summary(runs: list[Any], plain: list[float], workload: Any, workers: int) -> dict[str, Any]:
-    """Ratio, spread and step time of one algorithm's runs."""
-    speeds = [run.samples_per_second for run in runs]
-    ratios = [speed / base for speed, base in zip(speeds, plain, strict=True)]
-    return {
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        "samples_per_second": round(statistics.median(speeds)),
-        "step_ms": round(1e3 * workers * workload.batch / statistics.median(speeds), 3),
-        "exchanging": round(statistics.median(run.exchanging for run in runs), 3),
-        "staleness": round(statistics.median(run.staleness for run in runs), 2),
-    }
+def median(runs: Sequence[dict[str, float]], key: str) -> float:
+    return round(statistics.median(float(run[key]) for run in runs), 3)
 
 
 def emit(name: str, options: argparse.Namespace, target: float, result: dict[str, Any]) -> None:

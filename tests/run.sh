@@ -11,7 +11,8 @@ failed=0
 KERAS_BACKEND=jax "$python" -m pytest "$@" || failed=1
 for backend in torch tensorflow; do
     # laws 5, 7 and 8 are about processes, sockets and scripts: the same on every backend
-    KERAS_BACKEND=$backend "$python" -m pytest tests/backend tests/laws --ignore=tests/laws/test_5_loud.py \
-        --ignore=tests/laws/test_7_safe.py --ignore=tests/laws/test_8_cheap.py "$@" || failed=1
+    KERAS_BACKEND=$backend "$python" -m pytest tests/backend tests/laws tests/hvd tests/training/test_joined.py \
+        --ignore=tests/laws/test_5_loud.py --ignore=tests/laws/test_7_safe.py --ignore=tests/laws/test_8_cheap.py \
+        "$@" || failed=1
 done
 exit $failed

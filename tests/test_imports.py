@@ -29,15 +29,28 @@ ROOMS = {
     "exchange": {"algorithms", "transport"},
     "report": set(),
     "collectives": {"transport"},
+    "hvd": {"cluster", "collectives", "training", "transport"},
     "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
 }
-NOBODY_IMPORTS = {"trainer", "cli", "demo", "__main__"}  # but each other and the package's own lazy table
+NOBODY_IMPORTS = {"trainer", "hvd", "cli", "demo", "__main__"}  # but each other and the package's own lazy table
 ALL_OF_IT = {"trainer", "cli", "demo", "__main__", "__init__"}
 OUTSIDE = {
     "keras": {"backend", "callbacks", "data", "training", "trainer", "cli", "demo"},
-    "numpy": {"types", "collectives", "exchange", "transport", "backend", "data", "training", "trainer", "cli", "demo"},
+    "numpy": {
+        "types",
+        "collectives",
+        "hvd",
+        "exchange",
+        "transport",
+        "backend",
+        "data",
+        "training",
+        "trainer",
+        "cli",
+        "demo",
+    },
     "cloudpickle": {"training", "data"},
-    "ml_dtypes": {"collectives"},
+    "ml_dtypes": {"collectives", "hvd"},
     "matplotlib": {"report", "demo"},
     "sklearn": {"data", "cli", "demo"},
 }

@@ -7,7 +7,6 @@ rank 0 drives the callbacks. The ranks share a machine, so they meet in shared m
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,40 +21,16 @@ from choros.training.job import Job, Orders, Tally
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import build_replica, create_meeting, join_meeting
+from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
 from choros.transport import Group
 from choros.transport.segment import Segment
-from choros.transport.shared_group import SharedGroup, share
+from choros.transport.shared_group import share
 from choros.types import Array
 
 _LINE = 1 << 14  # bytes for the logs of an epoch, which workers who never wait leave for rank 0
 _RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what only rank 0 knows
-_joined: dict[str, SharedGroup] = {}
-
-
-def join(rank: int, size: int, timeout: float) -> SharedGroup:
-    """Return the group of this job's ranks; the same one for every fit of a script.
-
-    Raises:
-        BadInput: the launcher passed no group (only ``choros run`` does so far), or one of another size.
-    """
-    descriptor = os.environ.get("CHOROS_GROUP_FD")
-    if not descriptor:
-        raise BadInput(
-            "This process is a rank of a job that brings no shared memory for its ranks: start it with "
-            "`choros run -n RANKS script.py`, or unset the launcher's variables to train with workers of its own."
-        )
-    if "group" not in _joined:
-        group = SharedGroup(int(descriptor), rank, timeout=timeout)
-        if group.size != size:
-            group.close()
-            raise BadInput(
-                f"Rank {rank} is one of {size}, says the launcher, but the group that it brought has {group.size}: the "
-                f"ranks would train apart. Start them with `choros run -n {size} script.py`."
-            )
-        _joined["group"] = group
-    return _joined["group"]
 
 
 class JoinedReporter:

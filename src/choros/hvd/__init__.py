@@ -1,0 +1,114 @@
+"""Horovod's names for Keras 3: ``import choros.hvd as hvd`` in place of ``import horovod.keras as hvd``.
+
+What is here so far: the place (``init``, ``rank``, ``size`` ...), process sets, and collectives on arrays and tensors
+of numpy, Keras, JAX, PyTorch and TensorFlow, outside of compiled functions. The optimizer, the callbacks and the
+launcher's names are still to come; until then ``choros.Trainer(model, "allreduce")`` trains with several workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from choros.hvd.collectives import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allgather_object,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_object,
+    broadcast_variables,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    reducescatter,
+)
+from choros.hvd.compression import Compression
+from choros.hvd.context import (
+    ProcessSet,
+    add_process_set,
+    cross_rank,
+    cross_size,
+    global_process_set,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+)
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_variables",
+    "cross_rank",
+    "cross_size",
+    "global_process_set",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "shutdown",
+    "size",
+]
+
+_PROBES = {
+    **dict.fromkeys(("mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled"), False),
+    **dict.fromkeys(("ddl_built", "ccl_built", "cuda_built", "rocm_built"), False),
+    "nccl_built": 0,
+}
+_COMING = ("DistributedOptimizer", "PartialDistributedOptimizer", "callbacks", "elastic", "load_model")
+_INSTEAD = {
+    "broadcast_global_variables": "hvd.broadcast_variables(model.variables, root_rank)",
+    "BroadcastGlobalVariablesHook": "hvd.broadcast_variables(model.variables, root_rank) before training",
+    "rank_op": "hvd.rank()",
+    "size_op": "hvd.size()",
+    "local_rank_op": "hvd.local_rank()",
+    "local_size_op": "hvd.local_size()",
+    "process_set_included_op": "ProcessSet.included()",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PROBES:  # ranks meet in shared memory: none of these libraries is in it
+        return lambda *_: _PROBES[name]
+    if name in _COMING:
+        raise AttributeError(
+            f"choros.hvd has no {name} yet: choros.Trainer(model, 'allreduce') averages gradients exactly."
+        )
+    if name in _INSTEAD:
+        raise AttributeError(f"choros.hvd has no {name}: use {_INSTEAD[name]}.")
+    raise AttributeError(f"module 'choros.hvd' has no attribute {name!r}")

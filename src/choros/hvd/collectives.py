@@ -1,0 +1,200 @@
+"""Horovod's collectives on arrays and tensors of any library; input is never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Op
+from choros.errors import BadInput
+from choros.hvd.compression import Compression, Compressor
+from choros.hvd.context import collectives
+from choros.hvd.tensors import arrive
+
+Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
+
+
+def operation(op: Any = None, average: Any = None) -> Op:
+    """Return the reduction that was asked for, by ``op`` or by Horovod's old ``average``.
+
+    Raises:
+        ValueError: both are given, or ``op`` is none of them.
+    """
+    if op is not None and average is not None:
+        raise ValueError("op and average are both given: give op=hvd.Average or op=hvd.Sum alone.")
+    if average is not None:
+        return Average if average else Sum
+    try:
+        return Average if op is None else Op(op)
+    except ValueError:
+        raise ValueError(f"op={op!r}: give hvd.Average, Sum, Min, Max, Product or Adasum.") from None
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Op | None = None,
+    compression: Compressor = Compression.none,
+    process_set: Any = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+) -> Any:
+    """Return the reduction of all ranks' values, in the library and type of ``value``.
+
+    Sparse gradients of TensorFlow (``IndexedSlices``) are summed or averaged by gathering values and indices.
+
+    Args:
+        value: the same type and shape on every rank.
+        name: str. What errors call it; equal on all ranks.
+        average: bool. Horovod's old way of saying Average or Sum.
+        prescale_factor: float. Factor before the reduction.
+        postscale_factor: float. Factor after it.
+        op: Average (default), Sum, Min, Max, Product or Adasum.
+        compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
+        process_set: ProcessSet. Defaults to all ranks.
+        device_dense: ignored, as there is nothing to choose.
+        device_sparse: ignored.
+
+    Raises:
+        ValueError: before ``init``, or both ``op`` and ``average``.
+        RanksDiffer: the ranks' calls differ; raised on every rank, and the next call works.
+
+    Example:
+        >>> import choros.hvd as hvd
+        >>> hvd.init()
+        >>> hvd.allreduce([1.0, 2.0], op=hvd.Sum).tolist()
+        [1.0, 2.0]
+    """
+    kind, calls = operation(op, average), collectives(process_set)
+    if all(hasattr(value, part) for part in ("values", "indices", "dense_shape")):
+        if kind not in (AVERAGE, SUM):
+            raise NotImplementedError(f"Sparse values have no {kind.name.capitalize()}: take Average or Sum.")
+        name = name or "sparse"
+        factor = prescale_factor * postscale_factor / (calls.size if kind == AVERAGE else 1)
+        rows, back = arrive(value.values, name)
+        where, back_where = arrive(value.indices, name)
+        gathered = calls.allgather(np.asarray(rows * rows.dtype.type(factor)), name=f"{name}.values")
+        return type(value)(
+            back(gathered), back_where(calls.allgather(where, name=f"{name}.indices")), value.dense_shape
+        )
+    x, back = arrive(value, name)
+    small, context = compression.compress(x)
+    out = calls.allreduce(small, kind, name=name, prescale=prescale_factor, postscale=postscale_factor)
+    return back(compression.decompress(out, context))
+
+
+def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
+    """Return ``allreduce`` of each value; ``how`` is what that takes."""
+    return [allreduce(value, None if name is None else f"{name}.{i}", **how) for i, value in enumerate(values)]
+
+
+def allgather(value: Any, name: str | None = None, process_set: Any = None) -> Any:
+    """Return all ranks' rows in the order of the ranks; the first dimension may differ, also be 0."""
+    x, back = arrive(value, name)
+    return back(collectives(process_set).allgather(x, name=name))
+
+
+def grouped_allgather(values: Sequence[Any], name: str | None = None, process_set: Any = None) -> list[Any]:
+    """Return ``allgather`` of each value."""
+    return [allgather(v, None if name is None else f"{name}.{i}", process_set) for i, v in enumerate(values)]
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
+    """Return the root's value; all ranks give one of its type and shape. Roots are counted among all ranks."""
+    x, back = arrive(value, name)
+    return back(collectives(process_set).broadcast(x, _root(root_rank, process_set), name=name))
+
+
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int, process_set: Any = None, inplace: bool = False
+) -> None:
+    """Set variables (of Keras, or what has ``assign``) to the root's values.
+
+    Args:
+        variables: the same ones, in the same order, on every rank.
+        root_rank: int.
+        process_set: ProcessSet. Defaults to all ranks.
+        inplace: ignored; they always are.
+    """
+    for i, variable in enumerate(variables):
+        x, back = arrive(variable)
+        label = f"{i} {getattr(variable, 'path', getattr(variable, 'name', ''))}"
+        out = collectives(process_set).broadcast(x, _root(root_rank, process_set), name=label)
+        assign = getattr(variable, "assign", None)
+        if assign is None:
+            raise BadInput(f"Variable {label} is a {type(variable).__name__}, which cannot be assigned.")
+        assign(back(out))
+
+
+def reducescatter(
+    value: Any,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Return this rank's rows of the reduction; of rows that do not divide the first ranks have one more."""
+    x, back = arrive(value, name)
+    calls, kind = collectives(process_set), operation(op)
+    return back(calls.reducescatter(x, kind, name=name, prescale=prescale_factor, postscale=postscale_factor))
+
+
+def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
+    """Return ``reducescatter`` of each value; ``how`` is what that takes."""
+    return [reducescatter(value, None if name is None else f"{name}.{i}", **how) for i, value in enumerate(values)]
+
+
+def alltoall(value: Any, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
+    """Send ``splits[r]`` rows to each rank r.
+
+    Returns:
+        The rows received; with ``splits`` given, also how many came from each rank.
+    """
+    x, back = arrive(value, name)
+    if splits is None:
+        return back(collectives(process_set).alltoall(x, name=name)[0])
+    parts, back_parts = arrive(splits, "splits")
+    rows, received = collectives(process_set).alltoall(x, parts, name=name)
+    return back(rows), back_parts(received)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
+    """Return the root's object: numbers, text, bytes, lists, tuples, sets, dicts and arrays. No pickle is made.
+
+    Raises:
+        RanksDiffer: on every rank, where the root's object holds something else; names its type.
+    """
+    return collectives(process_set).broadcast_object(obj, _root(root_rank, process_set), name=name)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
+    """Return every rank's object, in the order of the ranks; see ``broadcast_object``."""
+    return collectives(process_set).allgather_object(obj, name=name)
+
+
+def barrier(process_set: Any = None) -> None:
+    """Return when every rank has come."""
+    collectives(process_set).barrier()
+
+
+def join() -> int:
+    """Say that this rank has no more data: it takes part with zeros until all have joined.
+
+    Returns:
+        The rank that joined last. An average still divides by all ranks.
+    """
+    return collectives().join()
+
+
+def _root(root_rank: int, process_set: Any) -> int:
+    """The root's place in the set."""
+    ranks = getattr(process_set, "ranks", None)
+    if not ranks:
+        return root_rank
+    return ranks.index(root_rank) if root_rank in ranks else len(ranks) + root_rank  # refused with its set's words

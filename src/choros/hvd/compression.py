@@ -1,0 +1,43 @@
+"""What a tensor is cast to before it goes to the other ranks, by Horovod's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from choros.collectives.objects import dtype_of
+from choros.types import Array
+
+
+class Compressor:
+    """Casts values of floating point to a narrower type and back; all others pass.
+
+    Example:
+        >>> small, kind = Compression.fp16.compress(np.ones(2, "float32"))
+        >>> small.dtype.name, Compression.fp16.decompress(small, kind).dtype.name
+        ('float16', 'float32')
+    """
+
+    def __init__(self, kind: str = "") -> None:
+        self.kind = kind
+
+    def compress(self, x: Array) -> tuple[Array, Any]:
+        """Return the array to send, and what ``decompress`` needs."""
+        wide = x.dtype.kind == "f" and self.kind and x.dtype.itemsize > 2
+        return (x.astype(dtype_of(self.kind)) if wide else x), x.dtype
+
+    def decompress(self, x: Array, kind: np.dtype[Any]) -> Array:
+        """Return the array in its own type."""
+        return x.astype(kind, copy=False)
+
+    def __repr__(self) -> str:
+        return {"": "Compression.none", "float16": "Compression.fp16"}.get(self.kind, "Compression.bf16")
+
+
+class Compression:
+    """``Compression.none``, ``.fp16`` and ``.bf16``. A mean does not overflow: sums are made in a wider type."""
+
+    none = Compressor()
+    fp16 = Compressor("float16")
+    bf16 = Compressor("bfloat16")

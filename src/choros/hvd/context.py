@@ -1,0 +1,242 @@
+"""Which rank this is and with whom it meets: ``init``, ``shutdown``, ranks and sizes, process sets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from choros.cluster import Place
+from choros.collectives import Collectives
+from choros.errors import BadInput
+from choros.training.ranks import join
+from choros.transport import Group
+from choros.transport.local_group import LocalGroup
+from choros.transport.segment import Segment
+from choros.transport.shared_group import SharedGroup, share
+
+_TIMEOUT = "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS"
+_LONGEST = 1800.0  # seconds that a rank waits for the others where that variable is not set
+_PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+_HONOURED = {_TIMEOUT, *(f"HOROVOD_{name}" for name in _PLACE)}
+
+
+class ProcessSet:
+    """Ranks that have collectives of their own.
+
+    Args:
+        ranks: whole numbers, in any order.
+
+    Attributes:
+        ranks: list of int, sorted. process_set_id: int, None until it is registered.
+
+    Raises:
+        ValueError: a rank is there twice, or negative.
+
+    Example:
+        >>> ProcessSet([2, 0]).ranks
+        [0, 2]
+    """
+
+    ranks: list[int] = []  # noqa: RUF012 - never changed in place
+    process_set_id: int | None = None
+    collectives: Collectives | None = None
+    _segment: Segment | None = None
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = sorted(int(rank) for rank in ranks)
+        if len(set(self.ranks)) != len(self.ranks) or not self.ranks or self.ranks[0] < 0:
+            raise ValueError(f"A process set of ranks {list(ranks)}: give ranks from 0, each of them once.")
+
+    def size(self) -> int:
+        """How many ranks it has; ValueError until it is registered."""
+        self._registered()
+        return len(self.ranks)
+
+    def rank(self) -> int:
+        """This process' place in it, from 0; -1 where it is not in it."""
+        self._registered()
+        return self.ranks.index(rank()) if self.included() else -1
+
+    def included(self) -> bool:
+        """Whether this process is in it."""
+        self._registered()
+        return rank() in self.ranks
+
+    def _registered(self) -> None:
+        if self.process_set_id is None:
+            raise ValueError(f"{self!r} is not registered: call hvd.add_process_set with it on every rank.")
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+global_process_set = ProcessSet.__new__(ProcessSet)  # all ranks; ``init`` says which they are
+
+
+@dataclass
+class Context:
+    """What ``init`` found: the place, the group of all ranks, and the process sets by their number."""
+
+    place: Place
+    group: Group
+    sets: dict[int, ProcessSet] = field(default_factory=dict)
+
+
+_now: list[Context] = []
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Find out which rank this is and meet the others; a second call does nothing.
+
+    Works with no launcher at all: one rank then.
+
+    Args:
+        comm: None or a list of all ranks. A part of them is a process set.
+        process_sets: list of ProcessSet to register, or "dynamic", which is always allowed.
+
+    Raises:
+        BadInput: the launcher's variables contradict each other, or its ranks cannot meet.
+    """
+    if _now:
+        return
+    place = Place.here()
+    if comm is not None and sorted(comm) != list(range(place.size)):
+        raise BadInput(
+            f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "
+            "ProcessSet."
+        )
+    limit = float(os.environ.get(_TIMEOUT) or 0) or _LONGEST
+    group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, limit)
+    group.timeout = limit
+    world = global_process_set
+    world.ranks, world.process_set_id, world.collectives = list(range(place.size)), 0, Collectives(group)
+    _now.append(Context(place, group, {0: world}))
+    ignored = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in _HONOURED)
+    if ignored and place.rank == 0:
+        print(f"choros: {', '.join(ignored)} have no meaning here and are ignored", file=sys.stderr, flush=True)
+    for one in [] if process_sets in (None, "dynamic") else process_sets:
+        add_process_set(one)
+
+
+def shutdown() -> None:
+    """Forget the ranks; ``init`` may be called again. Every rank calls it."""
+    if _now:
+        for one in list(_now[0].sets.values()):
+            _forget(one)
+        _now.clear()
+
+
+def is_initialized() -> bool:
+    """Whether ``init`` has been called."""
+    return bool(_now)
+
+
+def context() -> Context:
+    """Return what ``init`` found.
+
+    Raises:
+        ValueError: ``init`` has not been called.
+    """
+    if not _now:
+        raise ValueError("Choros has not been initialized: call hvd.init() first.")
+    return _now[0]
+
+
+def rank() -> int:
+    """This process' rank, from 0."""
+    return context().place.rank
+
+
+def size() -> int:
+    """How many ranks there are."""
+    return context().place.size
+
+
+def local_rank() -> int:
+    """This process' rank on its machine."""
+    return context().place.local_rank
+
+
+def local_size() -> int:
+    """How many ranks are on this machine."""
+    return context().place.local_size
+
+
+def cross_rank() -> int:
+    """Which machine this is, from 0."""
+    return context().place.node or 0
+
+
+def cross_size() -> int:
+    """How many machines there are."""
+    return context().place.nodes or 1
+
+
+def is_homogeneous() -> bool:
+    """Whether every machine has the same number of ranks."""
+    return context().place.size == local_size() * cross_size()
+
+
+def collectives(process_set: Any = None) -> Collectives:
+    """Return the collectives of a process set, of all ranks by default.
+
+    Raises:
+        ValueError: the set is not registered, or this rank is not in it.
+    """
+    found = global_process_set if process_set is None else process_set
+    if found.process_set_id is None or found.process_set_id not in context().sets:
+        raise ValueError(f"{found!r} is not registered: call hvd.add_process_set with it on every rank.")
+    if found.collectives is None:
+        raise ValueError(f"Rank {rank()} is not in {found!r}: only ranks {found.ranks} call collectives with it.")
+    return found.collectives
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set; every rank calls it with the same ranks, in the same order of calls.
+
+    Raises:
+        ValueError: a rank that there is not, or the ranks of a set that is registered.
+        RanksDiffer: the ranks do not agree.
+    """
+    one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    now = context()
+    if one.ranks[-1] >= now.place.size:
+        raise ValueError(f"{one!r}: there are ranks 0 to {now.place.size - 1} only.")
+    for other in now.sets.values():
+        if other.ranks == one.ranks:
+            raise ValueError(f"{other!r} has these ranks already: use that one.")
+    collectives().broadcast_object(None, name=f"add process set {one.ranks}")  # all mean the same one
+    if now.place.rank in one.ranks:
+        one.collectives = Collectives(LocalGroup())
+    if len(one.ranks) > 1:
+        made = SharedGroup.create(len(one.ranks), 1 << 20) if now.place.rank == one.ranks[0] else None
+        segment = share(now.group, made, one.ranks[0])
+        if now.place.rank in one.ranks:
+            group = SharedGroup(segment, one.ranks.index(now.place.rank), timeout=now.group.timeout)
+            one.collectives, one._segment = Collectives(group), segment
+        else:
+            segment.close()
+    one.process_set_id = next(i for i in range(len(now.sets) + 1) if i not in now.sets)
+    now.sets[one.process_set_id] = one
+    return one
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a process set out; False for that of all ranks, or one that is not registered. Every rank calls it."""
+    found = getattr(process_set, "process_set_id", None)
+    if not found or context().sets.get(found) is not process_set:
+        return False
+    collectives().broadcast_object(None, name=f"remove process set {process_set.ranks}")
+    del context().sets[found]
+    _forget(process_set)
+    return True
+
+
+def _forget(one: ProcessSet) -> None:
+    if one._segment is not None and one.collectives is not None:
+        one.collectives.group.close()
+        one._segment.close()
+    one.process_set_id, one.collectives, one._segment = None, None, None

@@ -1,0 +1,76 @@
+"""Arrays and tensors of any library, as numpy and back; no library is imported for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from choros.errors import BadInput
+from choros.types import Array
+
+Back = Callable[[Array], Any]
+
+
+def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
+    """Return a value as a numpy array, and what makes a result of its library, on its device, of an array.
+
+    Args:
+        value: numpy array or scalar, Python number or list, or tensor or variable of Keras, JAX, PyTorch or TensorFlow.
+        name: str. What errors call it.
+
+    Raises:
+        BadInput: what has no values yet (a symbolic tensor), or is no array at all.
+    """
+    library = type(value).__module__.partition(".")[0]
+    if library == "keras" and hasattr(value, "value"):
+        return arrive(value.value, name)
+    if library in ("torch", "torchvision") or _is_parameter(value):
+        return _from_torch(value)
+    if library == "tensorflow":
+        if not hasattr(value, "numpy"):
+            raise _symbolic(value, name, "run_eagerly=True or outside of tf.function")
+        convert = sys.modules["tensorflow"].convert_to_tensor
+        return np.asarray(value.numpy()), lambda out: convert(out)
+    if library in ("jax", "jaxlib"):
+        module = sys.modules["jax"]
+        if isinstance(value, module.core.Tracer):
+            raise _symbolic(value, name, "outside of jax.jit")
+        device = value.sharding
+        return np.asarray(value), lambda out: module.device_put(out, device)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"{name or 'The value'} is a {type(value).__name__}, of which numpy makes no array: {error}"
+        ) from None
+    if array.dtype.hasobject:
+        raise BadInput(f"{name or 'The value'} is a {type(value).__name__}, which holds no numbers: give an array.")
+    return array, (lambda out: out) if isinstance(value, np.ndarray) else lambda out: out[()] if not out.ndim else out
+
+
+def _is_parameter(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _from_torch(value: Any) -> tuple[Array, Back]:
+    torch = sys.modules["torch"]
+    host = value.detach().cpu()
+    device, kind = value.device, value.dtype
+    if kind is torch.bfloat16:
+        import ml_dtypes
+
+        words = host.contiguous().view(torch.int16).numpy()
+        array: Array = words.view(ml_dtypes.bfloat16)
+        return array, lambda out: torch.from_numpy(out.view(np.int16).copy()).view(kind).to(device)
+    return host.numpy(), lambda out: torch.from_numpy(np.array(out)).to(device)
+
+
+def _symbolic(value: Any, name: str | None, where: str) -> BadInput:
+    return BadInput(
+        f"{name or 'The tensor'} is a {type(value).__name__} without values yet (inside a compiled function): "
+        f"call the collective {where}."
+    )

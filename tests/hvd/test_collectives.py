@@ -1,0 +1,184 @@
+"""Horovod's names on this backend's tensors, under ``choros run``."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import choros.hvd as hvd
+
+HEAD = """
+    import json, os
+    import numpy as np
+    import keras
+    import choros.hvd as hvd
+    from choros.errors import RanksDiffer
+
+    hvd.init()
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    said = {}
+
+    def numbers(x):
+        return np.asarray(keras.ops.convert_to_numpy(x)).astype(float).tolist()
+
+    def end():
+        with open(os.path.join(os.environ["SAID"], f"{rank}.json"), "w") as file:
+            json.dump(said, file)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, backend):
+    """Run a script on ``size`` ranks; return what each left."""
+
+    def start(size, script):
+        file = tmp_path / "script.py"
+        file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(script) + "\nend()\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "choros", "run", "-n", str(size), "--threads", "1", str(file)],
+            env={**os.environ, "SAID": str(tmp_path), "HOROVOD_CYCLE_TIME": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "HOROVOD_CYCLE_TIME have no meaning here" in done.stdout + done.stderr
+        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+
+    return start
+
+
+def test_tensors(run):
+    """What goes in comes out: library, type, shape and device; the input is unchanged."""
+    script = """
+    x = keras.ops.convert_to_tensor(np.arange(6, dtype="float32").reshape(2, 3) + rank)
+    before = numbers(x)
+    for kind in ("float32", "float16", "bfloat16", "int32", "bool"):
+        value = keras.ops.cast(x, kind)
+        op = hvd.Max if kind == "bool" else hvd.Sum
+        out = hvd.allreduce(value, op=op, name=kind)
+        assert type(out) is type(value) and keras.backend.standardize_dtype(out.dtype) == kind, (type(out), out.dtype)
+        said[kind] = numbers(out)
+    said["mean"] = numbers(hvd.allreduce(x))
+    said["half"] = numbers(hvd.allreduce(x, compression=hvd.Compression.fp16, average=False))
+    said["group"] = [numbers(v) for v in hvd.grouped_allreduce([x, x + 1], op=hvd.Min, name="pair")]
+    said["rows"] = numbers(hvd.allgather(x[: rank + 1]))
+    said["root"] = numbers(hvd.broadcast(x, 1))
+    said["scattered"] = numbers(hvd.reducescatter(x, op=hvd.Sum))
+    received, counts = hvd.alltoall(x, splits=[1, 1] if rank == 0 else [0, 2])
+    said["all"] = [numbers(received), numbers(counts)]
+    said["scalar"] = float(hvd.allreduce(rank + 1.0))
+    said["unchanged"] = numbers(x) == before
+    variable = keras.Variable(np.full(3, rank, "float32"), name="v")
+    hvd.broadcast_variables([variable], root_rank=1)
+    said["variable"] = numbers(variable)
+    said["of variable"] = numbers(hvd.allreduce(variable, op=hvd.Sum))
+    hvd.barrier()
+    """
+    first, second = run(2, script)
+    both = [[1, 3, 5], [7, 9, 11]]
+    for said in (first, second):
+        for kind in ("float32", "float16", "bfloat16", "int32", "half"):
+            assert said[kind] == both
+        assert said["bool"] == [[1, 1, 1], [1, 1, 1]]
+        assert said["mean"] == [[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]]
+        assert said["group"] == [[[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]]]
+        assert said["rows"] == [[0, 1, 2], [1, 2, 3], [4, 5, 6]]
+        assert said["root"] == [[1, 2, 3], [4, 5, 6]]
+        assert said["scalar"] == 1.5
+        assert said["unchanged"] is True
+        assert said["variable"] == [1, 1, 1]
+        assert said["of variable"] == [2, 2, 2]
+    assert (first["scattered"], second["scattered"]) == ([both[0]], [both[1]])
+    assert first["all"] == [[[0, 1, 2]], [1, 0]]
+    assert second["all"] == [[[3, 4, 5], [1, 2, 3], [4, 5, 6]], [1, 2]]
+
+
+def test_differences_objects_and_process_sets(run):
+    script = """
+    try:
+        hvd.allreduce(np.zeros(2 + rank), name="uneven")
+    except RanksDiffer as error:
+        said["error"] = str(error)
+    said["objects"] = hvd.allgather_object({"rank": rank, "epoch": 3})
+    said["root"] = hvd.broadcast_object([rank, "text"], root_rank=2)
+    pair = hvd.add_process_set([2, 0])
+    said["set"] = [pair.process_set_id, pair.included(), pair.rank(), pair.size()]
+    if pair.included():
+        said["sum"] = numbers(hvd.allreduce(np.full(2, rank + 1.0), op=hvd.Sum, process_set=pair))
+        said["from 2"] = numbers(hvd.broadcast(np.full(1, float(rank)), 2, process_set=pair))
+    else:
+        try:
+            hvd.allreduce(np.zeros(1), process_set=pair)
+        except ValueError as error:
+            said["outside"] = str(error)
+    for bad in ([0, 0], [0, 9], [0, 2]):
+        try:
+            hvd.add_process_set(bad)
+        except ValueError as error:
+            said[f"bad {bad}"] = str(error)
+    said["removed"] = [hvd.remove_process_set(hvd.global_process_set), hvd.remove_process_set(pair)]
+    said["again"] = hvd.add_process_set(hvd.ProcessSet([1])).process_set_id
+    said["all"] = numbers(hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=hvd.global_process_set))
+    said["last"] = hvd.join()
+    hvd.shutdown()
+    said["initialized"] = hvd.is_initialized()
+    hvd.init()
+    said["anew"] = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size(), hvd.is_homogeneous()]
+    said["sum anew"] = numbers(hvd.allreduce(np.ones(1), op=hvd.Sum))
+    """
+    said = run(3, script)
+    for rank, one in enumerate(said):
+        assert one["error"] == said[0]["error"]
+        assert "'uneven'" in one["error"]
+        assert "rank 2: allreduce 'uneven' of float64 (4,)" in one["error"]
+        assert one["objects"] == [{"rank": r, "epoch": 3} for r in range(3)]
+        assert one["root"] == [2, "text"]
+        assert one["set"] == [1, rank != 1, {0: 0, 1: -1, 2: 1}[rank], 2]
+        assert "each of them once" in one["bad [0, 0]"]
+        assert "there are ranks 0 to 2 only" in one["bad [0, 9]"]
+        assert "has these ranks already" in one["bad [0, 2]"]
+        assert one["removed"] == [False, True]
+        assert one["again"] == 1
+        assert one["all"] == one["sum anew"] == [3]
+        assert one["initialized"] is False
+        assert one["anew"] == [rank, 3, rank, 1, True]
+    assert said[0]["sum"] == said[2]["sum"] == [4, 4]
+    assert said[0]["from 2"] == said[2]["from 2"] == [2]
+    assert "Rank 1 is not in" in said[1]["outside"]
+
+
+def test_one_rank_without_a_launcher():
+    with pytest.raises(ValueError, match="call hvd.init"):
+        hvd.rank()
+    hvd.init()
+    try:
+        assert (hvd.rank(), hvd.size(), hvd.local_size(), hvd.cross_rank()) == (0, 1, 1, 0)
+        assert hvd.allreduce([2, 4], op=hvd.Product).tolist() == [2, 4]
+        assert hvd.broadcast_object({"a": 1}) == {"a": 1}
+        assert hvd.mpi_built() is False
+        assert hvd.nccl_built() == 0
+        with pytest.raises(ValueError, match="both given"):
+            hvd.allreduce(1.0, average=True, op=hvd.Sum)
+        with pytest.raises(ValueError, match="give hvd.Average"):
+            hvd.allreduce(1.0, op=17)
+    finally:
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("BroadcastGlobalVariablesHook", "broadcast_variables"),
+        ("size_op", r"hvd.size\(\)"),
+        ("DistributedOptimizer", "Trainer"),
+        ("no_such_name", "has no attribute"),
+    ],
+)
+def test_names_that_are_not_there(name, words):
+    with pytest.raises(AttributeError, match=words):
+        getattr(hvd, name)
