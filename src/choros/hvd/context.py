@@ -116,7 +116,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     _now.append(Context(place, group, {0: world}))
     ignored = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in _HONOURED)
     if ignored and place.rank == 0:
-        print(f"choros: {', '.join(ignored)} have no meaning here and are ignored", file=sys.stderr, flush=True)
+        print(f"choros: ignored, as it has no meaning here: {', '.join(ignored)}", file=sys.stderr, flush=True)
     for one in [] if process_sets in (None, "dynamic") else process_sets:
         add_process_set(one)
 
