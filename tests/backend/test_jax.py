@@ -181,6 +181,20 @@ def test_vectors_read_do_not_change_with_the_model():
     assert all((a == b).all() for a, b in zip(before, kept, strict=True))
 
 
+def test_setting_weights_leaves_those_of_the_model_until_finish():
+    """A caller's callbacks may read the model before the first step."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    before = model.get_weights()
+    replica = make_replica(model)
+    replica.build(Batch(np.zeros((4, 2), "float32"), np.zeros((4, 3), "float32"), None, 4, 4))
+    replica.set(np.arange(9, dtype="float32"))
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    replica.finish()
+    np.testing.assert_array_equal(np.concatenate([w.reshape(-1) for w in model.get_weights()]), np.arange(9))
+
+
 def test_training_goes_on_after_finish():
     replica = replica_of(wide())
     replica.step(part(0, 4))

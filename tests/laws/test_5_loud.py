@@ -144,6 +144,7 @@ def test_a_pool_that_is_silent_names_its_ranks(pools):
 
 ENDLESS = {  # waits without a limit of their own, and what ends them
     ("launch/worker.py", "receive"): "an idle worker, until its caller calls or has gone",
+    ("hvd/collectives.py", "join"): "a collective, whose group has a limit",
     ("training/worker.py", "receive"): "orders after callbacks, which may take any time, or the caller has gone",
 }
 
@@ -178,9 +179,9 @@ def test_a_launcher_without_a_group_is_refused(monkeypatch, make_mlp, data):
 
 def test_a_silent_singleton_is_refused(monkeypatch, make_mlp, data):
     """The launcher says 4, the group that it brought is of 1."""
-    from choros.training import joined
+    from choros.training import ranks
 
-    monkeypatch.setattr(joined, "_joined", {})
+    monkeypatch.setattr(ranks, "_joined", {})
     with SharedGroup.create(1, 1 << 16) as segment:
         for name, value in {"RANK": "0", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "4"}.items():
             monkeypatch.setenv(f"CHOROS_{name}", value)

@@ -36,6 +36,7 @@ class JaxReplica(BaseReplica):
         ]
         self._variables = variables
         self._state: list[list[Any]] = [[v.value for v in part] for part in variables]
+        self._shared = True  # the weights' memory is the Keras model's own too, until something is set
         self._where = {id(v): (p, i) for p, part in enumerate(variables) for i, v in enumerate(part)}
         tracker = [] if self.loss_metric is None else [self.loss_metric.total, self.loss_metric.count]
         self._loss_at = [self._where[id(v)][1] for v in tracker]
@@ -132,6 +133,8 @@ class JaxReplica(BaseReplica):
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables, in the memory that they have; with momentum the velocity is kept."""
+        if self._shared:
+            self._state[0], self._shared = [jnp.copy(v) for v in self._state[0]], False
         if self._x is None:
             self._state[0] = self._put(self._state[0], vector)
         else:
