@@ -50,7 +50,7 @@ OUTSIDE = {
         "demo",
     },
     "cloudpickle": {"training", "data"},
-    "ml_dtypes": {"collectives", "hvd"},
+    "ml_dtypes": {"collectives"},
     "matplotlib": {"report", "demo"},
     "sklearn": {"data", "cli", "demo"},
 }

@@ -33,6 +33,20 @@ Killer.calls = 0
 """
 
 
+def holding(does):
+    """The script of a rank that does something while it holds the lock, in its fourth exchange."""
+    killer = KILLER.replace("BLOCKS", "1").replace("+ 2", "+ 1").replace("os.kill(os.getpid(), HOW)", does)
+    return (
+        killer
+        + """
+centre = SharedCentre(fd, Killer(), rank, size, timeout=30)
+for _ in range(4):
+    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
+say(ended=centre.clock)
+"""
+    )
+
+
 def test_a_kill_in_the_middle_of_a_merge_leaves_the_centre_whole_and_the_others_go_on(ranks):
     count = 3 * BLOCK
     script = (
@@ -100,17 +114,8 @@ while True:
 
 
 def test_a_stopped_holder_is_named_and_the_centre_can_still_be_read(ranks):
-    script = (
-        KILLER.replace("BLOCKS", "1").replace("+ 2", "+ 1").replace("HOW", "signal.SIGSTOP")
-        + """
-centre = SharedCentre(fd, Killer(), rank, size, timeout=30)
-for _ in range(4):
-    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
-say(ended=centre.clock)
-"""
-    )
     with a_centre() as segment:
-        ranks.start(script, segment, 2, ranks=[1])
+        ranks.start(holding("os.kill(os.getpid(), signal.SIGSTOP)"), segment, 2, ranks=[1])
         assert ranks.line(0) == {"killed": True}
         client = SharedCentre(segment, DOWNPOUR(), 0, 2, timeout=0.6)
         begin = time.perf_counter()
@@ -127,16 +132,8 @@ say(ended=centre.clock)
 
 
 def test_a_killed_holder_lets_the_lock_go_at_once(ranks):
-    script = (
-        KILLER.replace("BLOCKS", "1").replace("+ 2", "+ 1").replace("os.kill(os.getpid(), HOW)", "time.sleep(60)")
-        + """
-centre = SharedCentre(fd, Killer(), rank, size, timeout=30)
-for _ in range(4):
-    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
-"""
-    )
     with a_centre() as segment:
-        ranks.start(script, segment, 2, ranks=[1])
+        ranks.start(holding("time.sleep(60)"), segment, 2, ranks=[1])
         assert ranks.line(0) == {"killed": True}
         client = SharedCentre(segment, DOWNPOUR(), 0, 2, timeout=20)
         ranks.kill(0)

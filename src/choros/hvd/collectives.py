@@ -73,7 +73,9 @@ def allreduce(
     kind, calls = operation(op, average), collectives(process_set)
     if all(hasattr(value, part) for part in ("values", "indices", "dense_shape")):
         if kind not in (AVERAGE, SUM):
-            raise NotImplementedError(f"Sparse values have no {kind.name.capitalize()}: take Average or Sum.")
+            raise BadInput(
+                f"Sparse values have no {kind.name.capitalize()}, as most rows are absent: take Average or Sum."
+            )
         name = name or "sparse"
         factor = prescale_factor * postscale_factor / (calls.size if kind == AVERAGE else 1)
         rows, back = arrive(value.values, name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.collectives.objects import dtype_of
 from choros.errors import BadInput
 from choros.types import Array
 
@@ -27,8 +28,9 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
     library = type(value).__module__.partition(".")[0]
     if library == "keras" and hasattr(value, "value"):
         return arrive(value.value, name)
-    if library in ("torch", "torchvision") or _is_parameter(value):
-        return _from_torch(value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _from_torch(value, torch)
     if library == "tensorflow":
         if not hasattr(value, "numpy"):
             raise _symbolic(value, name, "run_eagerly=True or outside of tf.function")
@@ -51,20 +53,11 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
     return array, (lambda out: out) if isinstance(value, np.ndarray) else lambda out: out[()] if not out.ndim else out
 
 
-def _is_parameter(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _from_torch(value: Any) -> tuple[Array, Back]:
-    torch = sys.modules["torch"]
+def _from_torch(value: Any, torch: Any) -> tuple[Array, Back]:
     host = value.detach().cpu()
     device, kind = value.device, value.dtype
     if kind is torch.bfloat16:
-        import ml_dtypes
-
-        words = host.contiguous().view(torch.int16).numpy()
-        array: Array = words.view(ml_dtypes.bfloat16)
+        array: Array = host.contiguous().view(torch.int16).numpy().view(dtype_of("bfloat16"))
         return array, lambda out: torch.from_numpy(out.view(np.int16).copy()).view(kind).to(device)
     return host.numpy(), lambda out: torch.from_numpy(np.array(out)).to(device)
 

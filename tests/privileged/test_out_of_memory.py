@@ -14,7 +14,8 @@ import choros
 from choros.errors import WorkerFailed
 
 pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_ROOT_TESTS"), reason="needs root and control groups: .ci/run sets CHOROS_ROOT_TESTS=1"
+    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
+    reason="needs privileges and control groups: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
 )
 
 LIMIT = 256 << 20  # bytes that the worker may take from the moment it is moved
