@@ -100,6 +100,33 @@ class BaseReplica(Metrics):
         self._built()
         self.reset_metrics()
 
+    def take_up(self) -> None:
+        """Instead of ``build``, for a built model that Keras' own loop trains with ``half_step`` and ``update``."""
+        self.within_fit = True
+        self._lay_out()
+        self.weigher = Weigher(self.model)
+        self._take_metrics()
+        self._built()
+
+    def half_step(self, data: tuple[Any, ...]) -> tuple[list[Array | None], float, dict[str, Any]]:
+        """``train_step`` on a batch as Keras' loop has it, up to the optimizer.
+
+        Returns:
+            The gradients in the order of ``trainable`` (None is zero), what the loss divided by, and the step's logs.
+        """
+        rows = int(keras.tree.flatten(data)[0].shape[0])
+        arrays, _, n = self._gradients(data, rows)
+        return arrays, n, self._logs or {}
+
+    def update(self, gradient: Array, divisor: float) -> None:
+        """The optimizer's half: run it on ``gradient / divisor``."""
+        self._apply(gradient, divisor)
+
+    def skip(self) -> None:
+        """Instead of ``update``: count the step only."""
+        counter = self.model.optimizer.iterations
+        self._assign([counter], [self._values([counter])[0] + 1])
+
     def pack(self, batch: Batch) -> tuple[Any, ...]:
         """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as ``fit`` passes them, floats cast to Keras' floatx."""
         floatx = keras.config.floatx()

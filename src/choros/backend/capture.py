@@ -39,16 +39,21 @@ class Capture:
         self._here: Any = None
         self._taken: list[Any] | None = None
         self._refusal: NotExact | None = None
+        self._before: list[Any] = []
 
     def __enter__(self) -> Capture:
         self._refuse_other_optimizers()
         self._taken = self._refusal = None
         self._here = self._where()
-        vars(self._model.optimizer)["apply"] = self._hook
+        own = vars(self._model.optimizer)
+        self._before = [own["apply"]] if "apply" in own else []  # as that of ``hvd.DistributedOptimizer``
+        own["apply"] = self._hook
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         vars(self._model.optimizer).pop("apply", None)
+        for before in self._before:
+            vars(self._model.optimizer)["apply"] = before
         refusal = self._refusal
         self._taken = self._here = self._refusal = None
         if refusal is not None and error is not refusal:  # TensorFlow wraps what is raised inside its own functions

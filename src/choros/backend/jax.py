@@ -103,6 +103,14 @@ class JaxReplica(BaseReplica):
         figures = jnp.stack([self._loss(seen), jnp.asarray(n, jnp.float32)])
         return figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
+    def in_state(self, state: tuple[Any, ...]) -> None:
+        """Go on from the state of Keras' own loop."""
+        self._state = [list(part) for part in state]
+
+    def out_state(self) -> tuple[Any, ...]:
+        """The state for Keras' own loop."""
+        return tuple(self._state)
+
     # The loss metric starts each reduced batch from zero, so that it gives this batch's loss alone.
 
     def _without_loss(self, metrics: list[Any]) -> list[Any]:

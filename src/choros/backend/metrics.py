@@ -24,13 +24,14 @@ class Metrics(ABC):
     model: Any
     weigher: Weigher
     averaged: Sequence[int] = ()  # places of metric variables that do not add: their mean over ranks, weighted by rows
+    within_fit = False  # whether Keras' own loop drives the steps: loss metric and logs are then left to it
 
     def _take_metrics(self) -> None:
         """Once the model is built: find its metrics' variables."""
-        self.loss_metric = _loss_metric(self.model)
+        self.loss_metric = None if self.within_fit else _loss_metric(self.model)
         self.metric_variables: list[Any] = list(self.model.metrics_variables)
         self._metric_slices = slices_of(self.metric_variables)
-        self._names: set[str] = set(self.model.get_metrics_result())
+        self._names: set[str] = set() if self.within_fit else set(self.model.get_metrics_result())
         self._forget()
 
     def _forget(self) -> None:

@@ -14,8 +14,6 @@ from choros.errors import BadInput
 from choros.launch.run import GRACE, run
 from choros.machine import plan, usable_cores, variables
 
-_SLOT_BYTES = 1 << 20  # of the group by which ranks first meet; a run that needs more shares a larger segment
-
 _HELP = """\
 Each rank finds its place in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE, is bound to cores of its
 own and told its number of threads before anything is imported. Lines that ranks print are marked with their rank. The
@@ -72,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     threads = [variables(binding.threads, keep=keep, shared=crowded) for binding in bindings]
     from choros.transport.shared_group import SharedGroup
 
-    segment = SharedGroup.create(size, _SLOT_BYTES)
+    segment = SharedGroup.create(size)
     try:
         return run(
             command,

@@ -1,13 +1,14 @@
 """Horovod's names for Keras 3: ``import choros.hvd as hvd`` in place of ``import horovod.keras as hvd``.
 
-What is here so far: the place (``init``, ``rank``, ``size`` ...), process sets, and collectives on arrays and tensors
-of numpy, Keras, JAX, PyTorch and TensorFlow, outside of compiled functions. The optimizer, the callbacks and the
-launcher's names are still to come; until then ``choros.Trainer(model, "allreduce")`` trains with several workers.
+The place (``init``, ``rank``, ``size`` ...), process sets, collectives on arrays and tensors of numpy, Keras, JAX,
+PyTorch and TensorFlow, ``DistributedOptimizer`` and the gradient tape, callbacks, ``load_model`` and elastic state.
+What needs Keras is imported when it is first used.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from choros.hvd.collectives import (
     Adasum,
@@ -48,12 +49,22 @@ from choros.hvd.context import (
     size,
 )
 
+if TYPE_CHECKING:
+    from choros.hvd import callbacks, elastic
+    from choros.hvd.loading import load_model, shard
+    from choros.hvd.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+    from choros.hvd.tape import DistributedGradientTape, PartialDistributedGradientTape
+
 __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Product",
     "Sum",
@@ -66,8 +77,10 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "broadcast_variables",
+    "callbacks",
     "cross_rank",
     "cross_size",
+    "elastic",
     "global_process_set",
     "grouped_allgather",
     "grouped_allreduce",
@@ -76,11 +89,13 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "load_model",
     "local_rank",
     "local_size",
     "rank",
     "reducescatter",
     "remove_process_set",
+    "shard",
     "shutdown",
     "size",
 ]
@@ -90,7 +105,14 @@ _PROBES = {
     **dict.fromkeys(("ddl_built", "ccl_built", "cuda_built", "rocm_built"), False),
     "nccl_built": 0,
 }
-_COMING = ("DistributedOptimizer", "PartialDistributedOptimizer", "callbacks", "elastic", "load_model")
+_LATER = {
+    "DistributedOptimizer": "optimizer",
+    "PartialDistributedOptimizer": "optimizer",
+    "DistributedGradientTape": "tape",
+    "PartialDistributedGradientTape": "tape",
+    "load_model": "loading",
+    "shard": "loading",
+}
 _INSTEAD = {
     "broadcast_global_variables": "hvd.broadcast_variables(model.variables, root_rank)",
     "BroadcastGlobalVariablesHook": "hvd.broadcast_variables(model.variables, root_rank) before training",
@@ -105,10 +127,10 @@ _INSTEAD = {
 def __getattr__(name: str) -> Any:
     if name in _PROBES:  # ranks meet in shared memory: none of these libraries is in it
         return lambda *_: _PROBES[name]
-    if name in _COMING:
-        raise AttributeError(
-            f"choros.hvd has no {name} yet: choros.Trainer(model, 'allreduce') averages gradients exactly."
-        )
+    if name in _LATER:
+        return getattr(importlib.import_module(f"choros.hvd.{_LATER[name]}"), name)
+    if name in ("callbacks", "elastic"):
+        return importlib.import_module(f"choros.hvd.{name}")
     if name in _INSTEAD:
         raise AttributeError(f"choros.hvd has no {name}: use {_INSTEAD[name]}.")
     raise AttributeError(f"module 'choros.hvd' has no attribute {name!r}")

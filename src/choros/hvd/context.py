@@ -212,7 +212,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if now.place.rank in one.ranks:
         one.collectives = Collectives(LocalGroup())
     if len(one.ranks) > 1:
-        made = SharedGroup.create(len(one.ranks), 1 << 20) if now.place.rank == one.ranks[0] else None
+        made = SharedGroup.create(len(one.ranks)) if now.place.rank == one.ranks[0] else None
         segment = share(now.group, made, one.ranks[0])
         if now.place.rank in one.ranks:
             group = SharedGroup(segment, one.ranks.index(now.place.rank), timeout=now.group.timeout)

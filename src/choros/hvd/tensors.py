@@ -32,13 +32,13 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(value, torch)
     if library == "tensorflow":
-        if not hasattr(value, "numpy"):
+        if is_symbolic(value):
             raise _symbolic(value, name, "run_eagerly=True or outside of tf.function")
         convert = sys.modules["tensorflow"].convert_to_tensor
         return np.asarray(value.numpy()), lambda out: convert(out)
     if library in ("jax", "jaxlib"):
         module = sys.modules["jax"]
-        if isinstance(value, module.core.Tracer):
+        if is_symbolic(value):
             raise _symbolic(value, name, "outside of jax.jit")
         device = value.sharding
         return np.asarray(value), lambda out: module.device_put(out, device)
@@ -51,6 +51,15 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
     if array.dtype.hasobject:
         raise BadInput(f"{name or 'The value'} is a {type(value).__name__}, which holds no numbers: give an array.")
     return array, (lambda out: out) if isinstance(value, np.ndarray) else lambda out: out[()] if not out.ndim else out
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a tensor has no values yet: it is traced, inside a compiled function."""
+    library = type(value).__module__.partition(".")[0]
+    if library == "tensorflow":
+        return not hasattr(value, "numpy")
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def _from_torch(value: Any, torch: Any) -> tuple[Array, Back]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -28,7 +29,7 @@ from choros.types import Array
 
 _PAGE = 4096
 _BLOCK = 1 << 18  # bytes of one block, so that the partial sums of many ranks stay in a core's cache
-_SIZE, _ROOM = FREE, FREE + 1
+_SIZE, _ROOM, _OPEN = range(FREE, FREE + 3)  # open: slots take their pages when they are written
 _BARRIER, _SUM_SLOTS, _SUM, _GATHER, _BROADCAST = range(5)
 _NAMES = ("barrier", "sum_slots", "sum", "gather", "broadcast")
 _Blocks = list[tuple[list[Array], Array]]
@@ -97,27 +98,29 @@ class SharedGroup:
                 self._segment.close()
             raise
         self._plans: dict[tuple[int, Any], _Plan] = {}
-        self._segment.touch(self._slot_offset(rank), self.slot_bytes)
+        if not words[_OPEN]:
+            self._segment.touch(self._slot_offset(rank), self.slot_bytes)
 
     abort = staticmethod(abort)
 
     @staticmethod
-    def create(size: int, slot_bytes: int) -> Segment:
+    def create(size: int, slot_bytes: int | None = None) -> Segment:
         """Make the segment of a group.
 
         Args:
             size: int. How many ranks.
-            slot_bytes: int. Room of one slot: the bytes of the largest vector that ``slot`` is asked for.
+            slot_bytes: int. Room of one slot: the bytes of the largest vector that ``slot`` is asked for. Defaults to
+                all that this machine could hold; nothing is taken of it before it is written.
 
         Returns:
             Segment. Its head, ``size`` slots and one result area; memory is taken when it is first used.
         """
-        if size < 1 or slot_bytes < 0:
+        if size < 1 or (slot_bytes is not None and slot_bytes < 0):
             raise BadInput(f"A group of {size} ranks with slots of {slot_bytes} bytes cannot be: give 1 or more ranks.")
-        room = align(max(slot_bytes, _PAGE), _PAGE)
+        room = align(max(_plenty() // (size + 1) if slot_bytes is None else slot_bytes, _PAGE), _PAGE)
         segment = Segment.create(_head(size) + (size + 1) * room, "choros-group")
         words = segment.words
-        words[_SIZE], words[_ROOM] = size, room
+        words[_SIZE], words[_ROOM], words[_OPEN] = size, room, slot_bytes is None
         stamp(segment, GROUP, LINES, LINE_WORDS, size)
         return segment
 
@@ -281,6 +284,16 @@ class SharedGroup:
 
 def _head(size: int) -> int:
     return align(8 * (LINES + size * LINE_WORDS), _PAGE)
+
+
+def _plenty() -> int:
+    """Bytes that may be mapped without thinking: this machine's memory, less where a limit is set."""
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            room = min(room, limit // 4)
+    return max(room, 1 << 22)
 
 
 def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:

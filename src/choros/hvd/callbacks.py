@@ -1,0 +1,189 @@
+"""Horovod's callbacks for Keras 3, on any backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from choros.backend import seeds
+from choros.collectives import SUM
+from choros.hvd.collectives import broadcast_variables
+from choros.hvd.context import collectives, rank, size
+from choros.hvd.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+from choros.hvd.guards import mean_logs
+from choros.hvd.rates import LearningRateScheduleCallback, LearningRateWarmupCallback
+from choros.hvd.split import SplitStep, built
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives all ranks the root's weights and optimizer state before the first step.
+
+    Random layers keep their own seeds. (Horovod broadcasts after the first step, which all ranks made from weights of
+    their own. Here that is so only where TensorFlow builds the model in a loop of the user's own.)
+
+    Args:
+        root_rank: int. Whose values.
+        device: ignored.
+        local_variables: variables to leave as they are.
+
+    Example:
+        >>> BroadcastGlobalVariablesCallback(0).root_rank
+        0
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
+        super().__init__()
+        self.root_rank, self._local = root_rank, list(local_variables or [])
+        self._waiting = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast, where there is a built model; else as soon as there is one."""
+        self._waiting = not built(self.model)
+        if not self._waiting:
+            self._broadcast()
+        elif isinstance(self.model.train_function, SplitStep):
+            self.model.train_function.before.append(self._broadcast)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast, where the first step has built the model."""
+        if self._waiting:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        self._waiting = False
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+        left = {id(v) for v in (*self._local, *seeds.find(self.model))}
+        everything = [*self.model.variables, *self.model.optimizer.variables]
+        broadcast_variables([v for v in everything if id(v) not in left], self.root_rank)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives History and all later callbacks the metrics of all ranks' data, training's and validation's.
+
+    Args:
+        device: ignored.
+        weighted: bool. True (default): what metrics have summed up is added over the ranks, so each is what one
+            process would show for all the data, also AUC, and where ranks have unequal rows. A metric class that is
+            not Keras' own, and what callbacks add to the logs, is averaged plainly. False: the plain mean of
+            everything, as Horovod has it.
+    """
+
+    def __init__(self, device: str = "", weighted: bool = True) -> None:
+        super().__init__()
+        self.weighted = weighted
+        self._plain: Callable[[Any], Any] | None = None
+        self._exact: set[str] = set()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take the place of what tells Keras an epoch's results."""
+        if self.weighted and size() > 1:
+            self._plain = self.model._get_metrics_result_or_logs
+            own: dict[str, Any] = self.model.__dict__
+            own["_get_metrics_result_or_logs"] = self._results
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Give it back."""
+        if self._plain is not None:
+            own: dict[str, Any] = self.model.__dict__
+            own["_get_metrics_result_or_logs"] = self._plain
+            if getattr(self._plain, "__func__", None) is type(self.model)._get_metrics_result_or_logs:
+                del own["_get_metrics_result_or_logs"]
+            self._plain = None
+
+    def _results(self, logs: Any) -> Any:
+        assert self._plain is not None  # noqa: S101 - for the type checker
+        found = self._plain(logs)
+        model = self.model
+        if set(found) != set(model.get_metrics_result()):  # a step that logs figures of its own
+            return found
+        mine = [v for metric in model.metrics for v in metric.variables]
+        before = [keras.ops.convert_to_numpy(v).copy() for v in mine]
+        calls, foreign = collectives(), {id(v) for m in _single(model.metrics) if _foreign(m) for v in m.variables}
+        for i, (variable, value) in enumerate(zip(mine, before, strict=True)):
+            if id(variable) not in foreign:
+                variable.assign(calls.allreduce(value, SUM, name=f"metric {i} {variable.path}"))
+        exact = {name: keras.ops.convert_to_numpy(v).tolist() for name, v in model.get_metrics_result().items()}
+        for variable, value in zip(mine, before, strict=True):
+            variable.assign(value)
+        if foreign:
+            names = {m.name for m in _single(model.metrics) if _foreign(m)}
+            local = {name: value for name, value in exact.items() if name in names}
+            exact |= mean_logs(local, calls, "metrics that do not add")
+        self._exact |= set(exact)
+        return exact
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average what is not exact already."""
+        if logs is None or size() == 1:
+            return
+        exact = {*self._exact, *(f"val_{name}" for name in self._exact)} if self._plain is not None else set()
+        logs.update(
+            mean_logs({k: v for k, v in logs.items() if k not in exact}, collectives(), f"logs of epoch {epoch}")
+        )
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Keras' ``ModelCheckpoint`` that keeps the best model, on rank 0 alone.
+
+    Args:
+        monitor: str. Defaults to "val_loss".
+        verbose: int. Defaults to 0.
+        mode: "auto" (default), "min" or "max".
+        save_freq: "epoch" (default) or batches.
+        save_weights_only: bool. Defaults to False.
+        filepath: str. Where; may be set as an attribute until training begins.
+
+    Raises:
+        ValueError: no ``filepath`` when training begins.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        save_weights_only: bool = False,
+        filepath: str | None = None,
+    ) -> None:
+        name = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
+        super().__init__(name, monitor, verbose, True, save_weights_only, mode, save_freq)
+        self._named = filepath is not None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "filepath":
+            self._named = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See that there is a path."""
+        if not self._named:
+            raise ValueError("BestModelCheckpoint has no path: give filepath='best.keras'.")
+        super().on_train_begin(logs)
+
+    def _save_model(self, epoch: int, batch: Any, logs: Any) -> None:
+        if rank() == 0:
+            super()._save_model(epoch, batch, logs)
+
+
+def _single(metrics: Sequence[Any]) -> list[Any]:
+    """The metrics inside of Keras' containers of what ``compile`` was given."""
+    return [one for m in metrics for one in (_single(m.metrics) if getattr(m, "metrics", None) else [m])]
+
+
+def _foreign(metric: Any) -> bool:
+    return not type(metric).__module__.startswith("keras.")

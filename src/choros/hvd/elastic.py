@@ -1,0 +1,216 @@
+"""Horovod's elastic names: state that is committed, restored and synchronised, and the loop around it.
+
+What a rank has committed is what it goes back to when a collective fails. Ranks that come and go while a job runs need
+a launcher that starts them again; ``choros run`` ends a job with the first rank that fails.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.errors import MeetingTimeout, PeerFailed
+from choros.hvd import context
+from choros.hvd.collectives import broadcast_object, broadcast_variables
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed: ``run`` restores the last commit and begins anew."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Ranks came or went: ``run`` begins anew with the state as it is.
+
+    Attributes:
+        skip_sync: bool. Whether there is nothing to synchronise, as no rank came.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("The ranks of this job have changed.")
+        self.skip_sync = skip_sync
+
+
+def run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``function(state, ...)``: synchronise the state, call it, and begin anew where it was interrupted.
+
+    Example:
+        >>> import choros.hvd as hvd
+        >>> hvd.init()
+        >>> hvd.elastic.run(lambda state: state.epoch)(hvd.elastic.ObjectState(epoch=3))
+        3
+    """
+
+    @functools.wraps(function)
+    def again(state: ObjectState, *args: Any, **given: Any) -> Any:
+        skip_sync = False
+        while True:
+            try:
+                if not skip_sync:
+                    state.sync()
+                return function(state, *args, **given)
+            except (HorovodInternalError, PeerFailed, MeetingTimeout):
+                state.restore()
+                skip_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync = interrupt.skip_sync
+            context.shutdown()
+            context.init()
+            state.on_reset()
+
+    return again
+
+
+class ObjectState:
+    """Attributes that are committed and restored together, and that rank 0 gives to all.
+
+    Args:
+        **values: what may travel without pickle; see ``hvd.broadcast_object``. Each becomes an attribute.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        self._names = list(values)
+        self._saved: dict[str, Any] = {}
+        self._callbacks: list[Callable[[], None]] = []
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.save()
+
+    def save(self) -> None:
+        """Keep a copy."""
+        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
+
+    def restore(self) -> None:
+        """Go back to the copy."""
+        for name, value in self._saved.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def sync(self) -> None:
+        """Take rank 0's values, and keep a copy."""
+        for name, value in broadcast_object({n: getattr(self, n) for n in self._names}, 0, name="state").items():
+            setattr(self, name, value)
+        self.save()
+
+    def commit(self) -> None:
+        """Keep a copy, then see whether ranks came or went."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise ``HostsUpdatedInterrupt`` where the launcher has said that ranks came or went; ours never does yet."""
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Call these when training begins anew."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Training begins anew."""
+        for callback in self._callbacks:
+            callback()
+
+
+class KerasState(ObjectState):
+    """The state of a model: weights, optimizer, and values such as ``epoch`` and ``batch``.
+
+    Args:
+        model: keras.Model, built.
+        optimizer: its optimizer by default.
+        backend: ignored.
+        **values: see ``ObjectState``.
+
+    Raises:
+        ValueError: the model is not built.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
+        if not model.built:
+            raise ValueError(f"Model {model.name!r} is not built: call it on a batch, or give it an Input.")
+        self.model = model
+        self.optimizer = model.optimizer if optimizer is None else optimizer
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        self._arrays: list[Any] = []
+        super().__init__(**values)
+
+    def _variables(self) -> list[Any]:
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+        return [*self.model.variables, *(self.optimizer.variables if self.optimizer is not None else [])]
+
+    def save(self) -> None:
+        """Keep a copy of weights, optimizer and values."""
+        super().save()
+        self._arrays = [np.array(keras.ops.convert_to_numpy(v)) for v in self._variables()]
+
+    def restore(self) -> None:
+        """Go back to the copy."""
+        super().restore()
+        for variable, array in zip(self._variables(), self._arrays, strict=True):
+            variable.assign(array)
+
+    def sync(self) -> None:
+        """Take rank 0's state, and keep a copy."""
+        broadcast_variables(self._variables(), 0)
+        super().sync()
+
+
+TensorFlowKerasState = KerasState
+
+
+class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits a state every ``batches_per_commit`` batches, and after each epoch. Comes after the Update callbacks."""
+
+    def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state, self.batches_per_commit, self._left = state, batches_per_commit, batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count, and commit when it is time."""
+        self._left -= 1
+        if self._left <= 0:
+            self.state.commit()
+            self._left = self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit."""
+        self.state.commit()
+        self._left = self.batches_per_commit
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps ``state.batch``: the batch just trained, 0 after an epoch.
+
+    Give ``fit`` ``steps_per_epoch`` less ``state.batch`` to end an interrupted epoch where it would have ended.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the batch."""
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin at 0."""
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps ``state.epoch``: how many epochs have been trained, those before an interruption included."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state, self._first = state, 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Go on from what was trained before."""
+        self._first = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count."""
+        self.state.epoch = self._first + epoch + 1

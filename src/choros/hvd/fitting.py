@@ -1,0 +1,180 @@
+"""What ``fit`` of a model with a distributed optimizer does besides Keras' own: the split step, and that ranks agree.
+
+Keras asks ``make_train_function`` for its step; that and ``fit`` are wrapped, once, on ``keras.Model``. For a model
+whose optimizer is not distributed both go straight to Keras' own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.data.shard import Shard
+from choros.errors import RanksDiffer
+from choros.hvd.context import collectives, rank
+from choros.hvd.guards import guarded
+from choros.hvd.reduction import Reduction
+from choros.hvd.split import SplitStep, built
+
+_told: list[bool] = []
+
+
+def reduction_of(optimizer: Any) -> Any:
+    """How an optimizer, or the one inside a ``LossScaleOptimizer``, reduces; None where it does not."""
+    own = getattr(optimizer, "_choros_reduction", None)
+    return own or getattr(getattr(optimizer, "inner_optimizer", None), "_choros_reduction", None)
+
+
+def install() -> None:
+    """Wrap ``keras.Model.make_train_function`` and ``fit``, once."""
+    if hasattr(keras.Model.fit, "_choros_plain"):
+        return
+    keras.Model.make_train_function = _make_train_function(keras.Model.make_train_function)
+    keras.Model.fit = _fit(keras.Model.fit)
+
+
+def _make_train_function(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        how: Reduction | None = reduction_of(self.optimizer)
+        if how is None or how.idle:
+            return plain(self, force)
+        if force or not isinstance(self.train_function, SplitStep):
+            self.train_function = SplitStep(self, how)
+        return self.train_function
+
+    make_train_function._choros_plain = plain  # type: ignore[attr-defined]
+    return make_train_function
+
+
+def _fit(plain: Any) -> Any:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def fit(self: Any, *args: Any, **given: Any) -> Any:
+        how: Reduction | None = reduction_of(getattr(self, "optimizer", None))
+        if how is None or collectives(how.process_set).size == 1:
+            return plain(self, *args, **given)
+        call = signature.bind(self, *args, **given).arguments
+        if call.get("verbose", "auto") == "auto" and rank():
+            call["verbose"] = 2  # one line an epoch, where rank 0 has the bar
+        if isinstance(call.get("x"), Shard):
+            call["shuffle"] = False  # it shuffles rows, alike on all ranks; Keras would shuffle its batches on each
+        if not _told and not rank():
+            _told.append(True)
+            print(
+                f"choros: {how.size} ranks train together (gradients by {how.op.name.capitalize()}); batch_size is per "
+                f"rank, so a step trains {how.size} batches",
+                file=sys.stderr,
+                flush=True,
+            )
+        watch = Watch(self, how)
+        call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
+        del call["self"]
+        try:
+            return plain(self, **call)
+        finally:
+            watch.leave()
+
+    fit._choros_plain = plain  # type: ignore[attr-defined]
+    return fit
+
+
+class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sees that the ranks of a ``fit`` begin with equal weights, end each epoch together, and agree on what follows.
+
+    Args:
+        model: the model.
+        how: Reduction.
+
+    Raises:
+        RanksDiffer: weights or rates differ at the start; epochs of unequal length; updates that were not reduced.
+    """
+
+    def __init__(self, model: Any, how: Reduction) -> None:
+        super().__init__()
+        self.how, self._calls = how, collectives(how.process_set)
+        self._plain = model._get_metrics_result_or_logs
+        self._owner = model
+        self._open = False
+        self._counted = (0, 0)
+        vars(model)["_get_metrics_result_or_logs"] = self._results
+
+    def leave(self) -> None:
+        """Take back what this has put into the model."""
+        vars(self._owner).pop("_get_metrics_result_or_logs", None)
+
+    def _results(self, logs: Any) -> Any:
+        """Keras asks for the logs when an epoch's batches are over, and again after validation."""
+        if self._open:
+            self._open = False
+            step = self._owner.train_function
+            if isinstance(step, SplitStep) and step.end(self._owner.stop_training):
+                self._owner.stop_training = True
+        return self._plain(logs)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Compare the weights, as soon as there are any."""
+        step = self._owner.train_function
+        if built(self._owner) or not isinstance(step, SplitStep):
+            self._compare()
+        else:
+            step.before.append(self._compare)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the counts."""
+        self._open = True
+        self._counted = self.how.taken, self._iterations()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compare the counts; take up what any rank's callbacks decided."""
+        taken, updates = (now - then for now, then in zip(self._now(), self._counted, strict=True))
+        scaled = hasattr(self._owner.optimizer, "inner_optimizer")  # which leaves out a step that is not finite
+        problem = ""
+        if updates > taken or (updates < taken and not scaled):
+            problem = f"the optimizer made {updates} updates in this epoch, and {taken} gradients were reduced"
+        rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
+        mine = [bool(self._owner.stop_training), rate, problem]
+        said = self._calls.allgather_object(mine, name=f"end of epoch {epoch}")
+        problems = [f"rank {r}: {told}" for r, (_, _, told) in enumerate(said) if told]
+        if problems:
+            raise RanksDiffer(
+                f"{'; '.join(problems)}. Something calls the optimizer past hvd.DistributedOptimizer: use "
+                "optimizer.apply, and no make_train_function of your own."
+            )
+        self._owner.stop_training = any(stop for stop, _, _ in said)
+        if any(other != said[0][1] for _, other, _ in said) and isinstance(
+            self._owner.optimizer.learning_rate, keras.Variable
+        ):
+            self._owner.optimizer.learning_rate = said[0][1]
+
+    def _now(self) -> tuple[int, int]:
+        return self.how.taken, self._iterations()
+
+    def _iterations(self) -> int:
+        return int(keras.ops.convert_to_numpy(self._owner.optimizer.iterations))
+
+    def _compare(self) -> None:
+        variables = self._owner.trainable_variables
+        local = self.how.are_local(variables)
+        shared = [v for v, own in zip(variables, local, strict=True) if not own]
+        flat = np.concatenate([np.zeros(1), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
+        flat[0] = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
+        flat = flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
+        root = self._calls.broadcast(flat, 0, name=f"weights of {self._owner.name}")
+        near = bool(np.allclose(flat, root, rtol=1e-3, atol=1e-6, equal_nan=True))
+        said = self._calls.allgather_object([near, float(flat[0])], name="whether the weights are equal")
+        if any(other != said[0][1] for _, other in said):
+            rates = ", ".join(f"{other:g}" for _, other in said)
+            raise RanksDiffer(f"The ranks begin with different learning rates ({rates}): set the same one on all.")
+        far = [r for r, (equal, _) in enumerate(said) if not equal]
+        if far:
+            raise RanksDiffer(
+                f"The weights of ranks {far} are not those of rank 0, so the ranks would train different models: add "
+                "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks."
+            )

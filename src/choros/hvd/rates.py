@@ -1,0 +1,150 @@
+"""Learning rates that change while training, by Horovod's names, with momentum corrected as in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from choros.hvd.context import rank, size
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Multiplies the initial learning rate through epochs ``start_epoch`` to ``end_epoch``; outside it is left alone.
+
+    With momentum correction the velocity is scaled by new rate / old rate when the rate changes (Goyal et al. 2017,
+    Accurate, Large Minibatch SGD, remark 2), for optimizers whose velocity holds the rate (SGD, RMSprop). That is the
+    paper's rule also with Nesterov momentum, and it holds in compiled steps.
+
+    Args:
+        initial_lr: float. The rate that is multiplied.
+        multiplier: float m, for m ** (epoch - start_epoch), or a function of the epoch.
+        start_epoch: int. Defaults to 0.
+        end_epoch: int. The first epoch that is left alone; None (default) is none.
+        staircase: bool. True (default): once an epoch. False: every batch, at epoch + batch / steps.
+        momentum_correction: bool. Defaults to True.
+        steps_per_epoch: int. Batches of an epoch, where Keras does not know them and ``staircase`` is False.
+
+    Raises:
+        ValueError: ``initial_lr`` is None; the optimizer's rate is a schedule; the steps are unknown.
+
+    Example:
+        >>> halving = LearningRateScheduleCallback(0.1, 0.5)
+        >>> [round(halving.rate(epoch), 4) for epoch in range(3)]
+        [0.1, 0.05, 0.025]
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("initial_lr is None: give the learning rate that is to be multiplied.")
+        self.initial_lr, self.start_epoch, self.end_epoch = float(initial_lr), start_epoch, end_epoch
+        self.staircase, self.momentum_correction, self.steps_per_epoch = staircase, momentum_correction, steps_per_epoch
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            self.staircase, factor = True, float(multiplier)
+            self.multiplier = lambda epoch: float(factor ** (epoch - start_epoch))
+        self.epoch = 0
+
+    def rate(self, epoch: float) -> float:
+        """Return the rate at an epoch, which may have a fraction."""
+        return self.initial_lr * self.multiplier(epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See that the rate can be set and the steps are known."""
+        if not isinstance(_inner(self.model.optimizer)._learning_rate, keras.Variable):
+            raise ValueError(
+                f"{type(self).__name__} sets the learning rate, but that of the optimizer is a schedule: give the "
+                "optimizer a number."
+            )
+        if not self.staircase and not (self.steps_per_epoch or self.params.get("steps")):
+            raise ValueError("How many batches an epoch has is not known here: give steps_per_epoch.")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the epoch."""
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the rate, where it changes."""
+        if self.epoch < self.start_epoch or (self.end_epoch is not None and self.epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            self._set(self.rate(self.epoch + batch / (self.steps_per_epoch or self.params["steps"])))
+        elif batch == 0:
+            self._set(self.rate(self.epoch))
+
+    def _set(self, new: float) -> None:
+        optimizer = _inner(self.model.optimizer)
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()  # so that what is set here goes into the next step
+        old = _rate(optimizer)
+        if new == old:
+            return
+        optimizer.learning_rate = new
+        if self.momentum_correction and old and getattr(optimizer, "momentum", None):
+            for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []:
+                if velocity is not None:
+                    velocity.assign(velocity * (new / old))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the rate to the logs."""
+        if logs is not None:
+            logs["lr"] = _rate(_inner(self.model.optimizer))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the rate from ``initial_lr / size`` to ``initial_lr`` over some epochs, a little at every batch.
+
+    At step b of epoch e, with n ranks and s steps in an epoch, the rate is ``initial_lr / n * (1 + (e + (b + 1) / s) *
+    (n - 1) / warmup_epochs)`` (Goyal et al. 2017, section 2.2).
+
+    Args:
+        initial_lr: float. The rate for all ranks together: that of one rank times their number.
+        warmup_epochs: float. Defaults to 5.
+        momentum_correction: bool. Defaults to True.
+        steps_per_epoch: int. See there.
+        verbose: int. 1: rank 0 says when it is over. Defaults to 0.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def warm(epoch: float) -> float:
+            steps = self.steps_per_epoch or self.params["steps"]
+            ranks = size()
+            return 1 / ranks * ((epoch + 1 / steps) * (ranks - 1) / warmup_epochs + 1)
+
+        super().__init__(initial_lr, warm, 0, int(warmup_epochs), False, momentum_correction, steps_per_epoch)
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Say when it is over."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
+            print(f"\nEpoch {epoch + 1}: the learning rate is warm: {_rate(_inner(self.model.optimizer)):g}.")
+
+
+def _inner(optimizer: Any) -> Any:
+    """The optimizer inside of a loss-scaling one."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _rate(optimizer: Any) -> float:
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))

@@ -1,0 +1,194 @@
+"""How one optimizer's gradients are reduced over the ranks: as one flat vector in shared memory, or as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from choros.collectives import AVERAGE, Op
+from choros.errors import RanksDiffer
+from choros.hvd.compression import Compression, Compressor
+from choros.hvd.context import collectives
+from choros.types import Array, aligned
+
+STOP = 1024.0  # what a rank adds that ended its epoch because its model is to stop; 1 where it had no more batches
+
+
+class Reduction:
+    """What ``DistributedOptimizer`` was asked for, and how often it has been done.
+
+    Args:
+        op: Average or Sum.
+        compression: what gradients are rounded to before they are added, in a wide type.
+        process_set: ProcessSet; None is all ranks.
+        every: int. Backward passes that are added up before one reduction.
+        average_passes: bool. Whether to divide their sum by ``every``.
+        scale_local: bool. Whether to divide the gradients of local variables by the number of ranks.
+
+    Attributes:
+        local: list of variables that are not reduced. local_layers: list of layers of which none is.
+        taken: int. Sets of gradients taken in so far; each is one step of the optimizer.
+        made: int. Reductions so far.
+        passing: bool. True while gradients that were reduced already pass through the optimizer.
+    """
+
+    def __init__(
+        self,
+        op: Op = AVERAGE,
+        compression: Compressor = Compression.none,
+        process_set: Any = None,
+        every: int = 1,
+        average_passes: bool = False,
+        scale_local: bool = True,
+    ) -> None:
+        self.op, self.compression, self.process_set = op, compression, process_set
+        self.every, self.average_passes, self.scale_local = every, average_passes, scale_local
+        self.local: list[Any] = []
+        self.local_layers: list[Any] = []
+        self.taken = self.made = 0
+        self.passing = False
+
+    @property
+    def size(self) -> int:
+        """How many ranks reduce."""
+        return collectives(self.process_set).size
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do: one rank, and each step an update."""
+        return self.every == 1 and self.size == 1
+
+    def are_local(self, variables: Sequence[Any]) -> list[bool]:
+        """For each variable, whether it is not reduced."""
+        own = {id(v) for v in self.local}
+        own |= {id(v) for layer in self.local_layers for v in layer.trainable_variables}
+        return [id(v) in own for v in variables]
+
+    @contextmanager
+    def through(self) -> Iterator[None]:
+        """For a while, let gradients pass as they are: they were reduced already."""
+        before, self.passing = self.passing, True
+        try:
+            yield
+        finally:
+            self.passing = before
+
+
+class Flat:
+    """The gradients of one list of variables as one vector of the group's segment.
+
+    A rank's slot holds ``[n g ..., n, flag]``: gradients weighted by what its loss divided by, so that the sum over the
+    sum of the weights is exact also where ranks have unequal batches; a rank may have no rows at all.
+
+    Args:
+        how: Reduction.
+        slices: where each variable lies in the vector.
+        local: for each variable, whether it is not reduced.
+        name: what the ranks compare before the first reduction.
+        dtype: of the vector.
+    """
+
+    def __init__(self, how: Reduction, slices: Sequence[slice], local: Sequence[bool], name: str, dtype: Any) -> None:
+        self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
+        self.size = slices[-1].stop if slices else 0
+        calls = collectives(how.process_set)
+        self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
+        self._local = [where for where, own in zip(self.slices, local, strict=True) if own]
+        self._kept = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
+        self._result = aligned(self.size, self.dtype) if self._local else None
+        self._weight, self._passes, self._fresh = 0.0, 0, True
+        calls.broadcast_object(None, name=name)  # all ranks reduce the same variables
+
+    def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:
+        """Take in one set of gradients; None, a list without rows, adds nothing.
+
+        Args:
+            arrays: one for each variable; None is zero.
+            n: what the loss divided by; does not count for ``Sum``.
+
+        Returns:
+            Whether ``reduce`` is due.
+        """
+        n = 0.0 if arrays is None else n if self.how.op == AVERAGE else 1.0
+        kept = self._kept
+        target = self.group.slot(self.size + 2, self.dtype) if kept is None else kept
+        for where, array in zip(self.slices, [None] * len(self.slices) if arrays is None else arrays, strict=True):
+            if array is not None:
+                array = self._rounded(array.reshape(-1))
+            if kept is None and array is not None:
+                np.multiply(array, n, out=target[where], dtype=self.dtype, casting="same_kind")
+            elif kept is None or (self._fresh and array is None):
+                target[where] = 0
+            elif self._fresh:
+                target[where] = array
+            elif array is not None:
+                target[where] += array
+        self._fresh = False
+        self._weight += n
+        self._passes += 1
+        self.how.taken += 1
+        return self._passes >= self.how.every
+
+    def _rounded(self, array: Array) -> Array:
+        small, kind = self.how.compression.compress(array)
+        return self.how.compression.decompress(small, kind)
+
+    def reduce(self) -> tuple[Array, float] | None:
+        """Meet the others; return the summed vector and what to divide it by, or None where a rank is to stop.
+
+        The vector is good until the next call.
+
+        Raises:
+            RanksDiffer: a rank has no more batches in this epoch.
+        """
+        slot = self.group.slot(self.size + 2, self.dtype)
+        if self._kept is not None:
+            np.multiply(self._kept, self._weight if self.how.op == AVERAGE else 1.0, out=slot[:-2])
+        slot[-2], slot[-1] = self._weight, 0
+        summed = self.group.sum_slots(self.size + 2, self.dtype)
+        flags, weight = float(summed[-1]), float(summed[-2])
+        if flags:
+            if flags >= STOP:
+                return None
+            raise RanksDiffer(
+                f"Rank {self.rank} has another batch in this epoch, but {flags:.0f} of {self.ranks} ranks have none "
+                f"left: {_ADVICE}"
+            )
+        divisor = weight if self.how.op == AVERAGE else 1.0
+        divisor *= self.how.every if self.how.average_passes else 1
+        self._weight, self._passes, self._fresh = 0.0, 0, True
+        self.how.made += 1
+        if self._result is None or self._kept is None:
+            return summed[:-2], divisor
+        np.copyto(self._result, summed[:-2])
+        share = self.ranks if self.how.scale_local else 1
+        passes = self.how.every if self.how.average_passes else 1
+        for where in self._local:
+            np.multiply(self._kept[where], divisor / share / passes, out=self._result[where])
+        return self._result, divisor
+
+    def end(self, stopping: bool) -> bool:
+        """At the end of this rank's batches: see that the others have ended too; return whether any is to stop.
+
+        Raises:
+            RanksDiffer: another rank has more batches.
+        """
+        slot = self.group.slot(self.size + 2, self.dtype)
+        slot[-2], slot[-1] = 0, STOP if stopping else 1
+        flags = float(self.group.sum_slots(self.size + 2, self.dtype)[-1])
+        stops, ended = divmod(flags, STOP)
+        if not stops and ended < self.ranks:
+            raise RanksDiffer(
+                f"Rank {self.rank} has no batch left in this epoch, but {self.ranks - ended:.0f} of {self.ranks} ranks "
+                f"have another one: {_ADVICE}"
+            )
+        return bool(stops)
+
+
+_ADVICE = (
+    "give every rank the same number of batches (steps_per_epoch=, or hvd.shard(x, y, batch_size=), which divides rows "
+    "exactly)."
+)

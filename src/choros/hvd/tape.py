@@ -1,0 +1,88 @@
+"""Horovod's gradient tape, on TensorFlow: gradients that are reduced where the tape gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from choros.collectives import AVERAGE, Op
+from choros.errors import BadInput
+from choros.hvd.collectives import operation
+from choros.hvd.compression import Compression, Compressor
+from choros.hvd.context import context
+from choros.hvd.loops import Loop
+from choros.hvd.reduction import Reduction
+
+
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Op = AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: Any = None,
+    scale_local_gradients: bool = True,
+    local_layers: Any = None,
+) -> Any:
+    """Return a tape whose ``gradient`` is reduced over all ranks; TensorFlow only, eager and in ``tf.function``.
+
+    Args:
+        gradtape: tf.GradientTape.
+        device_dense: ignored.
+        device_sparse: ignored.
+        compression: see ``DistributedOptimizer``.
+        sparse_as_dense: likewise.
+        op: likewise.
+        gradient_predivide_factor: likewise.
+        num_groups: likewise.
+        groups: likewise.
+        process_set: likewise.
+        scale_local_gradients: likewise, for ``register_local_source(variable)``.
+        local_layers: layers whose gradients are not reduced.
+
+    Raises:
+        BadInput: Keras runs on another backend.
+    """
+    context()
+    if keras.backend.backend() != "tensorflow":
+        raise BadInput(
+            f"DistributedGradientTape is for TensorFlow, and Keras runs on {keras.backend.backend()!r}: wrap the "
+            "optimizer in hvd.DistributedOptimizer, whose apply and stateless_apply reduce."
+        )
+    import tensorflow as tf
+
+    how = Reduction(operation(op), compression, process_set, scale_local=scale_local_gradients)
+    how.local_layers = [] if local_layers is None else list(local_layers)
+    loop = Loop(how, "a tape")
+
+    class Tape(tf.GradientTape):  # type: ignore[misc]
+        """The given tape, reducing."""
+
+        def __init__(self) -> None:
+            self.__dict__ = gradtape.__dict__
+
+        def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **how_else: Any) -> Any:
+            found = super().gradient(target, sources, output_gradients, **how_else)
+            if how.idle:
+                return found
+            flat = keras.tree.flatten(sources)
+            _, reduced = loop.reduce(found if isinstance(found, list) else keras.tree.flatten(found), flat)
+            return keras.tree.pack_sequence_as(sources, reduced)
+
+        def register_local_source(self, source: Any) -> None:
+            """Do not reduce the gradients of a variable."""
+            how.local.append(source)
+
+    return Tape()
+
+
+def PartialDistributedGradientTape(gradtape: Any, *, local_layers: Any = None, **how: Any) -> Any:
+    """As ``DistributedGradientTape``, but the gradients of some layers (one, or a list) stay on their rank."""
+    layers = [] if local_layers is None else local_layers
+    layers = list(layers) if isinstance(layers, list | tuple) else [layers]
+    return DistributedGradientTape(gradtape, local_layers=layers, **how)

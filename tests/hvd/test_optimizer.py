@@ -1,0 +1,274 @@
+"""``DistributedOptimizer`` against one process: in ``fit``, ``train_on_batch`` and loops of the user's own."""
+
+import pytest
+
+MODEL = """
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(203, 6)).astype("float32")
+    y = (x[:, 0] * x[:, 1] > 0).astype("int32")
+    w = rng.uniform(0.5, 2, 203).astype("float32")
+    name = keras.backend.backend()
+    SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
+
+    def make(optimizer, jit="auto", **how):
+        keras.utils.set_random_seed(3)
+        penalty = keras.regularizers.L2(1e-3)
+        layers = [keras.Input((6,)), keras.layers.Dense(16, "relu", kernel_regularizer=penalty)]
+        model = keras.Sequential([*layers, keras.layers.Dense(2, "softmax")])
+        how = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"], **how}
+        model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=jit, **how)
+        return model
+
+    def far(a, b):
+        return max(float(np.abs(p - q).max()) for p, q in zip(a.get_weights(), b.get_weights()))
+
+    def wrong(call):
+        try:
+            call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+"""
+
+
+@pytest.fixture
+def trained(run):
+    def start(size, script):
+        return run(size, MODEL + script)
+
+    return start
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_fit_equals_one_process(trained, size):
+    """Weights, metrics and History, with rows that do not divide, for SGD, Adam and averages of the weights."""
+    script = """
+    from choros.data.shard import Shard
+
+    kinds = {
+        "SGD": lambda: SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),
+        "EMA": lambda: Adam(1e-2, use_ema=True, ema_overwrite_frequency=7),
+        "Adam": lambda: Adam(1e-2),
+    }
+    for kind, optimizer in kinds.items():
+        model, one = make(hvd.DistributedOptimizer(optimizer())), make(optimizer())
+        if rank:
+            model.set_weights([v + 1 for v in model.get_weights()])
+        history = model.fit(
+            hvd.shard(x, y, w, batch_size=48 // size, seed=5), epochs=3, verbose=0,
+            validation_data=hvd.shard(x[:51], y[:51], batch_size=8, training=False),
+            callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()],
+        ).history
+        expected = one.fit(
+            Shard(x, y, w, batch_size=48, rank=0, size=1, seed=5), epochs=3, verbose=0, shuffle=False,
+            validation_data=(x[:51], y[:51]),
+        ).history
+        same = set(history) == set(expected)
+        off = max(abs(a - b) for key in expected for a, b in zip(history[key], expected[key]))
+        said[kind] = [far(model, one), same, off]
+    mine, its = model.optimizer, one.optimizer
+    own = {**mine.get_config(), "name": its.name}
+    said["told"] = type(mine) is type(its), own == its.get_config()
+    model.save(os.environ["SAID"] + f"/model{rank}.keras")
+    model.save(os.environ["SAID"] + f"/model{rank}.h5")
+    loaded = [hvd.load_model(os.environ["SAID"] + f"/model{rank}.{kind}") for kind in ("keras", "h5")]
+    for again in loaded:
+        said.setdefault("slots", []).append([
+            far(model, again), len(again.optimizer.variables) == len(model.optimizer.variables),
+            max(float(np.abs(np.array(a) - np.array(b)).max()) for a, b in
+                zip(map(numbers, again.optimizer.variables), map(numbers, model.optimizer.variables))),
+            "already" in wrong(lambda: hvd.DistributedOptimizer(again.optimizer)),
+        ])
+    """
+    said = trained(size, script)
+    for one in said:
+        assert one["SGD"][0] <= 1e-6
+        for kind in ("SGD", "Adam", "EMA"):
+            weights, same, metrics = one[kind]
+            assert weights <= 1e-5, (kind, one)
+            assert same
+            assert metrics <= 2e-6, (kind, one)
+        assert one["told"] == [True, True]
+        assert one["slots"] == [[0, True, 0, True]] * 2
+
+
+def test_ways_to_step(trained):
+    """``train_on_batch``, loops with ``apply``, compiled ones, added passes, sums, local layers, half precision."""
+    script = """
+    half = [slice(0, 40), slice(40, 80)][rank]
+    both = slice(0, 80)
+
+    def on_batch(optimizer, rows, steps=3, **how):
+        model = make(optimizer, **how)
+        for _ in range(steps):
+            model.train_on_batch(x[rows], y[rows])
+        return model
+
+    # the same through fit's own step, with and without XLA
+    for jit in (True, False) if name != "torch" else ("auto",):
+        said[f"train_on_batch {jit}"] = far(
+            on_batch(hvd.DistributedOptimizer(Adam(0.01)), half, jit=jit), on_batch(Adam(0.01), both, jit=jit)
+        )
+
+    def gradients(model, rows):
+        function = keras.losses.SparseCategoricalCrossentropy()
+        if name == "tensorflow":
+            import tensorflow as tf
+            with tf.GradientTape() as tape:
+                loss = function(y[rows], model(x[rows]))
+            return tape.gradient(loss, model.trainable_variables)
+        if name == "torch":
+            model.zero_grad()
+            function(keras.ops.convert_to_tensor(y[rows]), model(x[rows])).backward()
+            return [v.value.grad for v in model.trainable_variables]
+        import jax
+        def loss(trained):
+            out, _ = model.stateless_call(trained, [v.value for v in model.non_trainable_variables], x[rows])
+            return function(y[rows], out)
+        return jax.grad(loss)([v.value for v in model.trainable_variables])
+
+    def own_loop(optimizer, rows, steps=4):
+        model = make(optimizer)
+        for _ in range(steps):
+            optimizer.apply(gradients(model, rows), model.trainable_variables)
+        return model
+
+    def compiled_loop(optimizer, rows, steps=4):
+        if name == "torch":
+            return own_loop(optimizer, rows, steps)
+        model = make(optimizer)
+        optimizer.build(model.trainable_variables)
+        if name == "tensorflow":
+            import tensorflow as tf
+            @tf.function
+            def step():
+                optimizer.apply(gradients(model, rows), model.trainable_variables)
+            for _ in range(steps):
+                step()
+            return model
+        import jax
+        function = keras.losses.SparseCategoricalCrossentropy()
+        def loss(trained):
+            return function(y[rows], model.stateless_call(trained, [], x[rows])[0])
+        @jax.jit
+        def step(trained, slots):
+            return optimizer.stateless_apply(slots, jax.grad(loss)(trained), trained)
+        trained, slots = [v.value for v in model.trainable_variables], [v.value for v in optimizer.variables]
+        for _ in range(steps):
+            trained, slots = step(trained, slots)
+        for v, value in zip([*model.trainable_variables, *optimizer.variables], [*trained, *slots]):
+            v.assign(value)
+        return model
+
+    said["own loop"] = far(own_loop(hvd.DistributedOptimizer(SGD(0.1)), half), own_loop(SGD(0.1), both))
+    said["compiled loop"] = far(compiled_loop(hvd.DistributedOptimizer(SGD(0.1)), half), own_loop(SGD(0.1), both))
+
+    # two passes make one step: averaged, that is one step on twice the rows where these are equal parts
+    passes = dict(backward_passes_per_step=2, average_aggregated_gradients=True)
+    ways = {
+        "fit": lambda o: on_batch(o, half, steps=4),
+        "own": lambda o: own_loop(o, half),
+        "compiled": lambda o: compiled_loop(o, half),
+    }
+    for way, go in ways.items():
+        model = go(hvd.DistributedOptimizer(SGD(0.1), **passes))
+        expected = on_batch(SGD(0.1), both, steps=2) if way == "fit" else own_loop(SGD(0.1), both, steps=2)
+        said[f"passes {way}"] = [far(model, expected), int(numbers(model.optimizer.iterations))]
+    said["sum"] = far(on_batch(hvd.DistributedOptimizer(SGD(0.05), op=hvd.Sum), half, 1),
+                      on_batch(hvd.DistributedOptimizer(SGD(0.1)), half, 1))
+    rounded = on_batch(hvd.DistributedOptimizer(SGD(0.1), compression=hvd.Compression.fp16), half)
+    said["fp16"] = far(rounded, on_batch(SGD(0.1), both))
+
+    # a local layer's gradient is its own, divided by the ranks
+    for scale in (True, False):
+        model = make(SGD(0.1))
+        hvd.PartialDistributedOptimizer(model.optimizer, local_layers=model.layers[-1], scale_local_gradients=scale)
+        model.train_on_batch(x[half], y[half])
+        alone, both_ranks = on_batch(SGD(0.05 if scale else 0.1), half, 1), on_batch(SGD(0.1), both, 1)
+        weights = list(zip(model.get_weights(), both_ranks.get_weights(), alone.get_weights()))
+        said[f"local {scale}"] = [float(np.abs(a - b).max()) for a, b, _ in weights[:2]]
+        said[f"local {scale}"] += [float(np.abs(a - c).max()) for a, _, c in weights[2:]]
+
+    # scaled losses: the outer optimizer's step is the split one
+    scaled = keras.optimizers.LossScaleOptimizer
+    distributed = hvd.DistributedOptimizer
+    for way in (lambda o: scaled(distributed(o), 2.0**10), lambda o: distributed(scaled(o, 2.0**10))):
+        expected = on_batch(scaled(SGD(0.1), 2.0**10), both)
+        said.setdefault("scaled", []).append(far(on_batch(way(SGD(0.1)), half), expected))
+    """
+    for one in trained(2, script):
+        passes = {way: one.pop(f"passes {way}") for way in ("fit", "own", "compiled")}
+        for way, (weights, iterations) in passes.items():
+            assert weights <= 1e-6, (way, weights)
+            assert iterations == 4
+        assert 0 < one.pop("fp16") < 1e-3
+        for what, value in one.items():
+            assert np_max(value) <= (1e-5 if "train_on_batch" in what else 1e-6), (what, value)
+
+
+def np_max(value):
+    return max(value) if isinstance(value, list) else value
+
+
+def test_ranks_agree_or_are_told(trained):
+    """Missing broadcast, unequal epochs, unequal rates, a step past the wrapper; stops and rates are one decision."""
+    script = """
+    def fit(model, *callbacks, rows=80, **how):
+        how = {"batch_size": 16, "epochs": 2, "verbose": 0, "callbacks": list(callbacks), **how}
+        return model.fit(x[:rows], y[:rows], **how)
+
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model = make(hvd.DistributedOptimizer(SGD(0.1)))
+    model.set_weights([v + rank for v in model.get_weights()])
+    said["unequal weights"] = wrong(lambda: fit(model))
+    fit(model, broadcast)
+    said["unequal epochs"] = wrong(lambda: fit(model, broadcast, rows=80 - 16 * rank))
+    said["unequal rates"] = wrong(lambda: fit(make(hvd.DistributedOptimizer(SGD(0.1 + rank)))))
+
+    class Past(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if hasattr(self.model, "jax_state_sync"):
+                self.model.jax_state_sync()
+            self.model.optimizer.iterations.assign_add(1)
+
+    said["past"] = wrong(lambda: fit(make(hvd.DistributedOptimizer(SGD(0.1))), Past()))
+
+    class Stop(keras.callbacks.Callback):
+        def __init__(self, at):
+            super().__init__()
+            self.at = at
+        def on_train_batch_end(self, batch, logs=None):
+            if rank == 1 and batch == self.at:
+                self.model.stop_training = True
+
+    for at in (1, 4):
+        model = make(hvd.DistributedOptimizer(SGD(0.1)))
+        fit(model, Stop(at))
+        said[f"stopped at {at}"] = int(numbers(model.optimizer.iterations))
+
+    # what decides is shown the same figures, though each rank's own differ
+    model = make(hvd.DistributedOptimizer(SGD(0.1)))
+    early = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=10.0)
+    slower = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0)
+    path = os.environ["SAID"] + "/saved-by-{epoch}-" + str(rank) + ".keras"
+    said["epochs"] = len(fit(model, early, slower, keras.callbacks.ModelCheckpoint(path), epochs=5).history["loss"])
+    said["best"] = float(early.best)
+    said["rate"] = float(numbers(model.optimizer.learning_rate))
+    said["weights"] = [np.asarray(v).tolist() for v in model.get_weights()]
+    said["files"] = sorted(f for f in os.listdir(os.environ["SAID"]) if f"-{rank}.keras" in f)
+    """
+    first, second = trained(2, script)
+    for one in (first, second):
+        assert "RanksDiffer: The weights of ranks [1]" in one["unequal weights"]
+        assert "BroadcastGlobalVariablesCallback" in one["unequal weights"]
+        assert "hvd.shard" in one["unequal epochs"]
+        assert "different learning rates (0.1, 1.1)" in one["unequal rates"]
+        assert "made 10 updates in this epoch, and 5 gradients" in one["past"]
+        assert one["stopped at 1"] == 2
+        assert one["stopped at 4"] == 5
+        assert one["epochs"] == 2
+    assert "Rank 0 has another batch" in first["unequal epochs"]
+    assert "Rank 1 has no batch left" in second["unequal epochs"]
+    for what in ("best", "rate", "weights"):
+        assert first[what] == second[what]
+    assert first["files"] == ["saved-by-1-0.keras", "saved-by-2-0.keras"]
+    assert second["files"] == []
