@@ -20,7 +20,13 @@ from choros.backend.weight import Weigher
 from choros.types import Array, Batch
 
 PRIVATE = {
-    "keras.Model": ("_symbolic_build", "_flatten_layers", "_compile_loss"),
+    "keras.Model": (
+        "_symbolic_build",
+        "_flatten_layers",
+        "_compile_loss",
+        "_compile_metrics",
+        "_get_metrics_result_or_logs",  # choros.hvd
+    ),
     "keras.Layer": ("_trainable_variables", "_non_trainable_variables"),
     "keras.src.trainers.compile_utils.CompileLoss": ("_flat_losses", "Loss"),
     "keras.src.losses.losses": ("LossFunctionWrapper",),

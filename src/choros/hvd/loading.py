@@ -43,7 +43,7 @@ def load_model(
 
 def _with_slots(optimizer: Any, model: Any, path: str) -> Any:
     """An optimizer like the one that Keras loaded from HDF5, with its slots: Keras 3.15 builds it without variables."""
-    import h5py
+    import h5py  # type: ignore[import-untyped]
 
     with h5py.File(path) as file:
         group = file.get("optimizer_weights", {})
