@@ -62,8 +62,12 @@ class Collectives:
 
     def allgather(self, x: Array, *, name: str | None = None) -> Array:
         """Return all ranks' rows, in the order of the ranks; the first dimension may differ, also be 0."""
+        return self.allgather_counted(x, name=name)[0]
+
+    def allgather_counted(self, x: Array, *, name: str | None = None) -> tuple[Array, list[int]]:
+        """Return what ``allgather`` does, and how many rows each rank gave."""
         said = self._agree(self._rows("allgather", name, x), _needs_rows(x), rows=len(x) if x.ndim else 0)
-        return self._gathered(x, said)
+        return self._gathered(x, said), [own.get("rows", 0) for _, own in said]
 
     def broadcast(self, x: Array, root: int = 0, *, name: str | None = None) -> Array:
         """Return the root's array; ``x`` has its type and shape on every rank."""

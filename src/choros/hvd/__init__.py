@@ -51,6 +51,7 @@ from choros.hvd.context import (
 
 if TYPE_CHECKING:
     from choros.hvd import callbacks, elastic
+    from choros.hvd.layers import SyncBatchNormalization
     from choros.hvd.loading import load_model, shard
     from choros.hvd.optimizer import DistributedOptimizer, PartialDistributedOptimizer
     from choros.hvd.tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -68,6 +69,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -110,6 +112,7 @@ _LATER = {
     "PartialDistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",
     "PartialDistributedGradientTape": "tape",
+    "SyncBatchNormalization": "layers",
     "load_model": "loading",
     "shard": "loading",
 }

@@ -151,6 +151,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         ValueError: no ``filepath`` when training begins.
     """
 
+    guarded = True
+
     def __init__(
         self,
         monitor: str = "val_loss",

@@ -1,4 +1,8 @@
-"""Horovod's collectives on arrays and tensors of any library; input is never changed."""
+"""Horovod's collectives on arrays and tensors of any library; input is never changed.
+
+Those on tensors of floating point are differentiable, and may stand inside ``jax.jit`` and ``tf.function``. The
+gradient is that of the sum of all ranks' losses, so it is a collective as well.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Op
 from choros.errors import BadInput
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import collectives
-from choros.hvd.tensors import arrive
+from choros.hvd.graph import operate
+from choros.hvd.tensors import arrive, is_symbolic
+from choros.types import Array
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
@@ -84,32 +90,69 @@ def allreduce(
         return type(value)(
             back(gathered), back_where(calls.allgather(where, name=f"{name}.indices")), value.dense_shape
         )
-    x, back = arrive(value, name)
-    small, context = compression.compress(x)
-    out = calls.allreduce(small, kind, name=name, prescale=prescale_factor, postscale=postscale_factor)
-    return back(compression.decompress(out, context))
+
+    def host(x: Array) -> Array:
+        small, context = compression.compress(np.asarray(x))
+        out = calls.allreduce(small, kind, name=name, prescale=prescale_factor, postscale=postscale_factor)
+        return compression.decompress(out, context)
+
+    def gradient(grad: Any) -> Any:
+        if kind not in (AVERAGE, SUM):
+            raise BadInput(f"allreduce by {kind.name.capitalize()} has no gradient here: take Average or Sum.")
+        factors = prescale_factor, postscale_factor
+        return allreduce(grad, _grad(name), None, *factors, op=kind, compression=compression, process_set=process_set)
+
+    return operate(value, host, gradient, lambda shape: shape, name)
 
 
 def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``allreduce`` of each value; ``how`` is what that takes."""
-    return [allreduce(value, None if name is None else f"{name}.{i}", **how) for i, value in enumerate(values)]
+    return [allreduce(value, _numbered(name, i), **how) for i, value in enumerate(values)]
 
 
 def allgather(value: Any, name: str | None = None, process_set: Any = None) -> Any:
     """Return all ranks' rows in the order of the ranks; the first dimension may differ, also be 0."""
-    x, back = arrive(value, name)
-    return back(collectives(process_set).allgather(x, name=name))
+    calls = collectives(process_set)
+    own = [slice(0)]
+
+    def host(x: Array) -> Array:
+        rows = len(x) if x.ndim else 0
+        out, counts = calls.allgather_counted(x, name=name)
+        begin = sum(counts[: calls.rank])
+        own[0] = slice(begin, begin + rows)
+        return out
+
+    def shape(given: tuple[Any, ...]) -> tuple[Any, ...]:
+        if type(value).__module__.startswith("tensorflow"):
+            return (None, *given[1:])
+        return (sum(calls.allgather_object(given[0], name=f"rows of {name}")), *given[1:])  # while all ranks trace
+
+    def gradient(grad: Any) -> Any:
+        def summed(x: Array) -> Array:
+            return calls.allreduce(x, SUM, name=_grad(name))[own[0]].copy()
+
+        return operate(grad, summed, _no_second, lambda _: tuple(value.shape), name)
+
+    return operate(value, host, gradient, shape, name)
 
 
 def grouped_allgather(values: Sequence[Any], name: str | None = None, process_set: Any = None) -> list[Any]:
     """Return ``allgather`` of each value."""
-    return [allgather(v, None if name is None else f"{name}.{i}", process_set) for i, v in enumerate(values)]
+    return [allgather(v, _numbered(name, i), process_set) for i, v in enumerate(values)]
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
     """Return the root's value; all ranks give one of its type and shape. Roots are counted among all ranks."""
-    x, back = arrive(value, name)
-    return back(collectives(process_set).broadcast(x, _root(root_rank, process_set), name=name))
+    calls, root = collectives(process_set), _root(root_rank, process_set)
+
+    def gradient(grad: Any) -> Any:
+        def at_root(x: Array) -> Array:
+            total = calls.allreduce(x, SUM, name=_grad(name))
+            return total if calls.rank == root else np.zeros_like(total)
+
+        return operate(grad, at_root, _no_second, lambda shape: shape, name)
+
+    return operate(value, lambda x: calls.broadcast(x, root, name=name), gradient, lambda shape: shape, name)
 
 
 def broadcast_variables(
@@ -142,28 +185,60 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """Return this rank's rows of the reduction; of rows that do not divide the first ranks have one more."""
-    x, back = arrive(value, name)
     calls, kind = collectives(process_set), operation(op)
-    return back(calls.reducescatter(x, kind, name=name, prescale=prescale_factor, postscale=postscale_factor))
+    factor = prescale_factor * postscale_factor / (calls.size if kind == AVERAGE else 1)
+
+    def host(x: Array) -> Array:
+        return calls.reducescatter(x, kind, name=name, prescale=prescale_factor, postscale=postscale_factor)
+
+    def gradient(grad: Any) -> Any:
+        if kind not in (AVERAGE, SUM):
+            raise BadInput(f"reducescatter by {kind.name.capitalize()} has no gradient here: take Average or Sum.")
+
+        def gathered(x: Array) -> Array:
+            return np.asarray(calls.allgather(x, name=_grad(name)) * x.dtype.type(factor))
+
+        return operate(grad, gathered, _no_second, lambda _: tuple(value.shape), name)
+
+    def shape(given: tuple[Any, ...]) -> tuple[Any, ...]:
+        if given[0] is None:
+            return given
+        each, more = divmod(given[0], calls.size)
+        return (each + (calls.rank < more), *given[1:])
+
+    return operate(value, host, gradient, shape, name)
 
 
 def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``reducescatter`` of each value; ``how`` is what that takes."""
-    return [reducescatter(value, None if name is None else f"{name}.{i}", **how) for i, value in enumerate(values)]
+    return [reducescatter(value, _numbered(name, i), **how) for i, value in enumerate(values)]
 
 
 def alltoall(value: Any, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
-    """Send ``splits[r]`` rows to each rank r.
+    """Send ``splits[r]`` rows to each rank r; outside of compiled functions only.
 
     Returns:
         The rows received; with ``splits`` given, also how many came from each rank.
     """
-    x, back = arrive(value, name)
-    if splits is None:
-        return back(collectives(process_set).alltoall(x, name=name)[0])
-    parts, back_parts = arrive(splits, "splits")
-    rows, received = collectives(process_set).alltoall(x, parts, name=name)
-    return back(rows), back_parts(received)
+    calls = collectives(process_set)
+    if is_symbolic(value):
+        raise BadInput(f"alltoall {name or ''} in a compiled function: call it outside, as its result has no shape.")
+    parts, back_parts = (None, None) if splits is None else arrive(splits, "splits")
+    received: list[Array] = []
+
+    def host(x: Array) -> Array:
+        rows, counts = calls.alltoall(x, parts, name=name)
+        received[:] = [counts]
+        return rows
+
+    def gradient(grad: Any) -> Any:
+        def sent_back(x: Array) -> Array:
+            return calls.alltoall(x, received[0], name=_grad(name))[0]
+
+        return operate(grad, sent_back, _no_second, lambda _: tuple(value.shape), name)
+
+    rows = operate(value, host, gradient, lambda shape: shape, name)
+    return rows if back_parts is None else (rows, back_parts(received[0]))
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
@@ -192,6 +267,18 @@ def join() -> int:
         The rank that joined last. An average still divides by all ranks.
     """
     return collectives().join()
+
+
+def _numbered(name: str | None, number: int) -> str | None:
+    return None if name is None else f"{name}.{number}"
+
+
+def _grad(name: str | None) -> str | None:
+    return None if name is None else f"{name}.grad"
+
+
+def _no_second(_: Any) -> Any:
+    raise BadInput("The gradient of a collective's gradient is only there for allreduce.")
 
 
 def _root(root_rank: int, process_set: Any) -> int:

@@ -163,7 +163,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         variables = self._owner.trainable_variables
         local = self.how.are_local(variables)
         shared = [v for v, own in zip(variables, local, strict=True) if not own]
-        flat = np.concatenate([np.zeros(1), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
+        flat = np.concatenate([np.zeros(1, "float32"), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
         flat[0] = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
         flat = flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
         root = self._calls.broadcast(flat, 0, name=f"weights of {self._owner.name}")

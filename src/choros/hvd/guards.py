@@ -29,7 +29,8 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
     given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
     mine = [type(one).__name__ for one in given if isinstance(one, _DECIDE)]
     same = all(theirs == mine for theirs in calls.allgather_object(mine, name="callbacks that decide"))
-    kept = [one for one in given if not (isinstance(one, _WRITERS) and calls.rank)]
+    files = [one for one in given if isinstance(one, _WRITERS) and not getattr(one, "guarded", False)]
+    kept = [one for one in given if not (calls.rank and one in files)]
     return [*(_Alike(one, calls) if same and isinstance(one, _DECIDE) else one for one in kept), last]
 
 
