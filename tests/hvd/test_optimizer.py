@@ -109,6 +109,20 @@ def test_ways_to_step(trained):
             on_batch(hvd.DistributedOptimizer(Adam(0.01)), half, jit=jit), on_batch(Adam(0.01), both, jit=jit)
         )
 
+    # several steps a call, eager steps, and losses that compile scales by itself under mixed precision
+    for how in ({"run_eagerly": True}, {"steps_per_execution": 2} if name != "torch" else {}):
+        wrapped, plain = make(hvd.DistributedOptimizer(SGD(0.1)), **how), make(SGD(0.1))
+        wrapped.fit(x[half], y[half], batch_size=8, verbose=0, shuffle=False)
+        order = np.concatenate([np.r_[i : i + 8, i + 40 : i + 48] for i in range(0, 40, 8)])
+        plain.fit(x[order], y[order], batch_size=16, verbose=0, shuffle=False)
+        said[f"fit {sorted(how)}"] = far(wrapped, plain)
+    keras.config.set_dtype_policy("mixed_float16")
+    mixed, one = make(hvd.DistributedOptimizer(SGD(0.1))), make(SGD(0.1))
+    keras.config.set_dtype_policy("float32")
+    mixed.fit(x[half], y[half], batch_size=8, verbose=0, shuffle=False)
+    one.fit(x[order], y[order], batch_size=16, verbose=0, shuffle=False)
+    said["mixed"] = [far(mixed, one), type(mixed.optimizer).__name__]
+
     def gradients(model, rows):
         function = keras.losses.SparseCategoricalCrossentropy()
         if name == "tensorflow":
@@ -201,6 +215,9 @@ def test_ways_to_step(trained):
             assert weights <= 1e-6, (way, weights)
             assert iterations == 4
         assert 0 < one.pop("fp16") < 1e-3
+        mixed, name = one.pop("mixed")
+        assert mixed < 2e-3
+        assert name == "LossScaleOptimizer"
         for what, value in one.items():
             assert np_max(value) <= (1e-5 if "train_on_batch" in what else 1e-6), (what, value)
 
