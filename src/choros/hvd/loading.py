@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.data.shard import Shard
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import rank, size
 from choros.hvd.fitting import reduction_of
 from choros.hvd.optimizer import DistributedOptimizer
+from choros.hvd.shard import Shard
 
 
 def load_model(

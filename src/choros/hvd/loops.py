@@ -1,19 +1,20 @@
 """Loops of the user's own: gradients reduced as the tensors they are, where ``apply`` or a tape is called.
 
 Eager tensors are reduced at once. Inside ``jax.jit`` and ``tf.function`` they have no values yet, so the reduction is a
-call back to the host in the compiled program (``io_callback``, ordered; ``numpy_function``).
+call back to the host in the compiled program.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from choros.backend.metrics import slices_of
+from choros.hvd.graph import call_back
 from choros.hvd.reduction import Flat, Reduction
 from choros.hvd.tensors import arrive, is_symbolic
 from choros.types import Array
@@ -44,7 +45,7 @@ class Loop:
         tensors = [dense[i] for i in given]
         own = tuple(local[i] for i in given)
         if any(map(is_symbolic, tensors)):
-            due, out = _call_back(lambda *arrays: self._host(arrays, own), tensors)
+            due, out = call_back(lambda *arrays: self._host(arrays, own), tensors)
         else:
             arrays, backs = zip(*map(arrive, tensors), strict=True) if tensors else ((), ())
             due, *reduced = self._host(arrays, own)
@@ -82,6 +83,11 @@ def attach(optimizer: Any, how: Reduction) -> None:
     plain: Any = optimizer.apply
     plain_stateless: Any = getattr(optimizer, "stateless_apply", None)
     loop = Loop(how, type(optimizer).__name__)
+    reduce: Any = loop.reduce
+    if keras.backend.backend() == "torch":
+        from choros.hvd.graph.torch import outside
+
+        reduce = outside(loop.reduce)
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
@@ -90,7 +96,7 @@ def attach(optimizer: Any, how: Reduction) -> None:
         variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
         if not optimizer.built:
             optimizer.build(variables)
-        due, reduced = _outside(loop.reduce)(grads, variables)
+        due, reduced = reduce(grads, variables)
         with how.through():
             if how.every == 1:
                 return plain(reduced, variables)
@@ -133,29 +139,3 @@ def _dense(gradient: Any) -> Any:
     if all(hasattr(gradient, part) for part in ("values", "indices", "dense_shape")):
         return sys.modules["tensorflow"].convert_to_tensor(gradient)
     return gradient
-
-
-def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, where PyTorch's compiler does not look into it."""
-    torch = sys.modules.get("torch")
-    if torch is None or keras.backend.backend() != "torch":
-        return function
-    return torch.compiler.disable(function)  # type: ignore[no-any-return]
-
-
-def _call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Call a function of the host inside a compiled program."""
-    if keras.backend.backend() == "jax":
-        import jax
-        from jax.experimental import io_callback
-
-        shapes = [jax.ShapeDtypeStruct((), np.bool_), *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in tensors)]
-        due, *out = io_callback(host, shapes, *tensors, ordered=True)
-        return due, out
-    import tensorflow as tf
-
-    due, *out = tf.numpy_function(host, tensors, [tf.bool, *(t.dtype for t in tensors)])
-    due.set_shape(())
-    for value, tensor in zip(out, tensors, strict=True):
-        value.set_shape(tensor.shape)
-    return due, out

@@ -65,8 +65,10 @@ class SplitStep:
         return self._logs
 
     def _on_tensorflow(self, iterator: Any) -> Any:
+        from choros.hvd.graph.tensorflow import next_batch
+
         for number in range(self.model.steps_per_execution):
-            data = _next(iterator)
+            data = next_batch(iterator)
             if data is None:
                 if not number:
                     raise StopIteration
@@ -110,16 +112,3 @@ def built(model: Any) -> bool:
     """Whether the model, its metrics and its optimizer have all their variables."""
     parts = (model._compile_metrics, model._compile_loss, model.optimizer)
     return all(layer.built for layer in model._flatten_layers()) and all(p is None or p.built for p in parts)
-
-
-def _next(iterator: Any) -> Any:
-    """The next batch of TensorFlow's or a Python iterator, with None where an optional one is absent."""
-    import tensorflow as tf
-
-    if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
-        found = iterator.get_next_as_optional()
-        if not found.has_value():
-            return None
-        data = found.get_value()
-        return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
-    return next(iter(iterator), None)

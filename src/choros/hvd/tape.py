@@ -54,31 +54,16 @@ def DistributedGradientTape(
             f"DistributedGradientTape is for TensorFlow, and Keras runs on {keras.backend.backend()!r}: wrap the "
             "optimizer in hvd.DistributedOptimizer, whose apply and stateless_apply reduce."
         )
-    import tensorflow as tf
+    from choros.hvd.graph.tensorflow import reducing
 
     how = Reduction(operation(op), compression, process_set, scale_local=scale_local_gradients)
     how.local_layers = [] if local_layers is None else list(local_layers)
     loop = Loop(how, "a tape")
 
-    class Tape(tf.GradientTape):  # type: ignore[misc]
-        """The given tape, reducing."""
+    def reduce(grads: list[Any], sources: list[Any]) -> list[Any]:
+        return grads if how.idle else loop.reduce(grads, sources)[1]
 
-        def __init__(self) -> None:
-            self.__dict__ = gradtape.__dict__
-
-        def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **how_else: Any) -> Any:
-            found = super().gradient(target, sources, output_gradients, **how_else)
-            if how.idle:
-                return found
-            flat = keras.tree.flatten(sources)
-            _, reduced = loop.reduce(found if isinstance(found, list) else keras.tree.flatten(found), flat)
-            return keras.tree.pack_sequence_as(sources, reduced)
-
-        def register_local_source(self, source: Any) -> None:
-            """Do not reduce the gradients of a variable."""
-            how.local.append(source)
-
-    return Tape()
+    return reducing(gradtape, reduce, how.local)
 
 
 def PartialDistributedGradientTape(gradtape: Any, *, local_layers: Any = None, **how: Any) -> Any:

@@ -1,0 +1,82 @@
+"""What needs TensorFlow itself: calls back to the host in its graphs, batches of its iterators, its tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from choros.hvd.tensors import is_symbolic
+from choros.types import Array
+
+
+def operate(
+    value: Any,
+    forward: Callable[[Any], Any],
+    host: Callable[[Array], Array],
+    gradient: Callable[[Any], Any],
+    shape: Any,
+) -> Any:
+    """Return ``host(value)``: ``forward`` eagerly, a node of the graph else; see ``choros.hvd.graph.operate``."""
+
+    def either(tensor: Any) -> Any:
+        if not is_symbolic(tensor):
+            return forward(tensor)
+        out = tf.numpy_function(host, [tensor], tensor.dtype)
+        out.set_shape(shape(tuple(tensor.shape)) if tensor.shape.rank is not None else None)
+        return out
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def differentiable(tensor: Any) -> Any:
+        return either(tensor), gradient
+
+    tensor = tf.convert_to_tensor(value)
+    return differentiable(tensor) if tensor.dtype.is_floating else either(tensor)
+
+
+def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Call the host; see ``choros.hvd.graph.call_back``."""
+    due, *out = tf.numpy_function(host, tensors, [tf.bool, *(t.dtype for t in tensors)])
+    due.set_shape(())
+    for value, tensor in zip(out, tensors, strict=True):
+        value.set_shape(tensor.shape)
+    return due, out
+
+
+def next_batch(iterator: Any) -> Any:
+    """The next batch, with None where an optional part is absent; None at the end."""
+    if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
+        found = iterator.get_next_as_optional()
+        if not found.has_value():
+            return None
+        data = found.get_value()
+        return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+    return next(iter(iterator), None)
+
+
+def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]], local: list[Any]) -> Any:
+    """Return the tape, with the gradients that it gives reduced.
+
+    Args:
+        gradtape: tf.GradientTape.
+        reduce: from gradients and sources to reduced gradients.
+        local: where ``register_local_source`` puts its variables.
+    """
+
+    class Tape(tf.GradientTape):  # type: ignore[misc]
+        """The given tape, reducing."""
+
+        def __init__(self) -> None:
+            self.__dict__ = gradtape.__dict__
+
+        def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **how: Any) -> Any:
+            found = keras.tree.flatten(super().gradient(target, sources, output_gradients, **how))
+            return keras.tree.pack_sequence_as(sources, reduce(found, keras.tree.flatten(sources)))
+
+        def register_local_source(self, source: Any) -> None:
+            """Do not reduce the gradients of a variable."""
+            local.append(source)
+
+    return Tape()
