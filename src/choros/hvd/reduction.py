@@ -63,8 +63,8 @@ class Reduction:
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it is not reduced."""
-        own = {id(v) for v in self.local}
-        own |= {id(v) for layer in self.local_layers for v in layer.trainable_variables}
+        local = [*self.local, *(v for layer in self.local_layers for v in layer.trainable_variables)]
+        own = {id(one) for v in local for one in (v, getattr(v, "value", v))}  # TensorFlow's own variable also
         return [id(v) in own for v in variables]
 
     @contextmanager
