@@ -29,6 +29,7 @@ ROOMS = {
     "exchange": {"algorithms", "transport"},
     "report": set(),
     "collectives": {"transport"},
+    "runner": {"cluster", "launch", "machine", "transport"},
     "hvd": {"cluster", "collectives", "training", "transport"},
     "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
 }
@@ -49,7 +50,7 @@ OUTSIDE = {
         "cli",
         "demo",
     },
-    "cloudpickle": {"training", "data"},
+    "cloudpickle": {"training", "data", "runner"},
     "ml_dtypes": {"collectives"},
     "matplotlib": {"report", "demo"},
     "sklearn": {"data", "cli", "demo"},
