@@ -26,16 +26,21 @@ def report() -> str:
     rows = [f"Choros {version('choros')}, Keras {version('keras') or 'not installed'}", "", "Backends of Keras:"]
     for name, modules in _BACKENDS.items():
         there = all(_installed(module) for module in modules)
-        rows.append(_row(there, f"{name} {version(name)}"))
+        rows.append(_row(there, _named(name, there)))
     problem = _no_shared_memory()
     rows += ["", "How ranks meet:"]
     rows.append(_row(not problem, "shared memory, on one machine" + (f" ({problem})" if problem else "")))
-    rows.append(_row(_installed("mpi4py"), f"mpi4py {version('mpi4py')}".rstrip() + ", between hosts"))
-    return "\n".join(row.rstrip() for row in rows)
+    there = _installed("mpi4py")
+    rows.append(_row(there, f"{_named('mpi4py', there)}, between hosts"))
+    return "\n".join(rows)
 
 
 def _row(there: bool, text: str) -> str:
     return f"    [{'X' if there else ' '}] {text}"
+
+
+def _named(name: str, there: bool) -> str:
+    return f"{name} {version(name)}".rstrip() if there else name
 
 
 def _installed(module: str) -> bool:

@@ -28,6 +28,7 @@ _REMEDIES = {
     "MemoryError": "Use fewer workers, a smaller batch or a smaller model.",
     "ModuleNotFoundError": "Install the module, or put its folder on sys.path of the calling process.",
     "ImportError": "Install the module, or put its folder on sys.path of the calling process.",
+    "choros.errors.NotSerializable": "Let it return numbers, text, arrays, or what pickle takes.",
 }
 _DEFAULT = "The traceback names the line; the same code with {alone} is easier to debug."
 _DEFAULT_DIED = "The last lines that it printed may say why; the same code with {alone} is easier to debug."
