@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,8 +143,10 @@ def start(
     try:
         output = Output(size, wish.folder, wish.timestamps)
         for rank, binding in enumerate(bindings if verbose else ()):
-            cores = f"cores {','.join(map(str, binding.cores))}" if binding.cores else "any core"
-            output.say(f"choros run: rank {rank} of {size}: {cores}, {binding.threads} threads: {' '.join(command)}")
+            cores = ",".join(map(str, binding.cores)) or "any"
+            output.say(
+                f"choros run: rank {rank} of {size}: cores {cores}; threads {binding.threads}; {shlex.join(command)}"
+            )
         return run_ranks(
             command,
             size,
