@@ -29,6 +29,7 @@ ROOMS = {
     "exchange": {"algorithms", "transport"},
     "report": set(),
     "collectives": {"transport"},
+    "runner": {"cluster", "launch", "machine", "transport"},
     "hvd": {"cluster", "collectives", "training", "transport", "backend", "data"},
     "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
 }
@@ -50,7 +51,7 @@ OUTSIDE = {
         "cli",
         "demo",
     },
-    "cloudpickle": {"training", "data"},
+    "cloudpickle": {"training", "data", "runner"},
     "ml_dtypes": {"collectives"},
     "matplotlib": {"report", "demo"},
     "sklearn": {"data", "cli", "demo"},

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from choros.cluster import Place
     from choros.errors import BadInput, ChorosError, WorkerFailed
+    from choros.runner import run
     from choros.trainer import Trainer
     from choros.training.pool import WorkerPool
     from choros.training.record import RunRecord, WorkerRecord
@@ -42,6 +43,7 @@ _WHERE = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
     "Place": "choros.cluster",
+    "run": "choros.runner",
     "Trainer": "choros.trainer",
     "WorkerPool": "choros.training.pool",
     "RunRecord": "choros.training.record",
@@ -71,6 +73,7 @@ __all__ = [
     "WorkerPool",
     "WorkerRecord",
     "algorithms",
+    "run",
 ]
 
 

@@ -72,10 +72,10 @@ class MeetingTimeout(ChorosError, TimeoutError):
 
 
 class WorkerFailed(ChorosError, RuntimeError):
-    """A worker raised, was killed or ran out of memory; the given model is unchanged.
+    """A worker, or a rank of ``choros.run``, raised, was killed or ran out of memory; the given model is unchanged.
 
     Attributes:
-        rank: int. The worker that failed first.
+        rank: int. Which one failed first.
         host: str. The machine it ran on.
         traceback: str. Its Python traceback, or ``""`` where Python did not live to write one.
         signal: str. The signal's name (``"SIGKILL"``) where one ended it, else ``""``.

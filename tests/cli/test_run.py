@@ -1,16 +1,20 @@
+import importlib.util
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from choros.cli import main
+from choros.cli import build, main
 from choros.machine import plan, usable_cores
 from choros.machine.threads import NAMES
+from choros.runner.horovod import OPTIONS
 
 
 def choros(*arguments, **more):
@@ -135,7 +139,20 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
     [
         (["run", "-n", "0", "x.py"], "must be a whole number of 1 or more, got 0"),
         (["run", "-n", "two", "x.py"], "must be a whole number of 1 or more, got two"),
-        (["run", "x.py"], "-n"),
+        (["run", "x.py"], "say how many ranks: -n N (or -np N, -H localhost:N"),
+        (["run", "-np", "two", "x.py"], "must be a whole number of 1 or more, got two"),
+        (["run", "-np", "3", "-H", "localhost:2", "true"], "3 ranks were asked for, but the hosts have 2 slots"),
+        (["run", "-H", "n2:2", "true"], "n2 is not this machine"),
+        (["run", "-H", "localhost", "true"], "not of the form host:slots"),
+        (["run", "-H", "localhost:2", "-hostfile", "README.md", "true"], "not allowed with argument"),
+        (["run", "--hostfile", "README.md", "true"], "line 1 of the host file README.md is 'text'"),
+        (["run", "--hostfile", "none", "true"], "the host file none cannot be read"),
+        (["run", "-n", "2", "--output-filename", "README.md", "true"], "cannot be kept in README.md"),
+        (["run", "-n", "2", "--start-timeout", "0", "true"], "must be more than 0 seconds, got 0"),
+        (["run", "-n", "2", "--stall-check-warning-time-seconds", "-1", "true"], "must be a number of seconds, got -1"),
+        (["run", "-n", "2", "--min-np", "1", "true"], "--min-np is an option of horovodrun that Choros does not have"),
+        (["run", "-n", "2", "--config-file", "c.yaml", "true"], "give the options themselves"),
+        (["run", "-n", "2", "--blacklist-cooldown-range", "1", "2", "true"], "a job keeps the ranks"),
         (["run", "-n", "2"], "nothing to run"),
         (["run", "-n", "2", "-m"], "nothing to run"),
         (["run", "-n", "2", "absent.py"], "the script absent.py does not exist"),
@@ -154,6 +171,116 @@ def test_bad_usage_is_said_in_one_line(arguments, words, capsys, tmp_path, monke
     out, err = capsys.readouterr()
     assert out == ""
     assert words in err.splitlines()[-1]
+
+
+def test_horovods_options(script, tmp_path):
+    (tmp_path / "hosts").write_text("# here\nlocalhost slots=3\n\n127.0.0.1 slots=1\n")
+    other = [name for option in OPTIONS if not option.refused for name in (option.names[0], *option.values * ["1"])]
+    done = choros(
+        *("run", "--num-proc", 2, "-hostfile", tmp_path / "hosts", "--start-timeout", 7, "--verbose"),
+        *("--output-filename", tmp_path / "logs", "--timeline-filename", "t.json", "--timeline-mark-cycles"),
+        *("--no-stall-check", "--stall-check-warning-time-seconds", 90, "--stall-check-shutdown-time-seconds", 0.5),
+        *other,
+        *(script(LOOK), "-H", "n2:7"),
+    )
+    ranks = found(done)
+    for rank, seen in enumerate(ranks):
+        horovod = {name.removeprefix("HOROVOD_"): seen["env"][name] for name in seen["env"] if "HOROVOD_" in name}
+        assert horovod.pop("STALL_CHECK_SHUTDOWN_TIME_SECONDS") == horovod["STALL_SHUTDOWN_TIME_SECONDS"]
+        assert horovod == {
+            "RANK": str(rank),
+            "SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_SIZE": "2",
+            "CROSS_RANK": "0",
+            "CROSS_SIZE": "1",
+            "START_TIMEOUT": "7",
+            "TIMELINE": "t.json",
+            "TIMELINE_MARK_CYCLES": "1",
+            "STALL_CHECK_DISABLE": "1",
+            "STALL_CHECK_TIME_SECONDS": "90",
+            "STALL_SHUTDOWN_TIME_SECONDS": "0.5",
+        }
+        assert seen["argv"] == ["-H", "n2:7"]
+        kept = tmp_path / "logs" / f"rank.{rank}"
+        assert json.loads((kept / "stdout").read_text()) == seen
+        assert (kept / "stderr").read_text() == ""
+    said = done.stderr.splitlines()
+    assert [line for line in said if f"rank 1 of 2: cores {','.join(map(str, ranks[1]['cores']))}" in line] or (
+        plan(2)[1].cores == ()
+    )
+    told = [line for line in said if " is ignored: " in line]
+    assert told == [f"choros run: {option.answer(option.names[0])}" for option in OPTIONS if not option.refused]
+
+
+def test_slots_are_ranks_and_lines_have_their_time():
+    done = choros("run", "-H", f"localhost:1,{platform.node()}:1", "-prefix-timestamp", "sh", "-c", "echo up")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert sorted(rest for _, rest in lines) == ["[0] up", "[1] up"]
+    assert all(abs(datetime.fromisoformat(when).timestamp() - time.time()) < 60 for when, _ in lines)
+
+
+MEETING = """
+import os, sys, time
+import choros.hvd as hvd
+if os.environ["CHOROS_RANK"] == "1":
+    {before}
+hvd.init()
+print("met", hvd.size())
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "words"),
+    [
+        (("--start-timeout", "1"), "time.sleep(60)", "waited 1.0 s at barrier for rank 1 (never joined) of 2"),
+        ((), "sys.exit(0)", "rank 1 ended before it met the others"),
+        (("--start-timeout", "40"), "time.sleep(1.5)", ""),
+    ],
+)
+def test_how_long_the_first_meeting_waits(script, options, before, words):
+    began = time.monotonic()
+    done = choros("run", "-n", 2, *options, script(MEETING.format(before=before)))
+    assert time.monotonic() - began < 25
+    assert done.returncode == (1 if words else 0), done.stderr
+    assert ("[0] met 2" in done.stdout) is not bool(words)
+    assert words in done.stderr
+    assert ("give choros run a longer --start-timeout" in done.stderr) is ("--start-timeout" in options and bool(words))
+
+
+def test_a_stall_ends_the_job(script):
+    stall = "import numpy as np\nif hvd.rank() == 1: time.sleep(60)\nhvd.allreduce(np.zeros(1), name='x')"
+    options = ("--stall-check-shutdown-time-seconds", "1")
+    began = time.monotonic()
+    done = choros("run", "-n", 2, *options, script(MEETING.format(before="pass") + stall))
+    assert time.monotonic() - began < 25
+    assert done.returncode == 1
+    assert "[1] met 2" in done.stdout
+    assert "rank 1" in done.stderr
+    assert "MeetingTimeout" in done.stderr
+
+
+def test_check_build_imports_no_framework():
+    look = "import sys; from choros.cli import main; code = main(['run', '-cb']); print(code, sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    *lines, last = done.stdout.splitlines()
+    assert last.startswith("0 [")
+    assert not any(f"'{name}'" in last for name in ("jax", "torch", "tensorflow", "keras", "mpi4py"))
+    for name in ("jax", "torch", "tensorflow", "mpi4py"):
+        [line] = [line for line in lines if f"] {name}" in line]
+        assert line.strip().startswith("[X]" if importlib.util.find_spec(name) else "[ ]")
+    assert "    [X] shared memory, on one machine" in lines
+
+
+def test_check_build_says_what_is_not_there(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("os.memfd_create", lambda *_: os.open("/no/such/place", os.O_RDONLY))
+    lines = build.report().splitlines()
+    assert [line for line in lines if "[X]" in line] == []
+    assert "    [ ] jax" in lines
+    assert "    [ ] shared memory, on one machine ([Errno 2] No such file or directory: '/no/such/place')" in lines
+    assert "    [ ] mpi4py, between hosts" in lines
 
 
 def test_a_rank_starts_no_ranks(monkeypatch, capsys):

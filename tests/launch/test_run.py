@@ -14,7 +14,7 @@ from choros.launch.run import run
 ENGINE = """
 import json, sys
 from choros.launch.run import run
-sys.exit(run(**json.loads(sys.argv[1])))
+sys.exit(run(**json.loads(sys.argv[1])).code)
 """
 
 
@@ -87,7 +87,7 @@ def test_a_descriptor_is_inherited():
     fd = os.memfd_create("test")
     os.write(fd, b"shared")
     code = f"import os; assert os.pread({fd}, 10, 0) == b'shared'"
-    assert run([sys.executable, "-c", code], 2, pass_fds=[fd]) == 0
+    assert run([sys.executable, "-c", code], 2, pass_fds=[fd]).code == 0
     os.close(fd)
 
 
@@ -217,18 +217,39 @@ def test_a_reader_that_goes_away_ends_the_run():
 
 
 def test_a_program_that_cannot_be_started(capfd, tmp_path):
-    assert run([str(tmp_path / "none")], 1) == 127
+    assert run([str(tmp_path / "none")], 1).code == 127
     assert f"[0] choros: cannot start {tmp_path / 'none'}: No such file" in capfd.readouterr().err
     (tmp_path / "text").write_text("x")
-    assert run([str(tmp_path / "text")], 1) == 126
+    assert run([str(tmp_path / "text")], 1).code == 126
 
 
 def test_nothing_is_left_in_this_process(capfd):
     before = set(os.listdir("/proc/self/fd")), [signal.getsignal(number) for number in (2, 15, 1)]
-    assert run(["sh", "-c", "echo $CHOROS_RANK"], 2) == 0
-    assert run(["false"], 2) == 1
+    assert run(["sh", "-c", "echo $CHOROS_RANK"], 2).code == 0
+    assert run(["false"], 2).code == 1
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] 0", "[1] 1"]
     assert (set(os.listdir("/proc/self/fd")), [signal.getsignal(number) for number in (2, 15, 1)]) == before
+
+
+def test_what_has_become_of_it(capfd):
+    mine = [os.memfd_create(f"rank {rank}") for rank in range(3)]
+    code = (
+        "import os, sys; rank = int(os.environ['CHOROS_RANK']);"
+        f"there = [fd for fd in {mine} if os.path.exists(f'/proc/self/fd/{{fd}}')];"
+        f"os.write({mine}[rank], str(there == [{mine}[rank]]).encode());"
+        "print('last words', rank, flush=True); sys.exit(5 * (rank == 1))"
+    )
+    ended = []
+    outcome = run([sys.executable, "-c", code], 3, own_fds=[[fd] for fd in mine], on_end=ended.append, announce=False)
+    assert outcome.code == outcome.failed[0][1].exit == 5
+    assert [(rank, text) for rank, _, text in outcome.failed] == [(1, "last words 1")]
+    assert sorted(ended) == [0, 1, 2]
+    assert "choros run" not in capfd.readouterr().err
+    for fd in mine:
+        assert os.pread(fd, 10, 0) in (b"True", b"")  # the others may have been ended before they wrote
+        os.close(fd)
+    assert outcome.signal == 0
+    assert run(["true"], 1).failed == ()
 
 
 def test_what_does_not_fit_is_refused():

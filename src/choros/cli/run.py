@@ -1,4 +1,4 @@
-"""``choros run -n 4 [--threads T] [--no-bind] script.py ARGS``: N ranks of a script on this machine."""
+"""``choros run -n 4 [OPTIONS] script.py ARGS``: N ranks of a script on this machine; takes horovodrun's options too."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
-from choros.cluster import Place
 from choros.errors import BadInput
-from choros.launch.run import GRACE, run
-from choros.machine import plan, usable_cores, variables
+from choros.launch.run import GRACE
+from choros.runner.horovod import OPTIONS, Option
+from choros.runner.ranks import Wish, check_outside, horovod_variables, size_of, start
 
 _HELP = """\
 Each rank finds its place in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE, is bound to cores of its
 own and told its number of threads before anything is imported. Lines that ranks print are marked with their rank. The
-first rank that fails ends all others and gives its exit code.
+first rank that fails ends all others and gives its exit code. The other options of horovodrun are taken too: each is
+ignored, or refused, with a line that says why.
 """
+_ON = {"action": "store_const", "const": True}
+_OFF = {"action": "store_const", "const": False}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -31,16 +35,62 @@ def add_parser(subparsers: Any) -> None:
         "run",
         help="run N ranks of a script on this machine",
         description=_HELP,
-        usage="choros run -n N [--threads T] [--no-bind] [--grace S] (script.py | -m module | program) [ARGS ...]",
+        usage="choros run -n N [OPTIONS] (script.py | -m module | program) [ARGS ...]",
     )
-    parser.add_argument("-n", "--workers", type=_count, required=True, metavar="N", help="how many ranks")
-    parser.add_argument("--threads", type=_count, metavar="T", help="threads of each rank (default: its cores)")
-    parser.add_argument("--no-bind", action="store_true", help="leave it to the system where ranks run")
-    parser.add_argument(
-        "--grace", type=_seconds, default=GRACE, metavar="S", help="seconds between SIGTERM and SIGKILL (default: 5)"
+    add = parser.add_argument
+    add("-n", "-np", "--num-proc", "--workers", dest="workers", type=_count, metavar="N", help="how many ranks")
+    hosts = parser.add_mutually_exclusive_group()
+    hosts.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts with slots; so far only this machine, as localhost:4"
     )
-    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
-    parser.add_argument("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what the ranks run")
+    hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help='the same as lines "host slots=4" of a file')
+    add("--threads", type=_count, metavar="T", help="threads of each rank (default: its cores)")
+    add("--no-bind", action="store_true", help="leave it to the system where ranks run")
+    add("--grace", type=_seconds, default=GRACE, metavar="S", help="seconds between SIGTERM and SIGKILL (default: 5)")
+    add(
+        "--start-timeout",
+        type=_some_seconds,
+        metavar="S",
+        help="seconds that hvd.init may wait for all ranks (default: 30)",
+    )
+    add("--output-filename", metavar="DIR", help="also keep what rank N prints in DIR/rank.N/stdout and stderr")
+    add(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        dest="timestamps",
+        action="store_true",
+        help="put the time before each line",
+    )
+    add("--timeline-filename", metavar="FILE", help="write a timeline of the meetings (HOROVOD_TIMELINE)")
+    add("--timeline-mark-cycles", dest="mark_cycles", **_ON, help="mark cycles in it")
+    add("--no-timeline-mark-cycles", dest="mark_cycles", **_OFF, help=argparse.SUPPRESS)
+    add("--no-stall-check", dest="stall_off", **_ON, help="do not look for ranks that stall")
+    add("--stall-check", dest="stall_off", **_OFF, help=argparse.SUPPRESS)
+    add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="tell of a stall after S (default: 60)")
+    add(
+        "--stall-check-shutdown-time-seconds",
+        type=_seconds,
+        metavar="S",
+        help="end the job after a stall of S (default: 0, never)",
+    )
+    add("-cb", "--check-build", action="store_true", help="print what is available, and end")
+    add("--verbose", action="store_true", help="say what each rank gets")
+    add("-v", "--version", action="version", version=f"choros {metadata.version('choros')}", help=argparse.SUPPRESS)
+    for option in OPTIONS:
+        add(*option.names, action=_Other, option=option, nargs=None if option.values == 1 else option.values)
+    add("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
+    add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what the ranks run")
+
+
+class _Other(argparse.Action):
+    """An option of horovodrun that has no meaning here: noted, to be answered when all are read."""
+
+    def __init__(self, option: Option, **more: Any) -> None:
+        super().__init__(**{**more, "dest": "others", "default": (), "help": argparse.SUPPRESS})
+        self.option = option
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.others = (*namespace.others, (self.option, option_string))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,35 +103,31 @@ def main(args: argparse.Namespace) -> int:
         The exit code of the run.
 
     Raises:
-        BadInput: nothing to run, or this process is a rank itself.
+        BadInput: nothing to run, no number of ranks, an option that is refused, or this process is a rank itself.
     """
-    size: int = args.workers
-    command = _command(args.target, args.module)
-    here = Place.here()
-    if here.size > 1:
-        raise BadInput(
-            f"this process is already rank {here.rank} of {here.size} (started by {here.launcher}): "
-            "run the script itself there, without 'choros run'"
-        )
-    bindings = plan(size, args.threads, not args.no_bind)
-    # what the user exported holds, unless --threads says otherwise
-    keep = {} if args.threads else dict(os.environ)
-    crowded = not bindings[0].cores or size * bindings[0].threads > len(usable_cores())
-    threads = [variables(binding.threads, keep=keep, shared=crowded) for binding in bindings]
-    from choros.transport.shared_group import SharedGroup
+    answers = [option.answer(name) for option, name in args.others]
+    if args.check_build:
+        from choros.cli.build import report
 
-    segment = SharedGroup.create(size)
-    try:
-        return run(
-            command,
-            size,
-            environment=[{**each, "CHOROS_GROUP_FD": str(segment.fd)} for each in threads],
-            cores=[binding.cores for binding in bindings],
-            pass_fds=(segment.fd,),
-            grace=args.grace,
-        )
-    finally:
-        segment.close()
+        print(report())
+        return 0
+    size = size_of(args.workers, args.hosts, args.hostfile)
+    if size is None:
+        raise BadInput("say how many ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
+    command = _command(args.target, args.module)
+    check_outside("run the script itself there, without 'choros run'")
+    for line in answers:
+        print(f"choros run: {line}", file=sys.stderr)
+    told = horovod_variables(
+        start_timeout=args.start_timeout,
+        timeline=args.timeline_filename,
+        mark_cycles=args.mark_cycles,
+        stall_off=args.stall_off,
+        stall_warning=args.stall_check_warning_time_seconds,
+        stall_shutdown=args.stall_check_shutdown_time_seconds,
+    )
+    wish = Wish(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
+    return start(command, wish, verbose=args.verbose).code
 
 
 def _command(target: Sequence[str], module: bool) -> list[str]:
@@ -120,4 +166,11 @@ def _seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value < 1e6:
         raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text}")
+    return value
+
+
+def _some_seconds(text: str) -> float:
+    value = _seconds(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
     return value

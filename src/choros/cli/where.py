@@ -81,8 +81,8 @@ def findings() -> dict[str, Any]:
         "cores": {"usable": list(usable_cores()), "physical": [list(core) for core in physical_cores()]},
         "threads": {name: os.environ[name] for name in names if name in os.environ},
         "backend": _backend(),
-        "libraries": {name: _version(name, *_OTHER_NAMES.get(name, ())) for name in _LIBRARIES},
-        "choros": _version("choros"),
+        "libraries": {name: version(name) for name in _LIBRARIES},
+        "choros": version("choros"),
         "python": platform.python_version(),
     }
 
@@ -98,11 +98,22 @@ def _backend() -> str:
         return "tensorflow (Keras' default)"
 
 
-def _version(*names: str) -> str:
-    """The version of the first that is installed, else nothing."""
-    for name in names:
+def version(name: str) -> str:
+    """The version of a library as it is installed, under whichever name; the library is not imported.
+
+    Args:
+        name: as it is imported.
+
+    Returns:
+        The version, nothing where it is not installed.
+
+    Example:
+        >>> version("choros") != "", version("no.such.library")
+        (True, '')
+    """
+    for known in (name, *_OTHER_NAMES.get(name, ())):
         try:
-            return metadata.version(name)
+            return metadata.version(known)
         except metadata.PackageNotFoundError:
             continue
     return ""

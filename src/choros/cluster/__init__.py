@@ -1,10 +1,21 @@
-"""Where am I: which rank of how many, told by whichever launcher started this process.
+"""Where am I: which rank of how many, told by whichever launcher started this process; and lists of hosts.
 
 Read from the environment alone; nothing is imported or contacted to find out.
 """
 
 from choros.cluster.hosts import expand_hosts, expand_tasks
 from choros.cluster.place import Place, why
+from choros.cluster.slots import is_this_machine, parse_slots, read_hostfile
 from choros.cluster.tables import TABLES, Table
 
-__all__ = ["TABLES", "Place", "Table", "expand_hosts", "expand_tasks", "why"]
+__all__ = [
+    "TABLES",
+    "Place",
+    "Table",
+    "expand_hosts",
+    "expand_tasks",
+    "is_this_machine",
+    "parse_slots",
+    "read_hostfile",
+    "why",
+]

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from choros.hvd.loading import load_model, shard
     from choros.hvd.optimizer import DistributedOptimizer, PartialDistributedOptimizer
     from choros.hvd.tape import DistributedGradientTape, PartialDistributedGradientTape
+    from choros.runner import run
 
 __all__ = [
     "Adasum",
@@ -97,6 +98,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "remove_process_set",
+    "run",
     "shard",
     "shutdown",
     "size",
@@ -132,6 +134,8 @@ def __getattr__(name: str) -> Any:
         return lambda *_: _PROBES[name]
     if name in _LATER:
         return getattr(importlib.import_module(f"choros.hvd.{_LATER[name]}"), name)
+    if name == "run":
+        return importlib.import_module("choros.runner").run
     if name in ("callbacks", "elastic"):
         return importlib.import_module(f"choros.hvd.{name}")
     if name in _INSTEAD:

@@ -10,17 +10,20 @@ from typing import Any
 
 from choros.cluster import Place
 from choros.collectives import Collectives
-from choros.errors import BadInput
+from choros.errors import BadInput, MeetingTimeout
 from choros.training.ranks import join
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
 from choros.transport.shared_group import SharedGroup, share
 
-_TIMEOUT = "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS"
-_LONGEST = 1800.0  # seconds that a rank waits for the others where that variable is not set
+_START = "HOROVOD_START_TIMEOUT"
+_SOONEST = 30.0  # seconds that the first meeting waits for all ranks where that variable is not set
+_TIMEOUT = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+_TIMEOUT_TOO = "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS"  # spelt like the launcher's option
+_LONGEST = 1800.0  # seconds that a rank waits for the others where neither is set
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_HONOURED = {_TIMEOUT, *(f"HOROVOD_{name}" for name in _PLACE)}
+_HONOURED = {_START, _TIMEOUT, _TIMEOUT_TOO, *(f"HOROVOD_{name}" for name in _PLACE)}
 
 
 class ProcessSet:
@@ -91,7 +94,8 @@ _now: list[Context] = []
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Find out which rank this is and meet the others; a second call does nothing.
 
-    Works with no launcher at all: one rank then.
+    Every rank calls it, within 30 s of the first one, or what ``choros run --start-timeout`` says
+    (``HOROVOD_START_TIMEOUT``). Works with no launcher at all: one rank then.
 
     Args:
         comm: None or a list of all ranks. A part of them is a process set.
@@ -99,6 +103,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
     Raises:
         BadInput: the launcher's variables contradict each other, or its ranks cannot meet.
+        MeetingTimeout: not all ranks came in time; names those who did not.
+        PeerFailed: a rank ended before it came.
     """
     if _now:
         return
@@ -108,8 +114,18 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "
             "ProcessSet."
         )
-    limit = float(os.environ.get(_TIMEOUT) or 0) or _LONGEST
-    group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, limit)
+    limit = _seconds(_TIMEOUT) or _seconds(_TIMEOUT_TOO) or _LONGEST
+    soonest = _seconds(_START) or _SOONEST
+    group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, soonest)
+    group.timeout = soonest
+    try:
+        group.barrier()
+    except MeetingTimeout as error:
+        raise MeetingTimeout(
+            f"{error} This was hvd.init(), which all ranks must call within {soonest:g} s: if some take longer to come "
+            "there, give choros run a longer --start-timeout.",
+            error.missing,
+        ) from None
     group.timeout = limit
     world = global_process_set
     world.ranks, world.process_set_id, world.collectives = list(range(place.size)), 0, Collectives(group)
@@ -119,6 +135,14 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         print(f"choros: ignored, as it has no meaning here: {', '.join(ignored)}", file=sys.stderr, flush=True)
     for one in [] if process_sets in (None, "dynamic") else process_sets:
         add_process_set(one)
+
+
+def _seconds(name: str) -> float:
+    """A variable that holds seconds; 0 where it is not set."""
+    try:
+        return max(0.0, float(os.environ.get(name) or 0))
+    except ValueError:
+        raise BadInput(f"{name}={os.environ[name]!r} is not a number of seconds") from None
 
 
 def shutdown() -> None:

@@ -137,6 +137,17 @@ class Child:
         return ended
 
 
+def python_variables() -> dict[str, str]:
+    """Variables for an interpreter that finds the modules that this one finds, and does not hold back what it prints.
+
+    Example:
+        >>> python_variables()["PYTHONUNBUFFERED"]
+        '1'
+    """
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path if os.pathsep not in entry)
+    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+
+
 def _name(number: int) -> str:
     try:
         return signal.Signals(number).name

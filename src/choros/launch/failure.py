@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
+import sys
+import traceback
 from typing import Any
 
 from choros.errors import WorkerFailed
 from choros.launch.frame import Message
+from choros.launch.peak import peak_memory
 
+_MOST_TEXT = 1 << 17
 _SIGNALS = {
     "SIGKILL": "the kernel's out-of-memory killer sends this signal",
     "SIGSEGV": "a native library crashed",
@@ -22,9 +28,11 @@ _REMEDIES = {
     "MemoryError": "Use fewer workers, a smaller batch or a smaller model.",
     "ModuleNotFoundError": "Install the module, or put its folder on sys.path of the calling process.",
     "ImportError": "Install the module, or put its folder on sys.path of the calling process.",
+    "choros.errors.NotSerializable": "Let it return numbers, text, arrays, or what pickle takes.",
 }
-_DEFAULT = "The traceback names the line; the same code with workers=1 is easier to debug."
-_DEFAULT_DIED = "The last lines that it printed may say why; the same code with workers=1 is easier to debug."
+_DEFAULT = "The traceback names the line; the same code with {alone} is easier to debug."
+_DEFAULT_DIED = "The last lines that it printed may say why; the same code with {alone} is easier to debug."
+_ALONE = {"worker": "workers=1", "rank": "num_proc=1"}
 
 
 def amount(size: int) -> str:
@@ -48,7 +56,56 @@ def amount(size: int) -> str:
     return f"{value:.1f} {unit}"
 
 
-def failure(rank: int, size: int, event: Message, weights: list[Any] | None = None) -> WorkerFailed:
+def raised(error: BaseException) -> Message:
+    """The ``failed`` event that tells of an exception, small enough to be made when memory is short.
+
+    Args:
+        error: what was raised; the frames of its traceback are cleared.
+
+    Returns:
+        What JSON can hold: type, message, traceback, host, peak memory, and the ranks that it names as missing.
+
+    Example:
+        >>> event = raised(ValueError("wrong"))
+        >>> event["event"], event["type"], event["message"]
+        ('failed', 'ValueError', 'wrong')
+    """
+    peak = peak_memory()
+    name = type(error).__qualname__
+    try:
+        if type(error).__module__ not in ("builtins", "__main__"):
+            name = f"{type(error).__module__}.{name}"
+        text = str(error)[-_MOST_TEXT:]
+        lines = "".join(traceback.format_exception(error))[-_MOST_TEXT:]
+    except BaseException as second:  # a broken __str__, or no memory even for this
+        text, lines = "", f"{name} (its text could not be made: {type(second).__name__})"
+    traceback.clear_frames(error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    event: Message = {"event": "failed", "type": name, "message": text, "traceback": lines}
+    event |= {"host": platform.node(), "peak_memory": peak}
+    missing = getattr(error, "missing", None)
+    if isinstance(missing, tuple) and all(isinstance(rank, int) for rank in missing):
+        event["missing"] = list(missing)
+    return event
+
+
+def is_echo(event: Message) -> bool:
+    """Whether an event tells only that another worker had gone or had not come.
+
+    Args:
+        event: as ``Pool.receive`` gave it.
+    """
+    return event.get("event") == "failed" and str(event.get("type")) in (
+        "choros.errors.PeerFailed",
+        "choros.errors.MeetingTimeout",
+    )
+
+
+def failure(
+    rank: int, size: int, event: Message, weights: list[Any] | None = None, what: str = "worker"
+) -> WorkerFailed:
     """The exception for a ``failed`` or ``died`` event.
 
     Args:
@@ -56,6 +113,7 @@ def failure(rank: int, size: int, event: Message, weights: list[Any] | None = No
         size: how many workers there are.
         event: as ``Pool.receive`` gave it.
         weights: the last centre, kept as ``error.weights``.
+        what: ``"worker"``, or ``"rank"`` for those of ``choros.run``.
 
     Returns:
         The exception, to be raised by the caller.
@@ -67,25 +125,25 @@ def failure(rank: int, size: int, event: Message, weights: list[Any] | None = No
     """
     host, peak = str(event.get("host", "")), int(event.get("peak_memory", 0))
     name, lines, output = str(event.get("signal", "")), str(event.get("traceback", "")), str(event.get("output", ""))
-    who = f"worker {rank} of {size} (counted from 0) on host {host}"
+    who = f"{what} {rank} of {size} (counted from 0) on host {host}"
     memory = f"peak memory {amount(peak)}" if peak else "peak memory unknown"
     if event.get("event") == "failed":
         kind, text = str(event.get("type", "an exception")), str(event.get("message", ""))
-        what = f"raised {kind}" + (f": {text}" if text else "")
-        what += f" ({memory})" if kind.endswith("MemoryError") else ""
+        fate = f"raised {kind}" + (f": {text}" if text else "")
+        fate += f" ({memory})" if kind.endswith("MemoryError") else ""
         remedy = _REMEDIES.get(kind, _DEFAULT)
     elif name:
-        what = f"was ended by {name} ({memory}" + (f"; {_SIGNALS[name]})" if name in _SIGNALS else ")")
+        fate = f"was ended by {name} ({memory}" + (f"; {_SIGNALS[name]})" if name in _SIGNALS else ")")
         remedy = _REMEDIES.get(name, _DEFAULT_DIED)
     else:
-        what = f"ended with exit code {event.get('exit', -1)} before its work was done ({memory})"
+        fate = f"ended with exit code {event.get('exit', -1)} before its work was done ({memory})"
         remedy = _DEFAULT_DIED
-    message = f"{who} {what}"
+    message = f"{who} {fate}"
     if lines:
         message += f"\n\nIts traceback:\n{lines.rstrip()}"
     if output.strip():
         message += f"\n\nThe last lines that it printed:\n{output.rstrip()}"
-    message += f"\n\n{remedy}"
+    message += f"\n\n{remedy.format(alone=_ALONE[what])}"
     return WorkerFailed(
         message,
         rank=rank,

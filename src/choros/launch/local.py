@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed, WorkerFailed
-from choros.launch.child import Child, Ended
-from choros.launch.failure import failure
+from choros.launch.child import Child, Ended, python_variables
+from choros.launch.failure import failure, is_echo
 from choros.launch.frame import Message
 from choros.launch.keeper import Keeper
 from choros.launch.wire import Wire
@@ -169,9 +169,9 @@ class Pool:
         """
         limit = time.monotonic() + grace
         with contextlib.suppress(ChorosError):
-            while _is_echo(event):
+            while is_echo(event):
                 other, found, _ = self.receive(limit - time.monotonic())
-                if found.get("event") in ("failed", "died") and not _is_echo(found):
+                if found.get("event") in ("failed", "died") and not is_echo(found):
                     return other, found
         return rank, event
 
@@ -284,14 +284,6 @@ class Pool:
         self._events.append((rank, event, blobs))
 
 
-def _is_echo(event: Message) -> bool:
-    """Whether it tells only that another worker had gone or had not come."""
-    return event.get("event") == "failed" and str(event.get("type")) in (
-        "choros.errors.PeerFailed",
-        "choros.errors.MeetingTimeout",
-    )
-
-
 class _Crew:
     """What a pool holds; apart from it, so that it can be ended when the pool has been collected."""
 
@@ -307,8 +299,7 @@ class _Crew:
     def hire(self, rank: int, size: int, environment: Mapping[str, str], cores: tuple[int, ...]) -> None:
         """Start one worker."""
         environment = {name: value for name, value in environment.items() if name not in _NOT_FOR_WORKERS}
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path if os.pathsep not in entry)
-        environment |= {"CHOROS_WORKER": "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        environment |= {"CHOROS_WORKER": "1", **python_variables()}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.wires.append(Wire(ours, f"worker {rank} of {size}"))
         with theirs:

@@ -15,16 +15,35 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 from choros.errors import BadInput
 from choros.launch import start
 from choros.launch.child import Child, Ended
 from choros.launch.keeper import Keeper
+from choros.launch.output import Output
 
 GRACE = 5.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of a run.
+
+    Attributes:
+        code: int. 0 when all ranks succeeded; else the exit code of the rank that failed first, or 128 and the number
+            of the signal that ended it or this process.
+        signal: int. The signal that this process was sent, 0 where none was.
+        failed: tuple of (rank, Ended, str). Who failed before anything was done to the ranks, and the last lines that
+            they printed; several where they failed together.
+    """
+
+    code: int
+    signal: int = 0
+    failed: tuple[tuple[int, Ended, str], ...] = ()
 
 
 def run(
@@ -34,8 +53,12 @@ def run(
     environment: Sequence[Mapping[str, str]] | None = None,
     cores: Sequence[Sequence[int]] | None = None,
     pass_fds: Sequence[int] = (),
+    own_fds: Sequence[Sequence[int]] | None = None,
     grace: float = GRACE,
-) -> int:
+    output: Output | None = None,
+    announce: bool = True,
+    on_end: Callable[[int], None] | None = None,
+) -> Outcome:
     """Run ``size`` ranks of a command until all have ended, or one has failed.
 
     The first rank that exits with a code other than 0, or by a signal, ends the others: SIGTERM, then SIGKILL after
@@ -47,27 +70,30 @@ def run(
         size: how many ranks.
         environment: for each rank, variables on top of this process's.
         cores: for each rank, the logical cores that it is bound to before the program is loaded.
-        pass_fds: descriptors that the ranks inherit.
+        pass_fds: descriptors that all ranks inherit.
+        own_fds: for each rank, descriptors that only it inherits.
         grace: seconds between SIGTERM and SIGKILL.
+        output: where the ranks' lines go; shown only when None. Closed at the end.
+        announce: say on stderr which rank failed.
+        on_end: gets each rank that has ended, as soon as that is noticed.
 
     Returns:
-        0 when all succeeded; else the exit code of the rank that failed first, or 128 and the number of the signal
-        that ended it or this process.
+        What has become of it.
 
     Raises:
         BadInput: lengths that do not fit.
 
     Example:
-        >>> run(["true"], 2)
+        >>> run(["true"], 2).code
         0
     """
     if size < 1:
         raise BadInput(f"a run has 1 rank or more, got {size}")
-    for what, given in (("environments", environment), ("bindings to cores", cores)):
+    for what, given in (("environments", environment), ("bindings to cores", cores), ("lists of fds", own_fds)):
         if given is not None and len(given) != size:
             raise BadInput(f"{len(given)} {what} were given for {size} ranks")
     token = secrets.token_hex(8)
-    ranks = _Ranks(grace)
+    ranks = _Ranks(grace, output or Output(size), announce, on_end)
     with ranks.signals():
         try:
             for rank in range(size):
@@ -81,7 +107,8 @@ def run(
                     "CHOROS_LOCAL_SIZE": str(size),
                     "CHOROS_RUN": token,
                 }
-                ranks.start(rank, command, own, tuple(cores[rank]) if cores else (), pass_fds)
+                fds = (*pass_fds, *(own_fds[rank] if own_fds else ()))
+                ranks.start(rank, command, own, tuple(cores[rank]) if cores else (), fds)
             return ranks.watch()
         finally:
             ranks.end()
@@ -90,10 +117,10 @@ def run(
 class _Ranks:
     """The ranks of one run, and what has become of them."""
 
-    def __init__(self, grace: float) -> None:
-        self.grace = grace
+    def __init__(self, grace: float, output: Output, announce: bool, on_end: Callable[[int], None] | None) -> None:
+        self.grace, self.output, self.announce, self.on_end = grace, output, announce, on_end
         self.ended: dict[int, Ended] = {}
-        self.code = 0
+        self.failed: list[tuple[int, Ended, str]] = []
         self._asked: list[int] = []  # the signals that this process was sent
         self._deadline = float("inf")  # when those that are left are killed
         self._began = time.monotonic()
@@ -102,7 +129,8 @@ class _Ranks:
         os.set_blocking(self._wake_out, False)
         self._forwarded = False
         self._broken = False
-        self.keeper = Keeper(self._print)
+        output.on_broken = self._nobody_reads
+        self.keeper = Keeper(output.line)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -136,24 +164,34 @@ class _Ranks:
 
         self.keeper.call(lambda: self.keeper.start(rank, make, split=True), timeout=60.0)
 
-    def watch(self) -> int:
-        """Wait until every rank has ended; the code of the run."""
+    def watch(self) -> Outcome:
+        """Wait until every rank has ended; what has become of the run."""
         children = self.keeper.children
         while len(self.ended) < len(children):
             self._wait()
-            for rank, child in enumerate(children):
-                if rank not in self.ended and (ended := child.check()) is not None:
-                    self.ended[rank] = ended
-                    self._judge(rank, child, ended)
+            found = [
+                (rank, ended)
+                for rank, child in enumerate(children)
+                if rank not in self.ended and (ended := child.check()) is not None
+            ]
+            for rank, ended in found:
+                self.ended[rank] = ended
+                self.keeper.pull(rank)
+                if self.on_end is not None:
+                    self.on_end(rank)
+            self._judge(found)
             if self._asked and not self._forwarded:
                 self._forwarded = True
                 self._finish(self._asked[0])
             if self._broken and self._deadline == float("inf"):
-                self.code = 128 + signal.SIGPIPE
                 self._finish(signal.SIGTERM)
             if len(self._asked) > 1 or time.monotonic() > self._deadline:
                 self._signal(signal.SIGKILL)
-        return 128 + self._asked[0] if self._asked else self.code
+        if self._asked:
+            return Outcome(128 + self._asked[0], self._asked[0])
+        if self.failed:
+            return Outcome(self.failed[0][1].code, 0, tuple(self.failed))
+        return Outcome(128 + signal.SIGPIPE if self._broken else 0)
 
     def end(self) -> None:
         """Leave nothing: processes, threads, pipes."""
@@ -162,22 +200,25 @@ class _Ranks:
             for child in self.keeper.children:
                 child.wait(10.0)
             self.keeper.stop()
+        self.output.close()
         self._broken = True  # a line that comes after this wakes nobody
         os.close(self._wake_out)
         os.close(self._wake_in)
 
-    def _judge(self, rank: int, child: Child, ended: Ended) -> None:
+    def _judge(self, found: list[tuple[int, Ended]]) -> None:
         """The first failure decides; what follows from it, or from a signal to this process, does not count."""
-        self.keeper.pull(rank)
-        if ended.code == 0 or self.code or self._asked or self._broken:
+        failed = [(rank, ended) for rank, ended in found if ended.code != 0]
+        if not failed or self.failed or self._asked or self._broken:
             return
-        self.code = ended.code
+        self.failed = [(rank, ended, self.keeper.tail(rank)) for rank, ended in failed]
+        rank, ended = failed[0]
         how = f"was ended by {ended.signal}" if ended.signal else f"exited with code {ended.exit}"
         size, left = len(self.keeper.children), len(self.keeper.children) - len(self.ended)
         after = time.monotonic() - self._began
         rest = f"; ending the {left} that are left" if left else ""
-        who = f"rank {rank} of {size} (pid {child.pid}, host {platform.node()})"
-        self._print(-1, "err", f"choros run: {who} {how} after {after:.1f} s{rest}")
+        who = f"rank {rank} of {size} (pid {self.keeper.children[rank].pid}, host {platform.node()})"
+        if self.announce:
+            self.output.say(f"choros run: {who} {how} after {after:.1f} s{rest}")
         self._finish(signal.SIGTERM)
 
     def _finish(self, number: int) -> None:
@@ -210,19 +251,8 @@ class _Ranks:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_out, 1 << 12)
 
-    def _print(self, rank: int, kind: str, line: str) -> None:
-        """One whole line, marked with its rank."""
-        mark = f"[{rank}] " if rank >= 0 else ""
-        stream = sys.stdout if kind == "out" else sys.stderr
-        binary = getattr(stream, "buffer", None)
-        try:
-            if binary is None:  # a notebook's
-                stream.write(f"{mark}{line}\n")
-            else:
-                binary.write(f"{mark}{line}\n".encode(errors="replace"))
-            stream.flush()
-        except (BrokenPipeError, ValueError):
-            if not self._broken:
-                self._broken = True
-                with contextlib.suppress(BlockingIOError):
-                    os.write(self._wake_in, b".")
+    def _nobody_reads(self) -> None:
+        if not self._broken:
+            self._broken = True
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_in, b".")

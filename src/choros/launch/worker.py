@@ -10,24 +10,19 @@ from choros.launch.start import settle
 if __name__ == "__main__":
     settle()  # before any other import: cores come first
 
-import contextlib
 import importlib
 import os
-import platform
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from choros.errors import BadInput, ChorosError, PeerFailed
+from choros.launch.failure import raised
 from choros.launch.frame import Frame, Message
 from choros.launch.link import Dismissed, Link
-from choros.launch.peak import peak_memory
 from choros.launch.wire import Wire
-
-_MOST_TEXT = 1 << 17
 
 
 def serve(link: Link) -> None:
@@ -83,31 +78,8 @@ def _call(link: Link, frame: Frame) -> Message | None:
     except Dismissed:
         raise
     except BaseException as error:
-        return _failed(error)
+        return raised(error)
     return None
-
-
-def _failed(error: BaseException) -> Message:
-    """The event that tells of an exception, small enough to be made when memory is short."""
-    peak = peak_memory()
-    name = type(error).__qualname__
-    try:
-        if type(error).__module__ not in ("builtins", "__main__"):
-            name = f"{type(error).__module__}.{name}"
-        text = str(error)[-_MOST_TEXT:]
-        lines = "".join(traceback.format_exception(error))[-_MOST_TEXT:]
-    except BaseException as second:  # a broken __str__, or no memory even for this
-        text, lines = "", f"{name} (its text could not be made: {type(second).__name__})"
-    traceback.clear_frames(error.__traceback__)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    event: Message = {"event": "failed", "type": name, "message": text, "traceback": lines}
-    event |= {"host": platform.node(), "peak_memory": peak}
-    missing = getattr(error, "missing", None)
-    if isinstance(missing, tuple) and all(isinstance(rank, int) for rank in missing):
-        event["missing"] = list(missing)
-    return event
 
 
 def main(argv: list[str]) -> int:

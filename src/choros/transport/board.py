@@ -97,6 +97,22 @@ def given_up(words: memoryview) -> str | None:
     return bytes(words.cast("B")[8 * _TEXT : 8 * _TEXT + words[_REASON]]).decode(errors="replace")
 
 
+def joined(segment: Segment, rank: int) -> bool:
+    """Whether a rank of a group has ever joined it; a controller that maps the segment without a rank may ask.
+
+    Args:
+        segment: Segment. A group's.
+        rank: int. Who.
+
+    Example:
+        >>> from choros.transport.shared_group import SharedGroup
+        >>> with SharedGroup.create(2, 64) as segment, SharedGroup(segment, 0):
+        ...     joined(segment, 0), joined(segment, 1)
+        (True, False)
+    """
+    return bool(segment.words[LINES + rank * LINE_WORDS + STATE])
+
+
 def holder(fd: int, byte: int) -> int:
     """Return the process that holds the record lock on a byte, or 0 where no other process does."""
     if sys.platform == "linux":

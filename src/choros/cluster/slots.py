@@ -1,0 +1,81 @@
+"""Hosts with their slots, as ``horovodrun`` is given them: ``-H host:slots,...`` and host files."""
+
+from __future__ import annotations
+
+import platform
+import re
+import socket
+
+from choros.errors import BadInput
+
+Slots = tuple[tuple[str, int], ...]
+
+_PAIR = re.compile(r"([\w.-]+):([1-9]\d{0,5})", re.ASCII)
+_LINE = re.compile(r"([\w.-]+)\s+slots\s*=\s*([1-9]\d{0,5})", re.ASCII)
+
+
+def parse_slots(text: str) -> Slots:
+    """The hosts of ``-H``.
+
+    Args:
+        text: such as ``"n1:4,n2:4"``.
+
+    Returns:
+        Each host and its slots, in the order given.
+
+    Raises:
+        BadInput: the text is not of that form.
+
+    Example:
+        >>> parse_slots("localhost:2,n1:4")
+        (('localhost', 2), ('n1', 4))
+    """
+    pairs = [_PAIR.fullmatch(part.strip()) for part in text.split(",")]
+    if not all(pairs):
+        raise BadInput(f"the hosts {text!r} are not of the form host:slots[,host:slots], each with 1 slot or more")
+    return tuple((pair[1], int(pair[2])) for pair in pairs if pair)
+
+
+def read_hostfile(path: str) -> Slots:
+    """The hosts of a host file: a line ``host slots=n`` each; ``#`` begins a comment, empty lines do not count.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Each host and its slots, in the order of the file.
+
+    Raises:
+        BadInput: it cannot be read, has a line of another form, or no host.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"the host file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        pair = _LINE.fullmatch(line)
+        if pair:
+            found.append((pair[1], int(pair[2])))
+        elif line:
+            raise BadInput(f"line {number} of the host file {path} is {line!r}, not of the form: host slots=n")
+    if not found:
+        raise BadInput(f"the host file {path} names no host: give lines of the form: host slots=n")
+    return tuple(found)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name is this machine's: localhost, 127.0.0.1, its host name, with or without the domain.
+
+    Args:
+        host: the name.
+
+    Example:
+        >>> is_this_machine("localhost"), is_this_machine(platform.node()), is_this_machine("no.such.host")
+        (True, True, False)
+    """
+    host, own = host.lower(), platform.node().lower()
+    if host in ("localhost", "127.0.0.1", own, own.partition(".")[0]):
+        return True
+    return host.startswith(own + ".") and host == socket.getfqdn().lower()  # which may ask a name server

@@ -1,0 +1,139 @@
+"""What Horovod's launcher has and Choros does without: each option is ignored or refused, and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from choros.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Option:
+    """Some options of ``horovodrun`` with one answer.
+
+    Attributes:
+        names: tuple of str. As they are typed.
+        values: int. How many values each takes.
+        why: str. Why it is ignored, or what to do instead.
+        refused: bool. Whether what was asked for would be missing without it.
+    """
+
+    names: tuple[str, ...]
+    values: int
+    why: str
+    refused: bool = False
+
+    def answer(self, name: str) -> str:
+        """The line for the one that was given, or the refusal.
+
+        Raises:
+            BadInput: it is refused.
+
+        Example:
+            >>> OPTIONS[0].answer("--disable-cache")
+            '--disable-cache is ignored: nothing is checked that could be kept'
+        """
+        if self.refused:
+            raise BadInput(f"{name} is an option of horovodrun that Choros does not have: {self.why}")
+        return f"{name} is ignored: {self.why}"
+
+
+_ONE_MACHINE = "the ranks of one machine meet in shared memory"
+_ONE_VECTOR = "the gradients of a step meet as one vector, at once"
+_FIXED = "a job keeps the ranks it was started with; give their number by -np"
+
+OPTIONS = (
+    Option(("--disable-cache",), 0, "nothing is checked that could be kept"),
+    Option(("-p", "--ssh-port", "-i", "--ssh-identity-file"), 1, "nothing is started through ssh"),
+    Option(("--network-interfaces", "--network-interface"), 1, _ONE_MACHINE),
+    Option(("--tcp", "--gloo", "--mpi"), 0, _ONE_MACHINE),
+    Option(("--gloo-timeout-seconds",), 1, f"{_ONE_MACHINE}; see --start-timeout"),
+    Option(("--mpi-threads-disable", "--no-mpi-threads-disable"), 0, _ONE_MACHINE),
+    Option(("--num-nccl-streams",), 1, _ONE_MACHINE),
+    Option(("--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity"), 1, _ONE_VECTOR),
+    Option(
+        tuple(f"--{no}{what}" for what in ("hierarchical-allreduce", "hierarchical-allgather") for no in ("", "no-")),
+        0,
+        _ONE_MACHINE,
+    ),
+    Option(("--torus-allreduce", "--no-torus-allreduce"), 0, _ONE_MACHINE),
+    Option(("--autotune", "--no-autotune"), 0, "there is nothing to tune"),
+    Option(
+        tuple(
+            f"--autotune-{what}"
+            for what in (
+                "log-file",
+                "warmup-samples",
+                "steps-per-sample",
+                "bayes-opt-max-samples",
+                "gaussian-process-noise",
+            )
+        ),
+        1,
+        "there is nothing to tune",
+    ),
+    Option(("--thread-affinity",), 1, "each rank is bound to cores of its own; see --threads and --no-bind"),
+    Option(("--binding-args",), 1, "each rank is bound to cores of its own; see --threads and --no-bind"),
+    Option(("--log-level",), 1, "Choros writes no log; see --verbose"),
+    Option(
+        ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp", "--no-log-hide-timestamp"),
+        0,
+        "Choros writes no log; see --prefix-output-with-timestamp",
+    ),
+    Option(("--config-file",), 1, "give the options themselves (Choros depends on no reader of YAML)", True),
+    Option(("--mpi-args",), 1, "leave it out; ranks are bound and marked without mpirun", True),
+    Option(("--jsrun",), 0, "leave it out to start ranks on this machine", True),
+    Option(
+        (
+            "--min-np",
+            "--min-num-proc",
+            "--max-np",
+            "--max-num-proc",
+            "--slots-per-host",
+            "--elastic-timeout",
+            "--reset-limit",
+            "--host-discovery-script",
+        ),
+        1,
+        _FIXED,
+        True,
+    ),
+    Option(("--blacklist-cooldown-range",), 2, _FIXED, True),
+)
+
+_KEYWORDS = {
+    "use_gloo": "--gloo",
+    "use_mpi": "--mpi",
+    "slots": "--slots-per-host",
+    "cooldown_range": "--blacklist-cooldown-range",
+}
+
+
+def answers(keywords: Mapping[str, Any]) -> list[str]:
+    """The lines for keywords of ``horovod.run`` that ``choros.run`` does not have.
+
+    Args:
+        keywords: as they were given; None and False ask for nothing.
+
+    Returns:
+        One line for each that is ignored.
+
+    Raises:
+        TypeError: no keyword of ``horovod.run``.
+        BadInput: one that is refused.
+
+    Example:
+        >>> answers({"ssh_port": 22, "use_mpi": None})
+        ['ssh_port is ignored: nothing is started through ssh']
+    """
+    known = {name: option for option in OPTIONS for name in option.names}
+    found = []
+    for keyword, value in keywords.items():
+        option = known.get(_KEYWORDS.get(keyword, f"--{keyword.replace('_', '-')}"))
+        if option is None:
+            raise TypeError(f"choros.run() has no keyword {keyword!r}")
+        if value is not None and value is not False:
+            found.append(option.answer(keyword))
+    return found
