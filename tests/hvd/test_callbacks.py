@@ -155,6 +155,13 @@ def test_metrics_checkpoints_and_state(run):
     said["trained"] = train(state, [True])
     said["calls"] = calls
     said["steps"] = int(numbers(model.optimizer.iterations))
+    told = elastic.ObjectState(batch=0)
+    update, said["batches"] = elastic.UpdateBatchStateCallback(told), []
+    for _ in range(2):  # interrupted after three batches, then after two more
+        update.on_train_begin()
+        for batch in range(3 - len(said["batches"])):
+            update.on_train_batch_end(batch)
+        said["batches"].append(told.batch)
     straight = make()
     straight.fit(x, y, batch_size=4, epochs=1, verbose=0)
     said["unbuilt"] = wrong(lambda: elastic.KerasState(keras.Sequential([keras.layers.Dense(1)])))
@@ -168,8 +175,9 @@ def test_metrics_checkpoints_and_state(run):
         assert "has no path" in one["no path"]
         assert one["trained"] == 3
         # the first epoch is committed at its end, the failure in the second goes back to its third batch
-        assert one["calls"] == [["begin", 0, 0], 1, ["begin", 1, 2]]
+        assert one["calls"] == [["begin", 0, 0], 1, ["begin", 1, 3]]
         assert one["steps"] == 4 + 3 + 8
+        assert one["batches"] == [3, 5]
         assert "is not built" in one["unbuilt"]
     assert first["loss True"] == second["loss True"]
     assert (first["best"], second["best"]) == (True, False)

@@ -240,6 +240,8 @@ def test_ranks_agree_or_are_told(trained):
     fit(model, broadcast)
     said["unequal epochs"] = wrong(lambda: fit(model, broadcast, rows=80 - 16 * rank))
     said["unequal rates"] = wrong(lambda: fit(make(hvd.DistributedOptimizer(SGD(0.1 + rank)))))
+    passes = lambda: make(hvd.DistributedOptimizer(SGD(0.1), backward_passes_per_step=1 + rank))
+    said["unequal passes"] = wrong(lambda: fit(passes()))
 
     class Past(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -279,6 +281,8 @@ def test_ranks_agree_or_are_told(trained):
         assert "BroadcastGlobalVariablesCallback" in one["unequal weights"]
         assert "hvd.shard" in one["unequal epochs"]
         assert "different learning rates (0.1, 1.1)" in one["unequal rates"]
+        assert "by Average, Compression.none'" in one["unequal passes"]
+        assert "summed over 2 passes" in one["unequal passes"]
         assert "made 10 updates in this epoch, and 5 gradients" in one["past"]
         assert one["stopped at 1"] == 2
         assert one["stopped at 4"] == 5

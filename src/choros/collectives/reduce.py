@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from choros.collectives.objects import name_of
 from choros.transport import Group
 from choros.types import Array
 
@@ -68,7 +69,7 @@ def reduced(group: Group, x: Array, op: Op, prescale: float = 1.0, postscale: fl
     kind = x.dtype
     if op == AVERAGE:
         op, postscale = SUM, postscale / group.size
-    narrow = kind.name in ("float16", "bfloat16")
+    narrow = kind.itemsize == 2 and name_of(kind) in ("float16", "bfloat16")
     work = x.astype(np.float32) if narrow else x.astype(np.uint8) if kind.kind == "b" else x
     work = _scaled(work, prescale)
     if op == SUM and kind.kind != "b":

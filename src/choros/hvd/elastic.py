@@ -182,22 +182,27 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps ``state.batch``: the batch just trained, 0 after an epoch.
+    """Keeps ``state.batch``: how many batches of the epoch have been trained, those before an interruption included.
 
-    Give ``fit`` ``steps_per_epoch`` less ``state.batch`` to end an interrupted epoch where it would have ended.
+    Give ``fit`` what the epoch has left, after ``state.batch`` batches, to end it where it would have ended. (Horovod
+    keeps the number of the last batch, so that one is trained twice, and forgets an earlier interruption.)
     """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state = state
+        self.state, self._first = state, 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Go on from what was trained before."""
+        self._first = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the batch."""
-        self.state.batch = batch
+        """Count."""
+        self.state.batch = self._first + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Begin at 0."""
-        self.state.batch = 0
+        self.state.batch = self._first = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]

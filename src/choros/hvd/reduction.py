@@ -56,6 +56,10 @@ class Reduction:
         """How many ranks reduce."""
         return collectives(self.process_set).size
 
+    def __str__(self) -> str:
+        passes = f", {'averaged' if self.average_passes else 'summed'} over {self.every} passes" * (self.every > 1)
+        return f"{self.op.name.capitalize()}, {self.compression}{passes}"
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do: one rank, and each step an update."""
@@ -100,7 +104,7 @@ class Flat:
         self._kept = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
         self._result = aligned(self.size, self.dtype) if self._local else None
         self._weight, self._passes, self._fresh = 0.0, 0, True
-        calls.broadcast_object(None, name=name)  # all ranks reduce the same variables
+        calls.broadcast_object(None, name=f"{name} by {how}")  # all ranks reduce the same variables alike
 
     def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:
         """Take in one set of gradients; None, a list without rows, adds nothing.

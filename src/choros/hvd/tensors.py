@@ -40,6 +40,8 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
         module = sys.modules["jax"]
         if is_symbolic(value):
             raise _symbolic(value, name, "outside of jax.jit")
+        if not value.committed:  # to a device, by the user: then it may be put where JAX likes, at half the cost
+            return np.asarray(value), module.numpy.asarray
         device = value.sharding
         return np.asarray(value), lambda out: module.device_put(out, device)
     try:
