@@ -125,7 +125,7 @@ def test_a_rank_that_fails_ends_the_others(how, capfd):
         assert where.endswith("in fails")
     else:
         assert (error.signal, error.traceback) == ("SIGKILL", "")
-        assert error.peak_memory > 1_000_000
+        assert "was ended by SIGKILL (peak memory " in str(error)  # unknown where it lived shorter than a sample
     assert "choros run:" not in capfd.readouterr().err
 
 
