@@ -112,7 +112,7 @@ def test_metrics_checkpoints_and_state(run):
         said[f"val {weighted}"] = [last["val_loss"], last["val_mse"], last["val_last"], last["own"], same]
         said[f"loss {weighted}"] = last["loss"]
     scores = np.linspace(0, 1, rows).reshape(-1, 1).astype("float32") ** (1 + rank)
-    out = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(1.0), keras.layers.Dense(1, use_bias=False)])
+    out = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     out.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", metrics=[keras.metrics.AUC(name="auc")])
     out.layers[-1].set_weights([np.ones((1, 1))])
     logs = out.fit(scores, labels, batch_size=8, verbose=0, callbacks=[average()]).history

@@ -12,6 +12,8 @@ import choros
 
 SCRIPT = """
     import os, sys
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        sys.modules["tensorflow"] = None  # Keras would load it to set a seed
     import keras, numpy as np
     import choros
 
