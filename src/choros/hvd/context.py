@@ -11,16 +11,15 @@ from typing import Any
 from choros.cluster import Place
 from choros.collectives import Collectives
 from choros.errors import BadInput
+from choros.hvd import settings
 from choros.training.ranks import join
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
 from choros.transport.shared_group import SharedGroup, share
 
-_TIMEOUT = "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS"
-_LONGEST = 1800.0  # seconds that a rank waits for the others where that variable is not set
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_HONOURED = {_TIMEOUT, *(f"HOROVOD_{name}" for name in _PLACE)}
+_HONOURED = {*settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
 
 
 class ProcessSet:
@@ -108,9 +107,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "
             "ProcessSet."
         )
-    limit = float(os.environ.get(_TIMEOUT) or 0) or _LONGEST
+    warn_after, limit = settings.stalls()
+    recorded = settings.timeline()
     group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, limit)
-    group.timeout = limit
+    group.warn_after, group.timeout = warn_after, limit
     world = global_process_set
     world.ranks, world.process_set_id, world.collectives = list(range(place.size)), 0, Collectives(group)
     _now.append(Context(place, group, {0: world}))
@@ -119,11 +119,22 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         print(f"choros: ignored, as it has no meaning here: {', '.join(ignored)}", file=sys.stderr, flush=True)
     for one in [] if process_sets in (None, "dynamic") else process_sets:
         add_process_set(one)
+    if recorded is not None:
+        from choros.hvd import timeline
+
+        try:
+            timeline.start_timeline(*recorded)
+        except BaseException:
+            shutdown()
+            raise
 
 
 def shutdown() -> None:
-    """Forget the ranks; ``init`` may be called again. Every rank calls it."""
+    """Forget the ranks; ``init`` may be called again. Every rank calls it. A timeline that is recorded is written."""
     if _now:
+        from choros.hvd import timeline
+
+        timeline.finish()
         for one in list(_now[0].sets.values()):
             _forget(one)
         _now.clear()
@@ -216,6 +227,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         segment = share(now.group, made, one.ranks[0])
         if now.place.rank in one.ranks:
             group = SharedGroup(segment, one.ranks.index(now.place.rank), timeout=now.group.timeout)
+            group.warn_after, group.trace = now.group.warn_after, now.group.trace
             one.collectives, one._segment = Collectives(group), segment
         else:
             segment.close()
