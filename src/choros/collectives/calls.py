@@ -29,7 +29,7 @@ def _told(
     """Let the group's trace take a call down, by the words that ``_agree`` finds for it, and end what it is about."""
 
     @functools.wraps(method)
-    def call(self: Collectives, *given: Given.args, **named: Given.kwargs) -> Result:
+    def call(self: Collectives, /, *given: Given.args, **named: Given.kwargs) -> Result:
         group = self.group
         begin = 0 if group.trace is None else time.monotonic_ns()
         try:
