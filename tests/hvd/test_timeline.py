@@ -218,6 +218,7 @@ def test_a_script_that_raises_leaves_its_part_and_its_error(tmp_path):
     done = start(tmp_path, 2, script)
     assert done.returncode == 1
     assert "ValueError: no rows" in done.stderr
+    assert "RanksDiffer" not in done.stderr  # the end of one rank's script is no call that the other is to make
     assert "rank 0 of 2" in done.stderr
     assert "[0] choros: rank 0 on" in done.stderr
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["t.rank-0.json", "t.rank-1.json"]
@@ -249,11 +250,12 @@ def test_alone(tmp_path, capsys):
 
 
 def test_lanes_of_two_machines_are_set_by_their_wall_clocks(tmp_path):
-    event = ("call", "barrier", 1_000_000, 2_000_000, -1)
-    near = chrome.pack(0, [event], 1_000_000)
-    far = chrome.pack(1, [("call", "barrier", 51_000_000, 52_000_000, -1)], 51_000_000, cut=True)
-    far |= {"machine": "another", "clock": near["clock"] - 50_000_000 + 250_000}
-    chrome.write(str(tmp_path / "t.json"), [near, far], False)
+    clocks = [("near", 10**18, 1_000_000), ("far", 10**18 - 50_000_000, 51_250_000)]
+    texts = []
+    for rank, (_, _, now) in enumerate(clocks):
+        barrier = ("call", "barrier", now, now + 1_000_000, -1)
+        texts.append(chrome.lane(rank, [barrier], chrome.zero_of(rank, clocks), cut=rank == 1))
+    chrome.write(str(tmp_path / "t.json"), texts)
     (zero, one) = lanes(tmp_path / "t.json").values()
     assert zero[0][0]["ts"] == 0
     assert one[0][0]["ts"] == 250

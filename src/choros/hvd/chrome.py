@@ -1,93 +1,93 @@
-"""The timeline's file: what all ranks took down, as trace events of Chrome's format, which Perfetto opens too."""
+"""The timeline's file: what ranks took down, as trace events of Chrome's format, which Perfetto opens too.
+
+Each rank makes the text of its own lane, so that rank 0 has only to put them together.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 Event = tuple[str, str, int, int, int]  # see choros.transport.Trace
-Part = dict[str, Any]
+Clock = tuple[str, int, int]
 
 
-def pack(rank: int, events: Iterable[Event], began: int, cut: bool = False) -> Part:
-    """Return what one rank took down, ready to travel.
+def clock() -> Clock:
+    """Return which machine this is, its wall clock less its monotonic one, and the latter, both in nanoseconds."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        machine = os.uname().nodename
+    now = time.monotonic_ns()
+    return machine, time.time_ns() - now, now
+
+
+def zero_of(rank: int, clocks: Sequence[Clock]) -> int:
+    """Return what a rank's monotonic clock shows at the lanes' common zero, the earliest of all clocks.
+
+    Ranks of one machine have one monotonic clock; others are set by their wall clocks, as rank 0's is.
+
+    Example:
+        >>> clocks = [("one", 500, 100), ("one", 500, 130), ("two", 900, 20)]
+        >>> [zero_of(rank, clocks) for rank in range(3)]
+        [100, 100, -300]
+    """
+    shifts = [0 if machine == clocks[0][0] else offset - clocks[0][1] for machine, offset, _ in clocks]
+    return min(now + shift for (_, _, now), shift in zip(clocks, shifts, strict=True)) - shifts[rank]
+
+
+def lane(rank: int, events: Collection[Event], zero: int, mark_steps: bool = False, cut: bool = False) -> str:
+    """Return the text of a rank's events.
 
     Args:
         rank: int.
-        events: each in the order of its end.
-        began: int. When it began to, by ``time.monotonic_ns``.
+        events: in the order of their ends.
+        zero: int. See ``zero_of``.
+        mark_steps: bool. Whether to add an instant event at each step of an optimizer.
         cut: bool. Whether older events were let go.
+
+    Example:
+        >>> text = lane(0, [("wait", "wait", 6_000, 7_000, -1), ("call", "allreduce 'loss'", 5_000, 9_000, 12)], 5_000)
+        >>> json.loads(text.splitlines()[-1])["args"]
+        {'bytes': 12, 'wait_us': 1.0, 'reduce_us': 0.0}
     """
-    return {
-        "rank": rank,
-        "host": os.uname().nodename,
-        "process": os.getpid(),
-        "machine": _machine(),
-        "clock": time.time_ns() - time.monotonic_ns(),
-        "began": began,
-        "cut": cut,
-        "events": zlib.compress(json.dumps(list(events)).encode(), 1),
-    }
+    return ",\n".join(map(json.dumps, _events(rank, events, zero, mark_steps, cut)))
 
 
-def write(path: str, parts: Sequence[Part], mark_steps: bool) -> None:
+def write(path: str, lanes: Iterable[str]) -> None:
     """Write the file, anew.
 
     Args:
         path: str.
-        parts: what ``pack`` made, one a rank.
-        mark_steps: bool. Whether to add an instant event at each step of an optimizer.
+        lanes: the texts of all ranks.
 
     Raises:
         OSError: it cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as room:
-        ...     write(f"{room}/t.json", [pack(0, [("call", "allreduce 'loss'", 5_000, 9_000, 12)], 5_000)], False)
-        ...     json.loads(Path(f"{room}/t.json").read_text())["traceEvents"][-1]["dur"]
-        4.0
     """
-    shifts = [_shift(part, parts[0]) for part in parts]
-    zero = min(part["began"] + shift for part, shift in zip(parts, shifts, strict=True))
     with open(path, "w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        between = ""
-        for part, shift in zip(parts, shifts, strict=True):
-            for event in _lane(part, zero - shift, mark_steps):
-                file.write(between + json.dumps(event))
-                between = ",\n"
+        for number, text in enumerate(lanes):
+            file.write(",\n" + text if number else text)
         file.write("\n]}\n")
 
 
-def _machine() -> str:
-    """What all processes have in common that share a monotonic clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
+def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, cut: bool) -> Iterator[dict[str, Any]]:
+    """A lane's name, then its events. Perfetto keeps process 0 for the idle kernel: lanes are counted from 1."""
+    own = {"pid": rank + 1, "tid": 1}
+    name = f"rank {rank} on {os.uname().nodename} (process {os.getpid()})"
+    yield {"ph": "M", "name": "process_name", **own, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", **own, "args": {"sort_index": rank}}
+    yield {"ph": "M", "name": "thread_name", **own, "args": {"name": "collectives and reductions"}}
 
+    def mark(what: str, at: float) -> dict[str, Any]:
+        return {"ph": "i", "s": "p", "name": what, "cat": "mark", "ts": at, **own}
 
-def _shift(part: Part, first: Part) -> int:
-    """Nanoseconds from a rank's clock to the first one's: none on one machine, else as their wall clocks tell."""
-    return 0 if part["machine"] == first["machine"] else int(part["clock"] - first["clock"])
-
-
-def _lane(part: Part, zero: int, mark_steps: bool) -> Iterator[dict[str, Any]]:
-    """A rank's events, its name first. Perfetto keeps process 0 for the idle kernel: lanes are counted from 1."""
-    lane = {"pid": part["rank"] + 1, "tid": 1}
-    name = f"rank {part['rank']} on {part['host']} (process {part['process']})"
-    yield {"ph": "M", "name": "process_name", **lane, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", **lane, "args": {"sort_index": part["rank"]}}
-    yield {"ph": "M", "name": "thread_name", **lane, "args": {"name": "collectives and reductions"}}
-    events: list[Event] = json.loads(zlib.decompress(part["events"]))
-    if part["cut"] and events:
-        yield _instant("older events were let go", _microseconds(min(e[2] for e in events) - zero), lane, {})
+    if cut and events:
+        yield mark("older events were let go", (min(event[2] for event in events) - zero) / 1000)
     inside: list[Event] = []  # waits and reductions whose call has not ended yet
     steps = 0
     for event in events:
@@ -98,21 +98,14 @@ def _lane(part: Part, zero: int, mark_steps: bool) -> Iterator[dict[str, Any]]:
         else:
             facts |= {f"{each}_us": _total(inside, each, begin) for each in ("wait", "reduce")}
             inside = []
-        at = _microseconds(begin - zero)
-        yield {"ph": "X", "name": what, "cat": kind, "ts": at, "dur": _microseconds(end - begin), **lane, "args": facts}
+        at = (begin - zero) / 1000
+        yield {"ph": "X", "name": what, "cat": kind, "ts": at, "dur": (end - begin) / 1000, **own, "args": facts}
         if kind == "step":
             steps += 1
             if mark_steps:
-                yield _instant(f"step {steps}", at, lane, {"step": steps})
-
-
-def _instant(name: str, at: float, lane: dict[str, int], facts: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "i", "s": "p", "name": name, "cat": "mark", "ts": at, **lane, "args": facts}
+                yield mark(f"step {steps}", at)
 
 
 def _total(events: Sequence[Event], kind: str, begin: int) -> float:
-    return _microseconds(sum(e[3] - e[2] for e in events if e[0] == kind and e[2] >= begin))
-
-
-def _microseconds(nanoseconds: int) -> float:
-    return nanoseconds / 1000
+    """Microseconds of the events of a kind since a call began."""
+    return sum(event[3] - event[2] for event in events if event[0] == kind and event[2] >= begin) / 1000

@@ -1,7 +1,7 @@
 """The timeline: one file in which every collective and every reduction of every rank can be looked at.
 
-Each rank keeps what it did as tuples in memory; they become text when the recording stops, where rank 0 writes all of
-them into one file. If the ranks cannot meet any more, each leaves its own part beside it.
+Each rank keeps what it did as tuples in memory; they become text when the recording stops, and rank 0 puts the ranks'
+texts into one file. If the ranks cannot meet any more, each leaves its own part beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-import time
+import zlib
 from collections import deque
 from contextlib import suppress
 from types import FrameType
@@ -20,7 +20,7 @@ from choros.errors import BadInput, ChorosError, RanksDiffer
 from choros.hvd import chrome
 from choros.hvd.context import collectives, context, rank, size
 
-_MOST = 1_000_000  # events that a rank keeps, about 150 MB
+_MOST = 1_000_000  # events that a rank keeps, about 200 MB
 _now: list[Recording] = []
 _at_exit: list[bool] = []
 
@@ -65,11 +65,13 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     path, problem = _place(file_path)
     if _now:
         problem = f"it is recording one already, into {_now[0].path}: call hvd.stop_timeline() first"
-    said = collectives().allgather_object([path, bool(mark_cycles), problem], name="start of the timeline")
-    problems = [f"rank {r}: {told}" for r, (_, _, told) in enumerate(said) if told]
+    mine = [path, bool(mark_cycles), problem, chrome.clock()]
+    said = collectives().allgather_object(mine, name="start of the timeline")
+    problems = [f"rank {r}: {told}" for r, (_, _, told, _) in enumerate(said) if told]
     if problems:
         raise BadInput(f"No timeline was started. {'; '.join(problems)}.")
-    _now.append(Recording(*said[0][:2]))
+    where, mark, *_ = said[0]
+    _now.append(Recording(where, mark, chrome.zero_of(rank(), [theirs for *_, theirs in said])))
     if not _at_exit:
         _at_exit.append(True)
         atexit.register(_exit)
@@ -90,7 +92,7 @@ def stop_timeline() -> None:
     recording = _now[0]
     recording.listen(False)
     try:
-        parts = calls.allgather_object(recording.packed(), name="stop of the timeline")
+        lanes = calls.allgather_object(zlib.compress(recording.lane().encode(), 1), name="stop of the timeline")
     except (RanksDiffer, BadInput):
         recording.listen(True)
         raise
@@ -101,7 +103,7 @@ def stop_timeline() -> None:
     problem = ""
     if calls.rank == 0:
         try:
-            chrome.write(recording.path, parts, recording.mark)
+            chrome.write(recording.path, (zlib.decompress(each).decode() for each in lanes))
         except OSError as error:
             problem = f"Rank 0 cannot write the timeline to {recording.path}: {error.strerror}."
     problem = calls.broadcast_object(problem, 0, name="file of the timeline")
@@ -127,20 +129,18 @@ class Recording:
     Args:
         path: str. The file.
         mark: bool. Whether it marks steps.
+        zero: int. What this rank's clock shows where the lanes begin.
     """
 
-    def __init__(self, path: str, mark: bool) -> None:
-        self.path, self.mark, self.rank = path, mark, rank()
-        self._process, self._began = os.getpid(), time.monotonic_ns()
+    def __init__(self, path: str, mark: bool, zero: int) -> None:
+        self.path, self.mark, self.zero, self.rank = path, mark, zero, rank()
+        self._process = os.getpid()
         self._events: deque[chrome.Event] = deque(maxlen=_MOST)
         stem, suffix = os.path.splitext(path)
         self._part = f"{stem}.rank-{self.rank}{suffix}"
         with suppress(OSError):
             os.unlink(self._part)  # of a recording before
-        self._handles = (
-            threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        )
-        if self._handles:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_term)
         self.listen(True)
 
@@ -155,15 +155,15 @@ class Recording:
             if one.collectives is not None:
                 one.collectives.group.trace = self._events.append if on else None
 
-    def packed(self) -> chrome.Part:
+    def lane(self) -> str:
         """What has been taken down."""
-        return chrome.pack(self.rank, self._events.copy(), self._began, len(self._events) == _MOST)
+        return chrome.lane(self.rank, self._events.copy(), self.zero, self.mark, len(self._events) == _MOST)
 
     def leave_part(self, why: str) -> None:
         """Write this rank's part beside the file, and end."""
         self.end()
         try:
-            chrome.write(self._part, [self.packed()], self.mark)
+            chrome.write(self._part, [self.lane()])
             said = f"left its part of the timeline in {self._part}, as the ranks do not meet any more ({why})"
         except OSError as error:
             said = f"cannot write its part of the timeline to {self._part}: {error.strerror}"
@@ -172,7 +172,7 @@ class Recording:
     def end(self) -> None:
         """Record no more."""
         self.listen(False)
-        if self._handles and threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == self._on_term:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _now.clear()
 
