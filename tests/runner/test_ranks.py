@@ -47,7 +47,6 @@ def test_horovods_variables():
         "HOROVOD_STALL_CHECK_DISABLE": "1",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "1234567",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0",
-        "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS": "0",
     }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -14,7 +17,30 @@ from choros.transport import Group
 from choros.types import Array
 
 _JOIN = {"call": "join"}
+_KEPT = 256  # spelled calls that are remembered
 Call = dict[str, Any]
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def _told(
+    method: Callable[Concatenate[Collectives, Given], Result],
+) -> Callable[Concatenate[Collectives, Given], Result]:
+    """Let the group's trace take a call down, by the words that ``_agree`` finds for it, and end what it is about."""
+
+    @functools.wraps(method)
+    def call(self: Collectives, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        group = self.group
+        begin = 0 if group.trace is None else time.monotonic_ns()
+        try:
+            return method(self, *given, **named)
+        finally:
+            if begin and group.trace is not None:
+                weighs = getattr(given[0], "nbytes", -1) if given else -1
+                group.trace(("call", group.doing or method.__name__, begin, time.monotonic_ns(), weighs))
+            group.doing = ""
+
+    return call
 
 
 class Collectives:
@@ -40,7 +66,9 @@ class Collectives:
     def __init__(self, group: Group) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
         self._numbers: dict[str, int] = {}
+        self._spelled: dict[bytes, str] = {}
 
+    @_told
     def allreduce(
         self, x: Array, op: Op = AVERAGE, *, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0
     ) -> Array:
@@ -64,17 +92,20 @@ class Collectives:
         """Return all ranks' rows, in the order of the ranks; the first dimension may differ, also be 0."""
         return self.allgather_counted(x, name=name)[0]
 
+    @_told
     def allgather_counted(self, x: Array, *, name: str | None = None) -> tuple[Array, list[int]]:
         """Return what ``allgather`` does, and how many rows each rank gave."""
         said = self._agree(self._rows("allgather", name, x), _needs_rows(x), rows=len(x) if x.ndim else 0)
         return self._gathered(x, said), [own.get("rows", 0) for _, own in said]
 
+    @_told
     def broadcast(self, x: Array, root: int = 0, *, name: str | None = None) -> Array:
         """Return the root's array; ``x`` has its type and shape on every rank."""
         problem = "" if 0 <= root < self.size else f"root {root} is none of {self.size} ranks"
         self._agree(self._same("broadcast", name, x, root=root), problem)
         return self.group.broadcast(x, root)
 
+    @_told
     def alltoall(self, x: Array, splits: Array | None = None, *, name: str | None = None) -> tuple[Array, Array]:
         """Send ``splits[r]`` rows to each rank r; return the rows received and how many came from each rank.
 
@@ -97,6 +128,7 @@ class Collectives:
             received.append(sent[self.rank])
         return np.concatenate(pieces), np.array(received, np.int32)
 
+    @_told
     def reducescatter(
         self, x: Array, op: Op = AVERAGE, *, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0
     ) -> Array:
@@ -108,6 +140,7 @@ class Collectives:
         begin = self.rank * each + min(self.rank, more)
         return whole[begin : begin + each + (self.rank < more)].copy()
 
+    @_told
     def broadcast_object(self, value: Any, root: int = 0, *, name: str | None = None) -> Any:
         """Return the root's object; see ``collectives.encode`` for what can travel."""
         problem = "" if 0 <= root < self.size else f"root {root} is none of {self.size} ranks"
@@ -120,6 +153,7 @@ class Collectives:
         self._agree({"call": "broadcast_object", "name": self._name("broadcast_object", name), "root": root}, problem)
         return decode(self.group.gather(data)[root])
 
+    @_told
     def allgather_object(self, value: Any, *, name: str | None = None) -> list[Any]:
         """Return every rank's object, in the order of the ranks."""
         problem, data = "", b""
@@ -130,10 +164,12 @@ class Collectives:
         self._agree({"call": "allgather_object", "name": self._name("allgather_object", name)}, problem)
         return [decode(part) for part in self.group.gather(data) if part]
 
+    @_told
     def barrier(self) -> None:
         """Return when every rank has come."""
         self._agree({"call": "barrier"})
 
+    @_told
     def join(self) -> int:
         """Say that this rank has no more data; take part in what the others do with zeros until all have joined.
 
@@ -187,6 +223,11 @@ class Collectives:
         if problem:
             own["problem"] = problem
         mine = json.dumps([same, own]).encode()
+        if mine not in self._spelled:
+            if len(self._spelled) >= _KEPT:
+                self._spelled.clear()
+            self._spelled[mine] = _spell(same)
+        self.group.doing = self._spelled[mine]
         texts = self.group.gather(mine)
         alike = texts.count(mine) == len(texts)  # as nearly always: then nothing needs to be read
         said = [(same, own)] * len(texts) if alike else [tuple(json.loads(text)) for text in texts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -74,10 +75,15 @@ def reduced(group: Group, x: Array, op: Op, prescale: float = 1.0, postscale: fl
     work = _scaled(work, prescale)
     if op == SUM and kind.kind != "b":
         total = group.sum(work)
-    elif op == ADASUM:
-        total = _tree(_all(group, work.astype(np.float64))).astype(work.dtype)
     else:
-        total = functools.reduce(_PAIRS[MAX if op == SUM else op], _all(group, work))
+        parts = _all(group, work if op != ADASUM else work.astype(np.float64))
+        begin = time.monotonic_ns()
+        if op == ADASUM:
+            total = _tree(parts).astype(work.dtype)
+        else:
+            total = functools.reduce(_PAIRS[MAX if op == SUM else op], parts)
+        if group.trace is not None:
+            group.trace(("reduce", "reduce", begin, time.monotonic_ns(), work.nbytes))
     with np.errstate(over="ignore"):
         return np.asarray(_scaled(total, postscale)).astype(kind)
 

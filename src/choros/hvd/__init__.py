@@ -1,7 +1,8 @@
 """Horovod's names for Keras 3: ``import choros.hvd as hvd`` in place of ``import horovod.keras as hvd``.
 
 The place (``init``, ``rank``, ``size`` ...), process sets, collectives on arrays and tensors of numpy, Keras, JAX,
-PyTorch and TensorFlow, ``DistributedOptimizer`` and the gradient tape, callbacks, ``load_model`` and elastic state.
+PyTorch and TensorFlow, ``DistributedOptimizer`` and the gradient tape, callbacks, ``load_model``, elastic state and the
+timeline.
 What needs Keras is imported when it is first used.
 """
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from choros.hvd.loading import load_model, shard
     from choros.hvd.optimizer import DistributedOptimizer, PartialDistributedOptimizer
     from choros.hvd.tape import DistributedGradientTape, PartialDistributedGradientTape
+    from choros.hvd.timeline import start_timeline, stop_timeline
     from choros.runner import run
 
 __all__ = [
@@ -102,6 +104,8 @@ __all__ = [
     "shard",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 _PROBES = {
@@ -117,6 +121,8 @@ _LATER = {
     "SyncBatchNormalization": "layers",
     "load_model": "loading",
     "shard": "loading",
+    "start_timeline": "timeline",
+    "stop_timeline": "timeline",
 }
 _INSTEAD = {
     "broadcast_global_variables": "hvd.broadcast_variables(model.variables, root_rank)",

@@ -13,6 +13,7 @@ from choros.hvd.collectives import broadcast_variables
 from choros.hvd.context import collectives, rank, size
 from choros.hvd.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from choros.hvd.guards import mean_logs
+from choros.hvd.profile import ProfileCallback
 from choros.hvd.rates import LearningRateScheduleCallback, LearningRateWarmupCallback
 from choros.hvd.split import SplitStep, built
 
@@ -23,6 +24,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "ProfileCallback",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
 ]

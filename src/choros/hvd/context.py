@@ -11,19 +11,15 @@ from typing import Any
 from choros.cluster import Place
 from choros.collectives import Collectives
 from choros.errors import BadInput, MeetingTimeout
+from choros.hvd import settings
 from choros.training.ranks import join
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
 from choros.transport.shared_group import SharedGroup, share
 
-_START = "HOROVOD_START_TIMEOUT"
-_SOONEST = 30.0  # seconds that the first meeting waits for all ranks where that variable is not set
-_TIMEOUT = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-_TIMEOUT_TOO = "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS"  # spelt like the launcher's option
-_LONGEST = 1800.0  # seconds that a rank waits for the others where neither is set
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_HONOURED = {_START, _TIMEOUT, _TIMEOUT_TOO, *(f"HOROVOD_{name}" for name in _PLACE)}
+_HONOURED = {*settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
 
 
 class ProcessSet:
@@ -114,10 +110,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "
             "ProcessSet."
         )
-    limit = _seconds(_TIMEOUT) or _seconds(_TIMEOUT_TOO) or _LONGEST
-    soonest = _seconds(_START) or _SOONEST
+    warn_after, limit = settings.stalls()
+    recorded, soonest = settings.timeline(), settings.soonest()
     group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, soonest)
-    group.timeout = soonest
+    group.warn_after, group.timeout = warn_after, soonest
     try:
         group.barrier()
     except MeetingTimeout as error:
@@ -135,19 +131,22 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         print(f"choros: ignored, as it has no meaning here: {', '.join(ignored)}", file=sys.stderr, flush=True)
     for one in [] if process_sets in (None, "dynamic") else process_sets:
         add_process_set(one)
+    if recorded is not None:
+        from choros.hvd import timeline
 
-
-def _seconds(name: str) -> float:
-    """A variable that holds seconds; 0 where it is not set."""
-    try:
-        return max(0.0, float(os.environ.get(name) or 0))
-    except ValueError:
-        raise BadInput(f"{name}={os.environ[name]!r} is not a number of seconds") from None
+        try:
+            timeline.start_timeline(*recorded)
+        except BaseException:
+            shutdown()
+            raise
 
 
 def shutdown() -> None:
-    """Forget the ranks; ``init`` may be called again. Every rank calls it."""
+    """Forget the ranks; ``init`` may be called again. Every rank calls it. A timeline that is recorded is written."""
     if _now:
+        from choros.hvd import timeline
+
+        timeline.finish()
         for one in list(_now[0].sets.values()):
             _forget(one)
         _now.clear()
@@ -240,6 +239,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         segment = share(now.group, made, one.ranks[0])
         if now.place.rank in one.ranks:
             group = SharedGroup(segment, one.ranks.index(now.place.rank), timeout=now.group.timeout)
+            group.warn_after, group.trace = now.group.warn_after, now.group.trace
             one.collectives, one._segment = Collectives(group), segment
         else:
             segment.close()

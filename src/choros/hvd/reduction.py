@@ -12,6 +12,7 @@ from choros.collectives import AVERAGE, Op
 from choros.errors import RanksDiffer
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import collectives
+from choros.transport.doing import Doing
 from choros.types import Array, aligned
 
 STOP = 1024.0  # what a rank adds that ended its epoch because its model is to stop; 1 where it had no more batches
@@ -91,13 +92,14 @@ class Flat:
         how: Reduction.
         slices: where each variable lies in the vector.
         local: for each variable, whether it is not reduced.
-        name: what the ranks compare before the first reduction.
+        name: what the ranks compare before the first reduction, and what warnings and the timeline call it.
         dtype: of the vector.
     """
 
     def __init__(self, how: Reduction, slices: Sequence[slice], local: Sequence[bool], name: str, dtype: Any) -> None:
         self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
         self.size = slices[-1].stop if slices else 0
+        self.name, self._ending = name, f"end of an epoch ({name})"
         calls = collectives(how.process_set)
         self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
         self._local = [where for where, own in zip(self.slices, local, strict=True) if own]
@@ -152,7 +154,8 @@ class Flat:
         if self._kept is not None:
             np.multiply(self._kept, self._weight if self.how.op == AVERAGE else 1.0, out=slot[:-2])
         slot[-2], slot[-1] = self._weight, 0
-        summed = self.group.sum_slots(self.size + 2, self.dtype)
+        with Doing(self.group, "step", self.name, slot.nbytes):
+            summed = self.group.sum_slots(self.size + 2, self.dtype)
         flags, weight = float(summed[-1]), float(summed[-2])
         if flags:
             if flags >= STOP:
@@ -182,7 +185,8 @@ class Flat:
         """
         slot = self.group.slot(self.size + 2, self.dtype)
         slot[-2], slot[-1] = 0, STOP if stopping else 1
-        flags = float(self.group.sum_slots(self.size + 2, self.dtype)[-1])
+        with Doing(self.group, "call", self._ending, slot.nbytes):
+            flags = float(self.group.sum_slots(self.size + 2, self.dtype)[-1])
         stops, ended = divmod(flags, STOP)
         if not stops and ended < self.ranks:
             raise RanksDiffer(

@@ -196,7 +196,6 @@ def horovod_variables(
         "HOROVOD_STALL_CHECK_DISABLE": stall_off,
         "HOROVOD_STALL_CHECK_TIME_SECONDS": stall_warning,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_shutdown,  # Horovod's name
-        "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS": stall_shutdown,  # like its option
     }
     return {name: _text(value) for name, value in found.items() if value is not None}
 

@@ -6,6 +6,7 @@ Knows nothing of algorithms, Keras or launchers. Every wait has a limit and its 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from choros.errors import BadInput
@@ -15,13 +16,29 @@ if sys.platform == "win32":
     raise BadInput("Workers that share memory need Linux (or macOS, untested). On Windows run Choros inside WSL 2.")
 
 
+# Takes down what took time: (kind, name, begin, end, bytes). The kind is "call", "step" (of an optimizer), "wait" or
+# "reduce"; the times are of ``time.monotonic_ns``; bytes are -1 where they are not known.
+Trace = Callable[[tuple[str, str, int, int, int]], object]
+
+
 @runtime_checkable
 class Group(Protocol):
-    """All ranks at once. Each call is made by every rank in the same order."""
+    """All ranks at once. Each call is made by every rank in the same order.
+
+    Attributes:
+        rank, size: int.
+        timeout: float. Seconds that one wait may last.
+        warn_after: float. Seconds after which a wait is told on stderr, once; infinite: never.
+        doing: str. What the caller is about, for people to read where it waits too long; ``""``: nothing any more.
+        trace: Trace. Is told of every wait and reduction; None: nobody is.
+    """
 
     rank: int
     size: int
     timeout: float
+    warn_after: float
+    doing: str
+    trace: Trace | None
 
     def slot(self, count: int, dtype: Any) -> Array:
         """A buffer of ``count`` values that ``sum_slots`` reads: write there what is to be summed (no copy)."""

@@ -1,6 +1,7 @@
 """The head of a segment: what it is, whether the run was given up, who has come, who lives.
 
-Words of 64 bits. 0 to 127: what every segment has. From 128 on, one line of 16 words for each rank of a group.
+Words of 64 bits. 0 to 127: what every segment has. From 128 on, one line of 16 words for each rank of a group, and
+then a text for each (``telling``).
 A rank shows that it lives by a POSIX record lock on one byte of the segment's file (fcntl(2)): the kernel
 frees it when the process ends, however it ends, and anyone may ask whether it is held.
 """
@@ -8,14 +9,19 @@ frees it when the process ends, however it ends, and anyone may ask whether it i
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import struct
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.transport import Trace
 from choros.transport.segment import Segment
+from choros.transport.telling import TEXT, Telling, state_of
 from choros.transport.waiting import SLICE, SPIN, Waiter
 
 MAGIC: Final = 0x43484F524F5331
@@ -29,8 +35,15 @@ LINES: Final = 128
 LINE_WORDS: Final = 16
 ARRIVED, PID, STATE = 0, 1, 2
 POSTED: Final = 4
+TOLD: Final = 12
 JOINED, LEFT = 1, 2
+_MOST: Final = 8  # missing ranks of which a message tells more than the number
 _FLOCK: Final = "hhqqi4x" if sys.platform == "linux" else "qqihh"
+
+
+def head_bytes(size: int) -> int:
+    """Return the bytes of the head of a group's segment."""
+    return 8 * (LINES + size * LINE_WORDS) + size * TEXT
 
 
 def stamp(segment: Segment, kind: int, wake_first: int, wake_step: int, wake_count: int) -> None:
@@ -139,6 +152,11 @@ class Board:
         timeout: float. Seconds that a wait may last.
         spin: float. Seconds to look before sleeping.
 
+    Attributes:
+        telling: Telling. What this rank and the others are about.
+        warn_after: float. Seconds after which a wait is told on stderr, once; never by default.
+        trace: Trace. Is told of each wait; None by default.
+
     Raises:
         BadInput: if the rank was taken before.
     """
@@ -149,10 +167,14 @@ class Board:
         self.waiter = Waiter(self.words, segment.address, spin)
         self.where = f"rank {rank} on {os.uname().nodename}"
         self.meetings = 0
+        self.warn_after, self._warned = math.inf, 0
+        self.trace: Trace | None = None
         self._broken = ""
         self._segment, self._fd = segment, segment.fd
         self._others = [other for other in range(size) if other != rank]
         self._mine = self._line(rank)
+        lines = [self._line(each) + TOLD for each in range(size)]
+        self.telling = Telling(self.words, lines, 8 * self._line(size), rank)
         if self.words[self._mine + STATE]:
             raise BadInput(
                 f"Rank {rank} of this group was already taken by process {self.words[self._mine + PID]}: "
@@ -194,9 +216,12 @@ class Board:
             MeetingTimeout: if the time is over; names who is missing.
         """
         if self._broken:
-            raise PeerFailed(f"{self.where}: this group failed before, so it cannot meet at {what()}: {self._broken}")
+            raise PeerFailed(
+                f"{self.where}: this group failed before, so it cannot meet at {self._at(what)}: {self._broken}"
+            )
         self.meetings += 1
         target = self.meetings
+        begin = 0 if self.trace is None else time.monotonic_ns()
         self.waiter.publish(self._mine + ARRIVED, target)
         try:
             for other in self._others:
@@ -206,25 +231,57 @@ class Board:
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             raise
+        finally:
+            if begin and self.trace is not None:
+                self.trace(("wait", "wait", begin, time.monotonic_ns(), -1))
+
+    def _at(self, what: Callable[[], str]) -> str:
+        """What this rank is about, in its own words where it has any."""
+        return self.telling.doing or what()
 
     def _check(self, waited: float, target: int, what: Callable[[], str]) -> None:
         words = self.words
         if (reason := given_up(words)) is not None:
-            raise PeerFailed(f"{self.where}: the run was given up while it waited at {what()}: {reason}")
+            raise PeerFailed(f"{self.where}: the run was given up while it waited at {self._at(what)}: {reason}")
         missing = [other for other in self._others if words[self._line(other)] < target]
         if waited >= 0.9 * SLICE:
             for other in missing:
                 self._check_alive(other, target, what)
         if missing and waited >= self.timeout:
-            never = [other for other in missing if not words[self._line(other) + STATE]]
-            ever = [other for other in missing if other not in never]
-            parts = [f"{names(ever)} (alive, but busy or stopped)"] if ever else []
-            parts += [f"{names(never)} (never joined)"] if never else []
             raise MeetingTimeout(
-                f"{self.where} waited {waited:.1f} s at {what()} for {' and '.join(parts)} of {self.size}. "
-                "See what they are doing, or set a longer timeout.",
+                f"{self.where} waited {waited:.1f} s at {self._at(what)} for {self._who(missing)} of {self.size}. "
+                f"{self._fates(missing)}See what they are doing, or set a longer timeout.",
                 tuple(missing),
             )
+        if missing and waited >= self.warn_after and self._warned != target:
+            self._warned = target
+            with suppress(OSError, ValueError):  # nobody reads it
+                print(
+                    f"choros: {self.where} has waited {waited:.1f} s at {self._at(what)} for {self._who(missing)} of "
+                    f"{self.size}. {self._fates(missing)}It waits for up to {self.timeout:g} s in all.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def _who(self, missing: list[int]) -> str:
+        never = [other for other in missing if not self.words[self._line(other) + STATE]]
+        ever = [other for other in missing if other not in never]
+        parts = [f"{names(ever)} (alive, but busy or stopped)"] if ever else []
+        parts += [f"{names(never)} (never joined)"] if never else []
+        return " and ".join(parts)
+
+    def _fates(self, missing: list[int]) -> str:
+        """What those who are missing were about last; nothing where nobody says what it is about."""
+        if not self.telling.doing:
+            return ""
+        ever = [other for other in missing if self.words[self._line(other) + STATE]]
+        pids = [self.words[self._line(other) + PID] for other in ever]
+        said = [
+            f"rank {other} (process {pid}, {state_of(pid)}): {self.telling.said(other)}"
+            for other, pid in zip(ever[:_MOST], pids, strict=False)
+        ]
+        said += [f"and {len(ever) - _MOST} more"] if len(ever) > _MOST else []
+        return f"{'; '.join(said)}. ".replace("rank", "Rank", 1) if said else ""
 
     def _check_alive(self, other: int, target: int, what: Callable[[], str]) -> None:
         line = self._line(other)
@@ -235,14 +292,14 @@ class Board:
             return
         fate = "left" if self.words[line + STATE] == LEFT else "died"
         raise PeerFailed(
-            f"{self.where}: rank {other} (process {pid}) {fate} while it was awaited at {what()}. "
+            f"{self.where}: rank {other} (process {pid}) {fate} while it was awaited at {self._at(what)}. "
             f"This group cannot go on; see what rank {other} printed last."
         )
 
     def check_given_up(self, what: Callable[[], str]) -> None:
         """Raise ``PeerFailed`` if the run was given up."""
         if self.words[_ABORT]:
-            raise PeerFailed(f"{self.where}: the run was given up before {what()}: {given_up(self.words)}")
+            raise PeerFailed(f"{self.where}: the run was given up before {self._at(what)}: {given_up(self.words)}")
 
     def leave(self) -> None:
         """Say that this rank will not come again, and let its byte go."""

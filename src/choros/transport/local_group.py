@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from choros.errors import BadInput
+from choros.transport import Trace
 from choros.transport.values import mean_of, numeric
 from choros.types import Array, aligned
 
@@ -17,7 +19,7 @@ class LocalGroup:
     The result of ``sum_slots`` is a read-only view of the slot itself, so it is good until the slot is written.
 
     Attributes:
-        rank: 0. size: 1. timeout: float, which nothing reaches.
+        rank: 0. size: 1. timeout, warn_after: float, which nothing reaches. doing: str. trace: Trace, told of nothing.
 
     Example:
         >>> group = LocalGroup()
@@ -30,6 +32,9 @@ class LocalGroup:
         self.rank = 0
         self.size = 1
         self.timeout = timeout
+        self.warn_after = math.inf
+        self.doing = ""
+        self.trace: Trace | None = None
         self._memory = np.zeros(0, np.uint8)
 
     def slot(self, count: int, dtype: Any) -> Array:

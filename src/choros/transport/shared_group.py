@@ -15,13 +15,14 @@ import json
 import math
 import os
 import resource
+import time
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from choros.errors import BadInput, PeerFailed
-from choros.transport import Group
-from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, abort, open_stamped, stamp
+from choros.transport import Group, Trace
+from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, abort, head_bytes, open_stamped, stamp
 from choros.transport.segment import LINE, Segment, align
 from choros.transport.values import dtype_code, dtype_name, mean_of, numeric
 from choros.transport.waiting import SPIN
@@ -68,7 +69,7 @@ class SharedGroup:
 
     Attributes:
         rank, size: int.
-        timeout: float. May be set between calls.
+        timeout, warn_after: float. doing: str. trace: Trace. See ``choros.transport.Group``; may be set between calls.
 
     Raises:
         BadInput: if the descriptor is not a group's segment, or the rank is taken or out of range.
@@ -133,6 +134,33 @@ class SharedGroup:
     def timeout(self, seconds: float) -> None:
         self._board.timeout = seconds
 
+    @property
+    def warn_after(self) -> float:
+        """Seconds after which a wait is told on stderr, once."""
+        return self._board.warn_after
+
+    @warn_after.setter
+    def warn_after(self, seconds: float) -> None:
+        self._board.warn_after = seconds
+
+    @property
+    def doing(self) -> str:
+        """What this rank is about; the other ranks can read it."""
+        return self._board.telling.doing
+
+    @doing.setter
+    def doing(self, text: str) -> None:
+        self._board.telling.say(text)
+
+    @property
+    def trace(self) -> Trace | None:
+        """What is told of every wait and reduction."""
+        return self._board.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._board.trace = trace
+
     def _slot_offset(self, rank: int) -> int:
         return _head(self.size) + rank * self.slot_bytes
 
@@ -173,12 +201,17 @@ class SharedGroup:
         for other in range(self.size):
             theirs = board.posted(other)
             if theirs != posted and not (posted[0] == theirs[0] == _GATHER):
-                said = "; ".join(f"rank {r}: {_spell(board.posted(r))}" for r in range(self.size))
+                said = "; ".join(f"rank {r}: {self._told(r)}" for r in range(self.size))
                 self._board.barrier(lambda: "the end of a call that differed")
                 raise BadInput(
                     f"{board.where}: the ranks do not make the same call, so nothing was done. {said}. "
                     "Every rank must call with the same count and dtype in the same order."
                 )
+
+    def _told(self, rank: int) -> str:
+        """What a rank posted, and what it says that this is for."""
+        doing = self._board.telling.doing_of(rank)
+        return _spell(self._board.posted(rank)) + (f", for {doing}" if doing else "")
 
     def slot(self, count: int, dtype: Any) -> Array:
         """This rank's buffer of ``count`` values in the segment; always the same memory, never copied."""
@@ -192,6 +225,8 @@ class SharedGroup:
 
     def _reduce(self, plan: _Plan, kind: int, count: int) -> None:
         self._meet((kind, count, *plan.code))
+        trace = self._board.trace
+        begin = 0 if trace is None else time.monotonic_ns()
         with np.errstate(all="ignore"):
             for inputs, out in plan.blocks:
                 if len(inputs) == 1:
@@ -200,6 +235,8 @@ class SharedGroup:
                 np.add(inputs[0], inputs[1], out=out)
                 for more in inputs[2:]:
                     np.add(out, more, out=out)
+        if trace is not None:
+            trace(("reduce", "reduce", begin, time.monotonic_ns(), plan.whole.nbytes))
         self._board.barrier(lambda: "the end of a sum")
 
     def sum(self, x: Array) -> Array:
@@ -283,7 +320,7 @@ class SharedGroup:
 
 
 def _head(size: int) -> int:
-    return align(8 * (LINES + size * LINE_WORDS), _PAGE)
+    return align(head_bytes(size), _PAGE)
 
 
 def _plenty() -> int:

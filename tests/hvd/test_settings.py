@@ -1,0 +1,43 @@
+"""What the environment asks for."""
+
+import math
+
+import pytest
+
+from choros.errors import BadInput
+from choros.hvd import settings
+
+
+@pytest.mark.parametrize(
+    ("given", "stalls"),
+    [
+        ({}, (60, 1800)),
+        ({"CHECK_TIME_SECONDS": "5", "SHUTDOWN_TIME_SECONDS": "9.5"}, (5, 9.5)),
+        ({"CHECK_TIME_SECONDS": "0", "SHUTDOWN_TIME_SECONDS": ""}, (math.inf, 1800)),
+        ({"CHECK_TIME_SECONDS": "5", "SHUTDOWN_TIME_SECONDS": "9", "CHECK_DISABLE": "1"}, (math.inf, 1800)),
+        ({"CHECK_TIME_SECONDS": "5", "CHECK_DISABLE": "0"}, (5, 1800)),
+    ],
+)
+def test_stalls(given, stalls, monkeypatch):
+    for name in ("CHECK_TIME_SECONDS", "SHUTDOWN_TIME_SECONDS", "CHECK_DISABLE"):
+        monkeypatch.delenv(f"HOROVOD_STALL_{name}", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(f"HOROVOD_STALL_{name}", value)
+    assert settings.stalls() == stalls
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf"])
+def test_what_is_no_time(value, monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", value)
+    with pytest.raises(BadInput, match="HOROVOD_STALL_CHECK_TIME_SECONDS='.*' is no number of seconds"):
+        settings.stalls()
+
+
+def test_timeline(monkeypatch):
+    monkeypatch.delenv("HOROVOD_TIMELINE", raising=False)
+    monkeypatch.setenv("HOROVOD_TIMELINE_MARK_CYCLES", "1")
+    assert settings.timeline() is None
+    monkeypatch.setenv("HOROVOD_TIMELINE", "dynamic")
+    assert settings.timeline() is None
+    monkeypatch.setenv("HOROVOD_TIMELINE", "t.json")
+    assert settings.timeline() == ("t.json", True)
