@@ -11,11 +11,9 @@ from typing import Any
 from choros.cluster import Place
 from choros.collectives import Collectives
 from choros.errors import BadInput
-from choros.training.ranks import join
+from choros.training.ranks import join, part
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
-from choros.transport.segment import Segment
-from choros.transport.shared_group import SharedGroup, share
 
 _TIMEOUT = "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS"
 _LONGEST = 1800.0  # seconds that a rank waits for the others where that variable is not set
@@ -43,7 +41,6 @@ class ProcessSet:
     ranks: list[int] = []  # noqa: RUF012 - never changed in place
     process_set_id: int | None = None
     collectives: Collectives | None = None
-    _segment: Segment | None = None
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = sorted(int(rank) for rank in ranks)
@@ -209,16 +206,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if other.ranks == one.ranks:
             raise ValueError(f"{other!r} has these ranks already: use that one.")
     collectives().broadcast_object(None, name=f"add process set {one.ranks}")  # all mean the same one
-    if now.place.rank in one.ranks:
-        one.collectives = Collectives(LocalGroup())
+    group: Group | None = LocalGroup() if now.place.rank in one.ranks else None
     if len(one.ranks) > 1:
-        made = SharedGroup.create(len(one.ranks)) if now.place.rank == one.ranks[0] else None
-        segment = share(now.group, made, one.ranks[0])
-        if now.place.rank in one.ranks:
-            group = SharedGroup(segment, one.ranks.index(now.place.rank), timeout=now.group.timeout)
-            one.collectives, one._segment = Collectives(group), segment
-        else:
-            segment.close()
+        group = part(now.group, one.ranks)
+    one.collectives = None if group is None else Collectives(group)
     one.process_set_id = next(i for i in range(len(now.sets) + 1) if i not in now.sets)
     now.sets[one.process_set_id] = one
     return one
@@ -236,7 +227,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _forget(one: ProcessSet) -> None:
-    if one._segment is not None and one.collectives is not None:
+    if one is not global_process_set and one.collectives is not None:
         one.collectives.group.close()
-        one._segment.close()
-    one.process_set_id, one.collectives, one._segment = None, None, None
+    one.process_set_id, one.collectives = None, None
