@@ -15,6 +15,7 @@ from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
 from choros.transport.shared_group import SharedGroup, abort, share
 
+
 def test_a_killed_rank_is_named_within_a_second(ranks):
     script = """
 group = SharedGroup(fd, rank, timeout=60)

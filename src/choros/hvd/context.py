@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -175,6 +176,21 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether every machine has the same number of ranks."""
     return context().place.size == local_size() * cross_size()
+
+
+def mpi_built() -> bool:
+    """Whether mpi4py is installed."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def mpi_enabled() -> bool:
+    """Whether the ranks meet by MPI; False before ``init``."""
+    return bool(_now) and type(_now[0].group).__name__ == "MpiGroup"
+
+
+def mpi_threads_supported() -> bool:
+    """Whether the script may call MPI from threads of its own, beside Choros."""
+    return mpi_enabled() and sys.modules["mpi4py.MPI"].Query_thread() == sys.modules["mpi4py.MPI"].THREAD_MULTIPLE
 
 
 def collectives(process_set: Any = None) -> Collectives:

@@ -5,10 +5,10 @@ What only mpi4py knows is asked here and in ``mpi_group.py``; both import it whe
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -67,28 +67,24 @@ def start(limit: float) -> Any:
         version = MPI.Get_library_version()
         if "PMIX_RANK" in os.environ and "MPICH" in version and "pmix" not in version.lower():
             raise BadInput(f"{here()}: the launcher speaks PMIx, which mpi4py's {name(MPI)} does not know. {remedy()}")
-        within(limit, MPI.Init_thread, "MPI_Init, in which all ranks meet: see whether all of them were started")
+        waiting_in_mpi_init_for_all_ranks_to_start(limit, MPI.Init_thread)
     return MPI
 
 
-def within(limit: float, call: Callable[[], Any], what: str) -> None:
-    """Make a call of MPI that cannot be given up; when the limit is over, say so and end this process.
+def waiting_in_mpi_init_for_all_ranks_to_start(limit: float, init: Callable[[], Any]) -> None:
+    """Call MPI_Init, which returns when all ranks have come; when the limit is over, end this process.
+
+    mpi4py holds Python's lock meanwhile, so no thread of Python could look at the clock: faulthandler does it from C
+    and prints where Python stands, which is why this function has the name that it has.
 
     Example:
-        >>> within(5.0, lambda: None, "nothing")
+        >>> waiting_in_mpi_init_for_all_ranks_to_start(5.0, lambda: None)
     """
-    timer = threading.Timer(limit, _end, (f"choros: {here()} waited {limit:.0f} s in {what}.",))
-    timer.daemon = True
-    timer.start()
+    faulthandler.dump_traceback_later(limit, exit=True, file=2)
     try:
-        call()
+        init()
     finally:
-        timer.cancel()
-
-
-def _end(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
-    os._exit(1)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def here() -> str:
