@@ -145,18 +145,19 @@ class Mpi:
         self.name = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60).stdout
         self.open = "Open MPI" in self.name or "prte" in self.name.lower()
 
-    def __call__(self, size, *command, timeout=120, code=0, **environment):
+    def __call__(self, size, *command, timeout=120, code=0, cwd=None, more=(), **environment):
         """Run a program on so many ranks; return what they printed once it has ended with the expected code."""
         there = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **environment}
         there |= {f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")}
-        more = ["--oversubscribe", "--bind-to", "none"] if self.open else []
+        own = ["--oversubscribe", "--bind-to", "none"] if self.open else []
         with subprocess.Popen(
-            [self.path, *more, "-n", str(size), *map(str, command)],
+            [self.path, *own, *map(str, more), "-n", str(size), *map(str, command)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            cwd=cwd,
             env=there,
         ) as job:
             try:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choros.cluster import Place
@@ -15,6 +15,7 @@ from choros.errors import BadInput
 from choros.training.ranks import join, part
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
+from choros.transport.peers import machine
 
 _TIMEOUT = "HOROVOD_STALL_CHECK_SHUTDOWN_TIME_SECONDS"
 _LONGEST = 1800.0  # seconds that a rank waits for the others where that variable is not set
@@ -109,6 +110,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     limit = float(os.environ.get(_TIMEOUT) or 0) or _LONGEST
     group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, limit)
     group.timeout = limit
+    if place.node is None or place.nodes is None:
+        place = _on_node(place, group)
     world = global_process_set
     world.ranks, world.process_set_id, world.collectives = list(range(place.size)), 0, Collectives(group)
     _now.append(Context(place, group, {0: world}))
@@ -117,6 +120,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         print(f"choros: ignored, as it has no meaning here: {', '.join(ignored)}", file=sys.stderr, flush=True)
     for one in [] if process_sets in (None, "dynamic") else process_sets:
         add_process_set(one)
+
+
+def _on_node(place: Place, group: Group) -> Place:
+    """Return the place with what its launcher does not tell: which machine this is, of how many."""
+    machines = list(dict.fromkeys(group.gather(machine().encode())))
+    return replace(place, node=machines.index(machine().encode()), nodes=len(machines))
 
 
 def shutdown() -> None:
