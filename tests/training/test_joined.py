@@ -1,4 +1,4 @@
-"""A Trainer in a job (``choros run``, ``mpiexec``): the ranks join, nothing is started, all end with the same weights."""
+"""A Trainer in a job (``choros run``, ``mpiexec``): the ranks join, nothing is started, all end with one model."""
 
 import pathlib
 import subprocess

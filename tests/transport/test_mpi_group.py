@@ -44,13 +44,18 @@ def test_waiting_takes_no_core_and_a_limit_names_who_is_missing(run):
 assert isinstance(group, Group)
 if rank == 2:
     time.sleep(1.5)
+group.warn_after, group.doing, traced = 0.5, "the first call", []
+group.trace = traced.append
 before, begun = time.process_time(), time.perf_counter()
 group.barrier()
+group.warn_after, group.doing = 60, ""
 if rank != 2:
     waited = time.perf_counter() - begun
     assert waited > 0.7, waited
     print(f"<{rank} share {(time.process_time() - before) / waited:.3f}>", flush=True)
 group.sum(np.ones(100_000))
+assert [(kind, nbytes) for kind, _, _, _, nbytes in traced] == [("wait", -1), ("wait", -1), ("reduce", 800_000)]
+assert all(begin < end for _, _, begin, end, _ in traced)
 if rank == 2:
     os.kill(os.getpid(), signal.SIGSTOP)
 group.timeout = 0.7
@@ -64,6 +69,8 @@ time.sleep(30)
 """
     out = run(3, text, code=None, timeout=60)
     for rank in (0, 1):
+        assert f"choros: rank {rank} on {os.uname().nodename} has waited 0." in out
+        assert "s at the first call for rank 2 of 3. It waits for up to 60 s in all." in out
         share, limit, broken = said(out, rank)
         assert float(share.split()[1].rstrip(">")) < 0.2, out
         kind, seconds, _ = limit.split(maxsplit=2)

@@ -9,6 +9,7 @@ of ranks, their places and the library), and float16 and bfloat16 are none of it
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Self
@@ -24,7 +25,7 @@ from choros.types import Array, aligned
 _PIECE = 1 << 24  # bytes that are summed at a time, which bounds the memory for what comes from others
 
 
-class MpiGroup:
+class MpiGroup(Mesh):
     """The ranks of an MPI communicator; implements ``choros.transport.Group``.
 
     Args:
@@ -35,6 +36,7 @@ class MpiGroup:
 
     Attributes:
         rank, size: int.
+        timeout, warn_after: float. doing: str. trace: as ``Mesh`` says; may be set between calls.
 
     Raises:
         BadInput: mpi4py is missing, or the launcher belongs to another MPI.
@@ -47,24 +49,13 @@ class MpiGroup:
     """
 
     def __init__(self, comm: Any = None, timeout: float = 300.0, *, spin: float | None = None) -> None:
-        self._mesh = Mesh(comm, timeout, spin)
-        self.rank, self.size = self._mesh.rank, self._mesh.size
+        super().__init__(comm, timeout, spin)
         self._memory, self._sums = aligned(0, np.uint8), aligned(0, np.uint8)
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that one wait may last; may be set between calls."""
-        return self._mesh.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._mesh.timeout = seconds
 
     def part(self, ranks: Sequence[int]) -> MpiGroup:
         """Return the group of some of the ranks, in that order; only they call, all at the same time."""
-        comm = self._mesh.comm
-        some = comm.Create_group(comm.Get_group().Incl(list(ranks)))
-        group = MpiGroup(some, self.timeout, spin=self._mesh.spin)
+        some = self._comm.Create_group(self._comm.Get_group().Incl(list(ranks)))
+        group = MpiGroup(some, self.timeout, spin=self._spin)
         some.Free()
         return group
 
@@ -73,7 +64,7 @@ class MpiGroup:
         """A buffer of ``count`` values that is sent as it lies; the same memory until a larger one is asked for."""
         kind = numeric(dtype)
         if count < 0:
-            raise BadInput(f"{self._mesh.where} asked for a slot of {count} values: give 0 or more.")
+            raise BadInput(f"{self._where} asked for a slot of {count} values: give 0 or more.")
         if self._memory.size < count * kind.itemsize:
             self._memory = aligned(count * kind.itemsize, np.uint8)
         return self._memory[: count * kind.itemsize].view(kind)
@@ -105,23 +96,25 @@ class MpiGroup:
         return mean_of(np.asarray(x), self.size, self.sum)
 
     def _reduce(self, call: int, x: Array, out: Array) -> None:
-        mesh, posted = self._mesh, (call, x.size, *dtype_code(x.dtype))
-        if x.nbytes <= mesh.inline:
-            mesh.meet(posted, x)
-            add_in_order([mesh.framed(rank, x.nbytes).view(x.dtype) for rank in range(self.size)], out)
+        posted = (call, x.size, *dtype_code(x.dtype))
+        if x.nbytes <= self._inline:
+            self._meet(posted, x)
+            add_in_order([self._framed(rank, x.nbytes).view(x.dtype) for rank in range(self.size)], out)
             return
-        mesh.meet(posted)
+        self._meet(posted)
+        begin = 0 if self.trace is None else time.monotonic_ns()
         step = max(_PIECE // x.itemsize, 1)
         for at in range(0, x.size, step):
             self._reduce_piece(x[at : at + step], out[at : at + step], posted)
+        self._told("reduce", begin, x.nbytes)
 
     def _reduce_piece(self, x: Array, out: Array, posted: Posted) -> None:
-        mesh, shares = self._mesh, self._shares(x.size)
+        shares, others = self._shares(x.size), self._others
         mine = shares[self.rank]
         parts = [x[mine] if rank == self.rank else np.empty_like(x[mine]) for rank in range(self.size)]
-        mesh.carry([(r, x[shares[r]]) for r in mesh.others], [(r, parts[r]) for r in mesh.others], posted)
+        self._carry([(r, x[shares[r]]) for r in others], [(r, parts[r]) for r in others], posted)
         add_in_order(parts, out[mine])
-        mesh.carry([(r, out[mine]) for r in mesh.others], [(r, out[shares[r]]) for r in mesh.others], posted)
+        self._carry([(r, out[mine]) for r in others], [(r, out[shares[r]]) for r in others], posted)
 
     def _shares(self, count: int) -> list[slice]:
         each, more = divmod(count, self.size)
@@ -130,46 +123,46 @@ class MpiGroup:
     # -- bytes and arrays as they are
     def gather(self, x: bytes) -> list[bytes]:
         """Every rank's bytes, in the order of the ranks, on every rank."""
-        mesh, data, posted = self._mesh, np.frombuffer(x, np.uint8), (GATHER, len(x), 0, 0)
-        said = mesh.meet(posted, data if data.size <= mesh.inline else None)
+        data, posted = np.frombuffer(x, np.uint8), (GATHER, len(x), 0, 0)
+        said = self._meet(posted, data if data.size <= self._inline else None)
         lengths = [one[1] for one in said]
-        if max(lengths) <= mesh.inline:
-            return [mesh.framed(rank, length).tobytes() for rank, length in enumerate(lengths)]
+        if max(lengths) <= self._inline:
+            return [self._framed(rank, length).tobytes() for rank, length in enumerate(lengths)]
         pieces = [data if rank == self.rank else np.empty(length, np.uint8) for rank, length in enumerate(lengths)]
-        mesh.carry([(r, data) for r in mesh.others], [(r, pieces[r]) for r in mesh.others], posted)
+        self._carry([(r, data) for r in self._others], [(r, pieces[r]) for r in self._others], posted)
         return [piece.tobytes() for piece in pieces]
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
         """Root's array on every rank, a new array; shape and dtype are the same everywhere."""
-        mesh, x = self._mesh, np.asarray(x)
+        x = np.asarray(x)
         if not 0 <= root < self.size:
             raise BadInput(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
         if x.dtype.hasobject:
-            raise BadInput(f"{mesh.where}: an array of objects cannot be broadcast; send numbers or bytes.")
+            raise BadInput(f"{self._where}: an array of objects cannot be broadcast; send numbers or bytes.")
         out = np.array(x, x.dtype.newbyteorder("="), order="C")
         target = out.reshape(-1).view(np.uint8)
         posted = (BROADCAST + 256 * root, x.size, *dtype_code(out.dtype))
-        if target.size <= mesh.inline:
-            mesh.meet(posted, target)
-            target[:] = mesh.framed(root, target.size)
+        if target.size <= self._inline:
+            self._meet(posted, target)
+            target[:] = self._framed(root, target.size)
             return out
-        mesh.meet(posted)
+        self._meet(posted)
         # the root deals out shares, and each is passed on by who got it
         shares, lead = [target[share] for share in self._shares(target.size)], self.rank == root
-        mine, others = shares[self.rank], [rank for rank in mesh.others if rank != root]
-        mesh.carry([(r, shares[r]) for r in others] if lead else [], [] if lead else [(root, mine)], posted)
-        passed = [(r, mine) for r in (mesh.others if lead else others)]
-        mesh.carry(passed, [] if lead else [(r, shares[r]) for r in mesh.others], posted)
+        mine, others = shares[self.rank], [rank for rank in self._others if rank != root]
+        self._carry([(r, shares[r]) for r in others] if lead else [], [] if lead else [(root, mine)], posted)
+        passed = [(r, mine) for r in (self._others if lead else others)]
+        self._carry(passed, [] if lead else [(r, shares[r]) for r in self._others], posted)
         return out
 
     def barrier(self) -> None:
         """Return when every rank has come."""
-        self._mesh.meet((BARRIER, 0, 0, 0))
+        self._meet((BARRIER, 0, 0, 0))
 
     # -- the end
     def close(self) -> None:
         """Leave: ranks that wait for this one are told so. Waits a second at most for the others to leave too."""
-        self._mesh.end(1.0)
+        self._end(1.0)
 
     def __enter__(self) -> Self:
         return self
