@@ -1,6 +1,7 @@
 """What the tests share: one pool of workers a size, and a watch for whatever is left behind."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -134,6 +135,51 @@ def ranks():
     running = Ranks()
     yield running
     running.close()
+
+
+class Mpi:
+    """The ``mpiexec`` beside this Python, and what it needs to start ranks here."""
+
+    def __init__(self, path):
+        self.path = path
+        self.name = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60).stdout
+        self.open = "Open MPI" in self.name or "prte" in self.name.lower()
+
+    def __call__(self, size, *command, timeout=120, code=0, cwd=None, more=(), **environment):
+        """Run a program on so many ranks; return what they printed once it has ended with the expected code."""
+        there = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **environment}
+        there |= {f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")}
+        own = ["--oversubscribe", "--bind-to", "none"] if self.open else []
+        with subprocess.Popen(
+            [self.path, *own, *map(str, more), "-n", str(size), *map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            env=there,
+        ) as job:
+            try:
+                said = job.communicate(timeout=timeout)[0]
+            except BaseException:
+                job.terminate()  # which ends its ranks too
+                try:
+                    job.wait(10)
+                finally:
+                    job.kill()
+                raise
+        assert code is None or job.returncode == code, f"{command} ended with {job.returncode}:\n{said}"
+        return said
+
+
+@pytest.fixture(scope="session")
+def mpiexec():
+    """Start ranks by MPI: ``mpiexec(size, program, argument ...)``."""
+    path = pathlib.Path(sys.executable).parent / "mpiexec"
+    if not path.exists() or importlib.util.find_spec("mpi4py") is None:
+        pytest.skip(f"no mpiexec beside {sys.executable}, or no mpi4py: pip install 'choros[mpi-wheel]'")
+    return Mpi(str(path))
 
 
 @pytest.fixture(autouse=True)

@@ -53,6 +53,7 @@ OUTSIDE = {
     },
     "cloudpickle": {"training", "data", "runner"},
     "ml_dtypes": {"collectives"},
+    "mpi4py": {"transport"},
     "matplotlib": {"report", "demo"},
     "sklearn": {"data", "cli", "demo"},
 }
@@ -111,6 +112,8 @@ def test_the_import_rule(path):
         elif head in OUTSIDE:
             if room not in OUTSIDE[head]:
                 wrong.append(f"line {line}: {room} imports {head}")
+            elif head == "mpi4py" and not path.stem.startswith("mpi"):
+                wrong.append(f"line {line}: {head} is imported outside of a file named after it")
             elif head not in ("numpy", "keras") and top:
                 wrong.append(f"line {line}: {head} is imported at the top, not when it is used")
             elif head == "keras" and top and room not in ("backend", "hvd"):

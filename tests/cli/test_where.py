@@ -15,6 +15,7 @@ def test_the_place_alone(capsys, monkeypatch):
     rows = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert rows["place"] == "rank 0 of 1, local rank 0 of 1, node 0 of 1"
     assert rows["launcher"] == "single"
+    assert rows["group"] == "none needed: one rank"
     assert rows["cores"].startswith(f"{len(usable_cores())} usable (")
     assert "OMP_NUM_THREADS=3" in rows["threads"]
     assert rows["backend"] == "torch (KERAS_BACKEND)"
@@ -36,6 +37,10 @@ def test_the_place_of_a_slurm_rank(capsys, monkeypatch):
     assert found["place"]["hosts"] == ["n1", "n2"]
     assert found["place"]["launcher"] == "slurm"
     assert "SLURM_PROCID=3" in found["why"]
+    assert found["group"].startswith("MPI, as slurm started the ranks; mpi4py ")
+    monkeypatch.setenv("CHOROS_GROUP", "nowhere")
+    assert main(["where", "--json"]) == 0
+    assert "CHOROS_GROUP='nowhere' is none of: shared, mpi" in json.loads(capsys.readouterr().out)["group"]
 
 
 def test_a_contradiction_is_said(capsys, monkeypatch):

@@ -1,5 +1,6 @@
-"""Scripts that run as ranks under ``choros run``, each leaving what it found."""
+"""Scripts that run as ranks under ``choros run`` or ``mpiexec``, each leaving what it found."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,21 +33,36 @@ HEAD = """
 
 
 @pytest.fixture
-def run(tmp_path, backend):
+def launcher():
+    """What starts the ranks, for tests that do not say: "mpiexec" is of JAX alone, "any" is that where it can be."""
+    return "choros run"
+
+
+@pytest.fixture
+def run(tmp_path, backend, launcher, request):
     """Run a script on ``size`` ranks; return what each left."""
+    if launcher == "any":
+        launcher = "mpiexec" if backend == "jax" and importlib.util.find_spec("mpi4py") else "choros run"
+    if launcher == "mpiexec" and backend != "jax":
+        pytest.skip("what moves the bytes is the same on every backend: once is enough")
 
     def start(size, script):
         file = tmp_path / "script.py"
         file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(script) + "\nend()\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "choros", "run", "-n", str(size), "--threads", "1", str(file)],
-            env={**os.environ, "SAID": str(tmp_path), "HOROVOD_CYCLE_TIME": "1"},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "no meaning here: HOROVOD_CYCLE_TIME" in done.stdout + done.stderr
+        own = {"SAID": str(tmp_path), "HOROVOD_CYCLE_TIME": "1"}
+        if launcher == "mpiexec":
+            out = request.getfixturevalue("mpiexec")(size, sys.executable, file, timeout=200, **own)
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", "choros", "run", "-n", str(size), "--threads", "1", str(file)],
+                env={**os.environ, **own},
+                capture_output=True,
+                text=True,
+                timeout=200,
+            )
+            out = done.stdout + done.stderr
+            assert done.returncode == 0, out
+        assert "no meaning here: HOROVOD_CYCLE_TIME" in out
         return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
 
     return start

@@ -1,10 +1,15 @@
-"""Horovod's names on this backend's tensors, under ``choros run``."""
+"""Horovod's names on this backend's tensors, under ``choros run`` and under ``mpiexec``."""
+
+import importlib.util
 
 import pytest
 
 import choros.hvd as hvd
 
+LAUNCHERS = ("choros run", "mpiexec")
 
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_tensors(run):
     """What goes in comes out: library, type, shape and device; the input is unchanged."""
     script = """
@@ -51,7 +56,8 @@ def test_tensors(run):
     assert second["all"] == [[[3, 4, 5], [1, 2, 3], [4, 5, 6]], [1, 2]]
 
 
-def test_differences_objects_and_process_sets(run):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_differences_objects_and_process_sets(run, launcher):
     script = """
     try:
         hvd.allreduce(np.zeros(2 + rank), name="uneven")
@@ -82,6 +88,7 @@ def test_differences_objects_and_process_sets(run):
     said["initialized"] = hvd.is_initialized()
     hvd.init()
     said["anew"] = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size(), hvd.is_homogeneous()]
+    said["by MPI"] = [hvd.mpi_enabled(), hvd.mpi_threads_supported(), type(hvd.context.context().group).__name__]
     said["sum anew"] = numbers(hvd.allreduce(np.ones(1), op=hvd.Sum))
     """
     said = run(3, script)
@@ -99,7 +106,9 @@ def test_differences_objects_and_process_sets(run):
         assert one["again"] == 1
         assert one["all"] == one["sum anew"] == [3]
         assert one["initialized"] is False
-        assert one["anew"] == [rank, 3, rank, 1, True]
+        assert one["anew"] == [rank, 3, one["anew"][2], 1, True]
+        assert one["by MPI"] == ([True, True, "MpiGroup"] if launcher == "mpiexec" else [False, False, "SharedGroup"])
+    assert sorted(one["anew"][2] for one in said) == [0, 1, 2]  # Open MPI 5 deals them out in an order of its own
     assert said[0]["sum"] == said[2]["sum"] == [4, 4]
     assert said[0]["from 2"] == said[2]["from 2"] == [2]
     assert "Rank 1 is not in" in said[1]["outside"]
@@ -113,7 +122,8 @@ def test_one_rank_without_a_launcher():
         assert (hvd.rank(), hvd.size(), hvd.local_size(), hvd.cross_rank()) == (0, 1, 1, 0)
         assert hvd.allreduce([2, 4], op=hvd.Product).tolist() == [2, 4]
         assert hvd.broadcast_object({"a": 1}) == {"a": 1}
-        assert hvd.mpi_built() is False
+        assert hvd.mpi_built() is (importlib.util.find_spec("mpi4py") is not None)
+        assert hvd.mpi_enabled() is hvd.mpi_threads_supported() is False
         assert hvd.nccl_built() == 0
         with pytest.raises(ValueError, match="both given"):
             hvd.allreduce(1.0, average=True, op=hvd.Sum)

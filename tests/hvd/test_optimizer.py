@@ -38,7 +38,7 @@ def trained(run):
     return start
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("launcher", "size"), [("any", 2), ("choros run", 3)])
 def test_fit_equals_one_process(trained, size):
     """Weights, metrics and History, with rows that do not divide, for SGD, Adam and averages of the weights."""
     script = """

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import choros
 import choros.algorithms
 from choros.algorithms import Meeting
 from choros.exchange import MemoryCentre
+from choros.training.choice import GROUPS
 from choros.transport.local_group import LocalGroup
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup
@@ -168,14 +170,17 @@ def make_centre(request):
         segment.close()
 
 
-@pytest.fixture(params=["local", "shared"])
+@pytest.fixture(params=["local", "shared", *sorted(entry_points(group=GROUPS).names)])
 def make_group(request):
-    """Every group, of one rank."""
+    """Every group, of one rank; with what installed packages add. MPI's, of more ranks, is in ``tests/transport``."""
     made = []
 
     def make():
         if request.param == "local":
             return LocalGroup()
+        if request.param != "shared":
+            (point,) = entry_points(group=GROUPS, name=request.param)
+            return point.load()(0, 1, 30.0) or pytest.skip(f"{point.value} takes no job of one rank")
         made.append(SharedGroup.create(1, 1 << 16))
         return SharedGroup(made[-1], 0)
 

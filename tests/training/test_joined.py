@@ -1,4 +1,4 @@
-"""A Trainer inside ``choros run``: the ranks join, nothing is started, and all end with the same weights."""
+"""A Trainer in a job (``choros run``, ``mpiexec``): the ranks join, nothing is started, all end with one model."""
 
 import pathlib
 import subprocess
@@ -16,8 +16,10 @@ SCRIPT = """
         sys.modules["tensorflow"] = None  # Keras would load it to set a seed
     import keras, numpy as np
     import choros
+    from choros.cluster import Place
 
-    keras.utils.set_random_seed(0 if os.environ["CHOROS_RANK"] == "0" else 9)  # rank 0's weights count
+    rank = Place.here().rank
+    keras.utils.set_random_seed(0 if rank == 0 else 9)  # rank 0's weights count
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 8)).astype("float32"), rng.integers(0, 3, 60)
     x[:, 0] += y
@@ -44,7 +46,7 @@ SCRIPT = """
 
     calls = []
     kept = {}
-    keras.utils.set_random_seed(0 if os.environ["CHOROS_RANK"] == "0" else 9)
+    keras.utils.set_random_seed(0 if rank == 0 else 9)
     for name in ("allreduce", "localsgd", "aeasgd", "stopped"):
         model = make()
         callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: calls.append(epoch))]
@@ -58,15 +60,20 @@ SCRIPT = """
         assert len(history.run.workers) == 2
         kept |= {f"{name}{i}": w for i, w in enumerate(model.get_weights())}
         kept[name + "loss"] = np.array(history.history["loss"])
-    assert calls == ([0, 1, 2] * 3 if os.environ["CHOROS_RANK"] == "0" else []), calls
-    np.savez(f"rank{os.environ['CHOROS_RANK']}.npz", **kept)
+    assert calls == ([0, 1, 2] * 3 if rank == 0 else []), calls
+    np.savez(f"rank{rank}.npz", **kept)
 """
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+@pytest.fixture(scope="module", params=["choros run", "mpiexec"])
+def ranks(request, tmp_path_factory, backend):
     room = tmp_path_factory.mktemp("joined")
     pathlib.Path(room, "script.py").write_text(textwrap.dedent(SCRIPT))
+    if request.param == "mpiexec":
+        if backend != "jax":
+            pytest.skip("how the ranks find each other is the same on every backend: once is enough")
+        request.getfixturevalue("mpiexec")(2, sys.executable, "script.py", cwd=room, timeout=280)
+        return [dict(np.load(room / f"rank{rank}.npz")) for rank in (0, 1)]
     done = subprocess.run(
         [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"],
         cwd=room,

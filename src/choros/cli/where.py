@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from choros.cluster import Place, why
+from choros.errors import BadInput
 from choros.machine import physical_cores, usable_cores, variables
+from choros.training.choice import choose
 
 _LIBRARIES = ("keras", "jax", "torch", "tensorflow", "numpy")
 _OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-gpu", "tensorflow-macos")}
@@ -48,6 +50,7 @@ def main(args: argparse.Namespace) -> int:
         f"local rank {place['local_rank']} of {place['local_size']}, node {node} of {nodes}",
         "launcher": place["launcher"],
         "why": found["why"],
+        "group": found["group"],
         "hosts": ", ".join(place["hosts"]) or "not told by the launcher",
         "coordinator": place["coordinator"] or "none",
         "this host": found["host"],
@@ -66,7 +69,7 @@ def findings() -> dict[str, Any]:
     """What ``choros where`` prints, as JSON holds it.
 
     Returns:
-        The place and why it is believed, host, cores, thread variables, Keras' backend, versions.
+        The place and why it is believed, in what ranks meet, host, cores, thread variables, Keras' backend, versions.
 
     Example:
         >>> sorted(findings()["place"])[:3]
@@ -77,6 +80,7 @@ def findings() -> dict[str, Any]:
     return {
         "place": {name: getattr(place, name) for name in Place.__dataclass_fields__},
         "why": why(),
+        "group": _group(place),
         "host": platform.node(),
         "cores": {"usable": list(usable_cores()), "physical": [list(core) for core in physical_cores()]},
         "threads": {name: os.environ[name] for name in names if name in os.environ},
@@ -85,6 +89,18 @@ def findings() -> dict[str, Any]:
         "choros": version("choros"),
         "python": platform.python_version(),
     }
+
+
+def _group(place: Place) -> str:
+    """In what a job's ranks would meet."""
+    if place.size == 1:
+        return "none needed: one rank"
+    try:
+        choice = choose(place)
+    except BadInput as error:
+        return f"none: {error}"
+    wheel = f"; mpi4py {version('mpi4py') or 'is not installed'}" if "MPI" in choice.words else ""
+    return choice.words + wheel
 
 
 def _backend() -> str:

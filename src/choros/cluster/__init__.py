@@ -4,7 +4,7 @@ Read from the environment alone; nothing is imported or contacted to find out.
 """
 
 from choros.cluster.hosts import expand_hosts, expand_tasks
-from choros.cluster.place import Place, why
+from choros.cluster.place import Place, meets_by_mpi, why
 from choros.cluster.slots import is_this_machine, parse_slots, read_hostfile
 from choros.cluster.tables import TABLES, Table
 
@@ -15,6 +15,7 @@ __all__ = [
     "expand_hosts",
     "expand_tasks",
     "is_this_machine",
+    "meets_by_mpi",
     "parse_slots",
     "read_hostfile",
     "why",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from choros.cluster.hosts import expand_hosts, expand_tasks
-from choros.cluster.tables import TABLES, Table
+from choros.cluster.tables import Table, tables
 from choros.errors import BadInput
 
 
@@ -76,7 +76,7 @@ def why(environ: Mapping[str, str] | None = None) -> str:
     environ = os.environ if environ is None else environ
     table = _table(environ)
     if table is None:
-        known = ", ".join(each.launcher for each in TABLES)
+        known = ", ".join(each.launcher for each in tables())
         return f"no launcher's variables are set (looked for {known})"
     names = dict.fromkeys(
         table.needs + table.tells + table.rank + table.size + table.local_rank + table.local_size + table.node
@@ -84,8 +84,21 @@ def why(environ: Mapping[str, str] | None = None) -> str:
     return f"{table.launcher}: " + ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
 
 
+def meets_by_mpi(launcher: str) -> bool:
+    """Whether the ranks that a launcher starts may meet by MPI.
+
+    Args:
+        launcher: as in ``Place.launcher``.
+
+    Example:
+        >>> meets_by_mpi("openmpi"), meets_by_mpi("torchrun")
+        (True, False)
+    """
+    return any(table.launcher == launcher and table.mpi for table in tables())
+
+
 def _table(environ: Mapping[str, str]) -> Table | None:
-    for table in TABLES:
+    for table in tables():
         if any(environ.get(name) for name in table.tells) and all(environ.get(name) for name in table.needs):
             return table
     return None

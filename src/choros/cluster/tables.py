@@ -1,5 +1,8 @@
 """One table of environment names for each launcher. A new launcher is one more ``Table`` in ``TABLES``.
 
+An installed package adds one by an entry point of the group ``choros.places`` that leads to its ``Table``; it is tried
+after ``choros`` and before the others.
+
 Order matters, for a process often carries the names of two launchers: the inner one, which started the process
 itself, must win over the outer one, which only gave the allocation. So the tables are tried in this order:
 
@@ -13,7 +16,13 @@ itself, must win over the outer one, which only gave the allocation. So the tabl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from choros.errors import BadInput
+
+PLACES = "choros.places"
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,7 @@ class Table:
         tasks: tuple. Names that hold the tasks of each node, such as ``2(x3),1``.
         address, port: tuples. Names of the meeting point's host and port.
         one_node: bool. The launcher starts ranks on this machine only.
+        mpi: bool. It starts the ranks of MPI, so that they may meet by it.
     """
 
     launcher: str
@@ -47,6 +57,7 @@ class Table:
     address: tuple[str, ...] = ()
     port: tuple[str, ...] = ()
     one_node: bool = False
+    mpi: bool = False
 
 
 TABLES: tuple[Table, ...] = (
@@ -74,6 +85,7 @@ TABLES: tuple[Table, ...] = (
     ),
     Table(
         launcher="openmpi",
+        mpi=True,
         tells=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         rank=("OMPI_COMM_WORLD_RANK",),
         size=("OMPI_COMM_WORLD_SIZE",),
@@ -83,6 +95,7 @@ TABLES: tuple[Table, ...] = (
     ),
     Table(
         launcher="mpich",
+        mpi=True,
         tells=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         needs=("PMI_RANK",),
         rank=("PMI_RANK",),
@@ -92,6 +105,7 @@ TABLES: tuple[Table, ...] = (
     ),
     Table(
         launcher="slurm",
+        mpi=True,
         tells=("SLURM_STEP_NODELIST",),
         needs=("SLURM_PROCID",),
         rank=("SLURM_PROCID",),
@@ -103,3 +117,25 @@ TABLES: tuple[Table, ...] = (
         tasks=("SLURM_STEP_TASKS_PER_NODE",),
     ),
 )
+
+
+def tables() -> Iterator[Table]:
+    """All tables, in the order in which they are tried; packages are looked for once ``choros`` does not fit.
+
+    Raises:
+        BadInput: a package's entry point cannot be loaded, or leads to something else.
+    """
+    first, *rest = TABLES
+    yield first
+    for point in sorted(entry_points(group=PLACES), key=lambda point: point.name):
+        try:
+            table = point.load()
+        except Exception as error:
+            raise BadInput(
+                f"the launcher {point.name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error}): "
+                "repair or uninstall the package"
+            ) from error
+        if not isinstance(table, Table):
+            raise BadInput(f"the launcher {point.name!r}: {point.value} is no choros.cluster.Table")
+        yield table
+    yield from rest

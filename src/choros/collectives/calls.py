@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -65,6 +66,9 @@ class Collectives:
 
     def __init__(self, group: Group) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
+        for told, nothing in (("doing", ""), ("warn_after", math.inf), ("trace", None)):
+            if not hasattr(group, told):  # a group from elsewhere need not tell what takes long
+                setattr(group, told, nothing)
         self._numbers: dict[str, int] = {}
         self._spelled: dict[bytes, str] = {}
 

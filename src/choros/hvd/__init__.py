@@ -44,6 +44,9 @@ from choros.hvd.context import (
     is_initialized,
     local_rank,
     local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
     rank,
     remove_process_set,
     shutdown,
@@ -97,6 +100,9 @@ __all__ = [
     "load_model",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
     "rank",
     "reducescatter",
     "remove_process_set",
@@ -109,8 +115,7 @@ __all__ = [
 ]
 
 _PROBES = {
-    **dict.fromkeys(("mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled"), False),
-    **dict.fromkeys(("ddl_built", "ccl_built", "cuda_built", "rocm_built"), False),
+    **dict.fromkeys(("gloo_built", "gloo_enabled", "ddl_built", "ccl_built", "cuda_built", "rocm_built"), False),
     "nccl_built": 0,
 }
 _LATER = {
@@ -136,7 +141,7 @@ _INSTEAD = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PROBES:  # ranks meet in shared memory: none of these libraries is in it
+    if name in _PROBES:  # ranks meet in shared memory or by MPI: none of these libraries is in it
         return lambda *_: _PROBES[name]
     if name in _LATER:
         return getattr(importlib.import_module(f"choros.hvd.{_LATER[name]}"), name)

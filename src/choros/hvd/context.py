@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choros.cluster import Place
 from choros.collectives import Collectives
 from choros.errors import BadInput, MeetingTimeout
 from choros.hvd import settings
-from choros.training.ranks import join
+from choros.training.ranks import join, part
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
-from choros.transport.segment import Segment
-from choros.transport.shared_group import SharedGroup, share
+from choros.transport.peers import machine
 
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _HONOURED = {*settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
@@ -42,7 +42,6 @@ class ProcessSet:
     ranks: list[int] = []  # noqa: RUF012 - never changed in place
     process_set_id: int | None = None
     collectives: Collectives | None = None
-    _segment: Segment | None = None
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = sorted(int(rank) for rank in ranks)
@@ -123,6 +122,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             error.missing,
         ) from None
     group.timeout = limit
+    if place.node is None or place.nodes is None:
+        place = _on_node(place, group)
     world = global_process_set
     world.ranks, world.process_set_id, world.collectives = list(range(place.size)), 0, Collectives(group)
     _now.append(Context(place, group, {0: world}))
@@ -139,6 +140,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         except BaseException:
             shutdown()
             raise
+
+
+def _on_node(place: Place, group: Group) -> Place:
+    """Return the place with what its launcher does not tell: which machine this is, of how many."""
+    machines = list(dict.fromkeys(group.gather(machine().encode())))
+    return replace(place, node=machines.index(machine().encode()), nodes=len(machines))
 
 
 def shutdown() -> None:
@@ -203,6 +210,21 @@ def is_homogeneous() -> bool:
     return context().place.size == local_size() * cross_size()
 
 
+def mpi_built() -> bool:
+    """Whether mpi4py is installed."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def mpi_enabled() -> bool:
+    """Whether the ranks meet by MPI; False before ``init``."""
+    return bool(_now) and type(_now[0].group).__name__ == "MpiGroup"
+
+
+def mpi_threads_supported() -> bool:
+    """Whether the script may call MPI from threads of its own, beside Choros."""
+    return mpi_enabled() and sys.modules["mpi4py.MPI"].Query_thread() == sys.modules["mpi4py.MPI"].THREAD_MULTIPLE
+
+
 def collectives(process_set: Any = None) -> Collectives:
     """Return the collectives of a process set, of all ranks by default.
 
@@ -232,17 +254,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if other.ranks == one.ranks:
             raise ValueError(f"{other!r} has these ranks already: use that one.")
     collectives().broadcast_object(None, name=f"add process set {one.ranks}")  # all mean the same one
-    if now.place.rank in one.ranks:
-        one.collectives = Collectives(LocalGroup())
+    group: Group | None = LocalGroup() if now.place.rank in one.ranks else None
     if len(one.ranks) > 1:
-        made = SharedGroup.create(len(one.ranks)) if now.place.rank == one.ranks[0] else None
-        segment = share(now.group, made, one.ranks[0])
-        if now.place.rank in one.ranks:
-            group = SharedGroup(segment, one.ranks.index(now.place.rank), timeout=now.group.timeout)
-            group.warn_after, group.trace = now.group.warn_after, now.group.trace
-            one.collectives, one._segment = Collectives(group), segment
-        else:
-            segment.close()
+        group = part(now.group, one.ranks)
+    if group is not None:
+        group.timeout, group.warn_after, group.trace = now.group.timeout, now.group.warn_after, now.group.trace
+    one.collectives = None if group is None else Collectives(group)
     one.process_set_id = next(i for i in range(len(now.sets) + 1) if i not in now.sets)
     now.sets[one.process_set_id] = one
     return one
@@ -260,7 +277,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _forget(one: ProcessSet) -> None:
-    if one._segment is not None and one.collectives is not None:
+    if one is not global_process_set and one.collectives is not None:
         one.collectives.group.close()
-        one._segment.close()
-    one.process_set_id, one.collectives, one._segment = None, None, None
+    one.process_set_id, one.collectives = None, None

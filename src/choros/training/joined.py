@@ -25,6 +25,7 @@ from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
 from choros.transport import Group
+from choros.transport.peers import machine, spread
 from choros.transport.segment import Segment
 from choros.transport.shared_group import share
 from choros.types import Array
@@ -184,6 +185,7 @@ def fit(
     """Train as one rank of a job; every rank ends with the same weights in its model."""
     base = join(rank, job.workers, job.first_timeout)
     base.timeout = job.first_timeout
+    check_one_machine(base)
     job = agree(base, job, {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)})
     replica = build_replica(model, job, algorithm, source)
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
@@ -228,6 +230,15 @@ def fit(
             if part is not None:
                 part.close()
     return RunRecord.of(algorithm, job.meet, tallies, 0.0, reporter.losses)
+
+
+def check_one_machine(group: Group) -> None:
+    """Refuse ranks that cannot share memory, on every one of them."""
+    if apart := spread([text.decode() for text in group.gather(machine().encode())]):
+        raise BadInput(
+            f"A Trainer's ranks share memory, which takes one machine: {apart}. Start them all on one, or train by "
+            "choros.hvd (DistributedOptimizer), whose ranks meet by MPI alone."
+        )
 
 
 def agree(group: Group, job: Job, facts: dict[str, Any]) -> Job:

@@ -23,16 +23,16 @@ import numpy as np
 from choros.errors import BadInput, PeerFailed
 from choros.transport import Group, Trace
 from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, abort, head_bytes, open_stamped, stamp
+from choros.transport.calls import BARRIER, BROADCAST, GATHER, SUM, SUM_SLOTS, Posted, difference, spell
+from choros.transport.peers import machine, spread
 from choros.transport.segment import LINE, Segment, align
-from choros.transport.values import dtype_code, dtype_name, mean_of, numeric
+from choros.transport.values import add_in_order, dtype_code, mean_of, numeric
 from choros.transport.waiting import SPIN
 from choros.types import Array
 
 _PAGE = 4096
 _BLOCK = 1 << 18  # bytes of one block, so that the partial sums of many ranks stay in a core's cache
 _SIZE, _ROOM, _OPEN = range(FREE, FREE + 3)  # open: slots take their pages when they are written
-_BARRIER, _SUM_SLOTS, _SUM, _GATHER, _BROADCAST = range(5)
-_NAMES = ("barrier", "sum_slots", "sum", "gather", "broadcast")
 _Blocks = list[tuple[list[Array], Array]]
 
 
@@ -45,17 +45,6 @@ class _Plan(NamedTuple):
     result: Array
     whole: Array
     blocks: _Blocks
-
-
-def _spell(posted: tuple[int, int, int, int]) -> str:
-    """Say in words what a rank posted."""
-    kind, count, *code = posted
-    root, kind = divmod(kind, 256)
-    name = _NAMES[kind] if kind < len(_NAMES) else "an unknown call"
-    if kind in (_BARRIER, _GATHER):
-        return name
-    said = f"{name} of {count:,} {dtype_name((code[0], code[1]))}"
-    return f"{said} from rank {root}" if kind == _BROADCAST else said
 
 
 class SharedGroup:
@@ -192,26 +181,15 @@ class SharedGroup:
         edges = [slice(at, min(at + block, end)) for at in range(begin, end, block)]
         return [([slot[edge] for slot in slots], whole[edge]) for edge in edges]
 
-    def _meet(self, posted: tuple[int, int, int, int]) -> None:
+    def _meet(self, posted: Posted) -> None:
         """The first barrier of a call, after which all know that all make the same call."""
         board = self._board
-        board.check_given_up(lambda: _spell(posted))
+        board.check_given_up(lambda: spell(posted))
         board.post(posted)
-        board.barrier(lambda: _spell(posted))
-        for other in range(self.size):
-            theirs = board.posted(other)
-            if theirs != posted and not (posted[0] == theirs[0] == _GATHER):
-                said = "; ".join(f"rank {r}: {self._told(r)}" for r in range(self.size))
-                self._board.barrier(lambda: "the end of a call that differed")
-                raise BadInput(
-                    f"{board.where}: the ranks do not make the same call, so nothing was done. {said}. "
-                    "Every rank must call with the same count and dtype in the same order."
-                )
-
-    def _told(self, rank: int) -> str:
-        """What a rank posted, and what it says that this is for."""
-        doing = self._board.telling.doing_of(rank)
-        return _spell(self._board.posted(rank)) + (f", for {doing}" if doing else "")
+        board.barrier(lambda: spell(posted))
+        if problem := difference(board.where, [board.posted(r) for r in range(self.size)], board.telling.doing_of):
+            board.barrier(lambda: "the end of a call that differed")
+            raise BadInput(problem)
 
     def slot(self, count: int, dtype: Any) -> Array:
         """This rank's buffer of ``count`` values in the segment; always the same memory, never copied."""
@@ -220,21 +198,15 @@ class SharedGroup:
     def sum_slots(self, count: int, dtype: Any) -> Array:
         """Sum all slots; a read-only view of the result, bit-equal on every rank, good until the next call."""
         plan = self._plan(count, dtype)
-        self._reduce(plan, _SUM_SLOTS, count)
+        self._reduce(plan, SUM_SLOTS, count)
         return plan.result
 
     def _reduce(self, plan: _Plan, kind: int, count: int) -> None:
         self._meet((kind, count, *plan.code))
         trace = self._board.trace
         begin = 0 if trace is None else time.monotonic_ns()
-        with np.errstate(all="ignore"):
-            for inputs, out in plan.blocks:
-                if len(inputs) == 1:
-                    np.copyto(out, inputs[0])
-                    continue
-                np.add(inputs[0], inputs[1], out=out)
-                for more in inputs[2:]:
-                    np.add(out, more, out=out)
+        for inputs, out in plan.blocks:
+            add_in_order(inputs, out)
         if trace is not None:
             trace(("reduce", "reduce", begin, time.monotonic_ns(), plan.whole.nbytes))
         self._board.barrier(lambda: "the end of a sum")
@@ -254,7 +226,7 @@ class SharedGroup:
         for at in range(0, max(x.size, 1), step):
             plan = self._plan(min(step, x.size - at), kind)
             plan.slot[:] = source[at : at + step]
-            self._reduce(plan, _SUM, x.size)
+            self._reduce(plan, SUM, x.size)
             target[at : at + step] = plan.result
         return out
 
@@ -271,7 +243,7 @@ class SharedGroup:
         while sent < longest:
             part = x[sent : sent + self.slot_bytes]
             areas[self.rank][: len(part)] = np.frombuffer(part, "uint8")
-            self._meet((_GATHER, len(x), 0, 0))
+            self._meet((GATHER, len(x), 0, 0))
             lengths = [board.posted(r)[1] for r in range(self.size)]
             longest = max(lengths)
             for piece, length, area in zip(pieces, lengths, areas, strict=True):
@@ -295,7 +267,7 @@ class SharedGroup:
             part = target[at : at + self.slot_bytes]
             if self.rank == root:
                 area[: len(part)] = part
-            self._meet((_BROADCAST + 256 * root, x.size, *dtype_code(x.dtype)))
+            self._meet((BROADCAST + 256 * root, x.size, *dtype_code(x.dtype)))
             if self.rank != root:
                 part[:] = area[: len(part)]
             self._board.barrier(lambda: "the end of a broadcast")
@@ -303,7 +275,7 @@ class SharedGroup:
 
     def barrier(self) -> None:
         """Return when every rank has come."""
-        self._meet((_BARRIER, 0, 0, 0))
+        self._meet((BARRIER, 0, 0, 0))
 
     def close(self) -> None:
         """Leave: ranks that still wait for this one are told so. Views of slot and result stay readable."""
@@ -345,6 +317,7 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
         Segment. The root's own object on the root, a new one on the others, which they close.
 
     Raises:
+        BadInput: on every rank, if they are on several machines.
         PeerFailed: on every rank, if one of them cannot map it.
 
     Example:
@@ -353,8 +326,11 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
         ...     share(LocalGroup(), segment) is segment
         True
     """
-    mine = json.dumps([os.getpid(), segment.fd]) if group.rank == root and segment is not None else "null"
-    address = json.loads(group.gather(mine.encode())[root])
+    own = [os.getpid(), segment.fd] if group.rank == root and segment is not None else None
+    said = [json.loads(text) for text in group.gather(json.dumps([machine(), own]).encode())]
+    if apart := spread([where for where, _ in said]):
+        raise BadInput(f"Rank {group.rank} cannot share memory with all others, which takes one machine: {apart}.")
+    address = said[root][1]
     problem, mapped = "", segment
     if address is None:
         problem = f"rank {root} gave no segment to share"

@@ -40,6 +40,23 @@ def dtype_name(code: tuple[int, int]) -> str:
     return b"".join(half.to_bytes(8, "little", signed=True) for half in code).rstrip(b"\0").decode(errors="replace")
 
 
+def add_in_order(inputs: list[Array], out: Array) -> None:
+    """Sum arrays in the order of the ranks, so that the bits do not depend on who sums; overflow is silent.
+
+    Example:
+        >>> add_in_order([np.ones(2), np.ones(2), np.ones(2)], out := np.zeros(2))
+        >>> out.tolist()
+        [3.0, 3.0]
+    """
+    if len(inputs) == 1:
+        np.copyto(out, inputs[0])
+        return
+    with np.errstate(all="ignore"):
+        np.add(inputs[0], inputs[1], out=out)
+        for more in inputs[2:]:
+            np.add(out, more, out=out)
+
+
 def mean_of(x: Array, size: int, total: Callable[[Array], Array]) -> Array:
     """Divide a sum over ranks, in a type wide enough: float64 for whole numbers, float32 for float16."""
     kind = numeric(x.dtype)

@@ -1,0 +1,69 @@
+"""What the ranks of a job will meet in, found out without importing any of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple
+
+from choros.cluster import Place, meets_by_mpi
+from choros.errors import BadInput
+
+GROUPS = "choros.groups"  # the entry points by which an installed package adds a group
+SHARED, MPI, OTHERS = "shared", "mpi", "others"
+_BY_PLACE = "Start it with `choros run -n RANKS script.py`, or with the mpiexec or srun of an MPI"
+
+
+class Choice(NamedTuple):
+    """What the ranks meet in: ``SHARED`` (brought by descriptor, or else met by MPI), ``MPI`` or ``OTHERS``.
+
+    Attributes:
+        kind: str. words: str. The same for people. points: the entry points to try, in this order.
+    """
+
+    kind: str
+    words: str
+    points: tuple[EntryPoint, ...] = ()
+
+
+def choose(place: Place, environ: Mapping[str, str] | None = None) -> Choice:
+    """Choose what the ranks of a job meet in.
+
+    The memory that ``choros run`` brings; MPI, where its launcher started the ranks; what an installed package adds by
+    an entry point of ``choros.groups``, by name the first that takes the job. ``CHOROS_GROUP`` names one: ``shared``
+    (under an MPI launcher too, where all ranks are on one machine), ``mpi``, or such an entry point.
+
+    Args:
+        place: this process's.
+        environ: what to read instead of ``os.environ``.
+
+    Raises:
+        BadInput: there is none, or none of the name in ``CHOROS_GROUP``.
+
+    Example:
+        >>> choose(Place(0, 2, 0, 2, launcher="mpich"), {}).kind
+        'mpi'
+    """
+    environ = os.environ if environ is None else environ
+    asked, brought = environ.get("CHOROS_GROUP", ""), environ.get("CHOROS_GROUP_FD")
+    by_mpi = meets_by_mpi(place.launcher)
+    if asked in ("", SHARED) and brought:
+        return Choice(SHARED, "shared memory, brought by choros run")
+    if asked == SHARED and by_mpi:
+        return Choice(SHARED, "shared memory (CHOROS_GROUP=shared), found by MPI")
+    if asked == MPI or (not asked and by_mpi):
+        return Choice(MPI, "MPI" + (" (CHOROS_GROUP=mpi)" if asked else f", as {place.launcher} started the ranks"))
+    found = tuple(sorted(entry_points(group=GROUPS), key=lambda point: point.name))
+    if asked and asked != SHARED:
+        if named := tuple(point for point in found if point.name == asked):
+            return Choice(OTHERS, f"{asked} (CHOROS_GROUP), by {named[0].value}", named)
+        known = ", ".join([SHARED, MPI, *(point.name for point in found)])
+        raise BadInput(f"CHOROS_GROUP={asked!r} is none of: {known}. Unset it, or install the package that brings it.")
+    if found and not asked:
+        return Choice(OTHERS, "the first that takes the job of " + ", ".join(p.name for p in found), found)
+    raise BadInput(
+        f"This process is a rank of a job ({place.launcher} says {place.size}) that brings no shared memory for its "
+        f"ranks and whose launcher is not of MPI. {_BY_PLACE}, or unset the launcher's variables to train with workers "
+        "of its own."
+    )

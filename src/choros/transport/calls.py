@@ -1,0 +1,50 @@
+"""What a rank says of the call that it makes, so that ranks whose calls differ can be told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from choros.transport.values import dtype_name
+
+BARRIER, SUM_SLOTS, SUM, GATHER, BROADCAST, LEAVE = range(6)
+_NAMES: Final = ("barrier", "sum_slots", "sum", "gather", "broadcast", "leave")
+Posted = tuple[int, int, int, int]
+
+
+def spell(posted: Posted) -> str:
+    """Say in words what a rank posted: the kind (and 256 times the root), a count, a dtype as two words.
+
+    Example:
+        >>> spell((GATHER, 12, 0, 0))
+        'gather'
+    """
+    kind, count, *code = posted
+    root, kind = divmod(kind, 256)
+    name = _NAMES[kind] if kind < len(_NAMES) else "an unknown call"
+    if kind in (BARRIER, GATHER, LEAVE):
+        return name
+    said = f"{name} of {count:,} {dtype_name((code[0], code[1]))}"
+    return f"{said} from rank {root}" if kind == BROADCAST else said
+
+
+def difference(where: str, said: list[Posted], doing: Callable[[int], str] = lambda _: "") -> str:
+    """Return why the ranks' calls cannot be made together, or ``""``; lengths of what is gathered may differ.
+
+    Args:
+        where: str. Who says it.
+        said: what each rank posted.
+        doing: what a rank says that its call is for, or "".
+
+    Example:
+        >>> difference("rank 0", [(BARRIER, 0, 0, 0), (BARRIER, 0, 0, 0)])
+        ''
+    """
+    if all(one == said[0] or one[0] == said[0][0] == GATHER for one in said):
+        return ""
+    whys = [doing(rank) for rank in range(len(said))]
+    told = "; ".join(f"rank {r}: {spell(one)}{', for ' if whys[r] else ''}{whys[r]}" for r, one in enumerate(said))
+    return (
+        f"{where}: the ranks do not make the same call, so nothing was done. {told}. "
+        "Every rank must call with the same count and dtype in the same order."
+    )

@@ -1,0 +1,58 @@
+"""Whether ranks share a machine, and whether a process of it lives."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from choros.transport.board import names
+
+
+@cache
+def machine() -> str:
+    """Name this machine as one whose processes see each other: its name, this boot of it, this PID namespace.
+
+    Example:
+        >>> machine() == machine()
+        True
+    """
+    found = [os.uname().nodename]
+    for path, read in (
+        ("/proc/sys/kernel/random/boot_id", lambda p: Path(p).read_text().strip()),
+        ("/proc/self/ns/pid", os.readlink),
+    ):
+        try:
+            found.append(read(path))
+        except OSError:
+            continue
+    return " ".join(found)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this machine runs: False where it has gone, or only its parent has not noticed yet.
+
+    Example:
+        >>> alive(os.getpid())
+        True
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return not Path("/proc/self/stat").exists()
+
+
+def spread(machines: list[str]) -> str:
+    """Say in words which ranks are on which machine, or ``""`` where there is one.
+
+    Args:
+        machines: of each rank, what ``machine`` gave there.
+
+    Example:
+        >>> spread(["a 1", "a 1", "b 2"]), spread(["a 1"])
+        ('ranks 0, 1 on a, rank 2 on b', '')
+    """
+    at = {where: [rank for rank, one in enumerate(machines) if one == where] for where in machines}
+    if len(at) == 1:
+        return ""
+    return ", ".join(f"{names(ranks)} on {where.split()[0]}" for where, ranks in at.items())

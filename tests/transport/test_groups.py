@@ -1,0 +1,190 @@
+"""What every group gives between real processes: the same tests in shared memory and by MPI."""
+
+import json
+import sys
+
+import pytest
+
+HEAD = {
+    "shared": """
+def make(timeout):
+    return SharedGroup(fd, rank, timeout=timeout, spin=0.0 if rank else 50e-6)
+""",
+    "mpi": """
+import json, os, sys, time
+import numpy as np
+from choros.errors import ChorosError
+from choros.transport.mpi_group import MpiGroup
+
+world = MpiGroup(timeout=60)
+rank, size = world.rank, world.size
+
+def make(timeout):
+    world.timeout = timeout
+    return world.part(range(size))
+
+def say(**facts):
+    with open(os.path.join(sys.argv[1], f"{rank}.jsonl"), "a") as file:
+        file.write(json.dumps(facts) + "\\n")
+
+def trying(call):
+    try:
+        call()
+    except ChorosError as error:
+        say(error=type(error).__name__, text=str(error), missing=list(getattr(error, "missing", ())))
+    else:
+        say(error=None)
+""",
+}
+
+
+@pytest.fixture(params=HEAD)
+def meet(request, tmp_path):
+    """Run a script on so many ranks; return the lines that each said."""
+
+    def run(script, size, room=4096):
+        if request.param == "shared":
+            from choros.transport.shared_group import SharedGroup
+
+            with SharedGroup.create(size, room) as segment:
+                return request.getfixturevalue("ranks").start(HEAD["shared"] + script, segment, size).finish(120)
+        mpiexec = request.getfixturevalue("mpiexec")
+        file = tmp_path / "script.py"
+        file.write_text(HEAD["mpi"] + script)
+        mpiexec(size, sys.executable, file, tmp_path)
+        return [
+            [json.loads(line) for line in (tmp_path / f"{rank}.jsonl").read_text().splitlines()] for rank in range(size)
+        ]
+
+    return run
+
+
+SUMS = """
+import hashlib
+group = make(60)
+seen = hashlib.sha256()
+for dtype in ("int8", "int32", "uint64", "float16", "float32", "float64", "complex64", "bfloat16"):
+    for count in (0, 1, 2, 17, 1000, 1 << 12, 9973):
+        if dtype == "bfloat16":
+            from ml_dtypes import bfloat16 as dtype
+        values = [(np.random.default_rng([r, count]).standard_normal(count) * 5).astype(dtype) for r in range(size)]
+        want = values[0].copy()
+        for more in values[1:]:
+            want = want + more
+        slot = group.slot(count, dtype)
+        assert slot.ctypes.data % 64 == 0
+        slot[:] = values[rank]
+        got = group.sum_slots(count, dtype)
+        assert got.dtype == want.dtype and got.tobytes() == want.tobytes(), (dtype, count)
+        assert not got.flags.writeable
+        seen.update(got.tobytes())
+        whole = group.sum(values[rank])
+        assert whole.tobytes() == want.tobytes() and whole.flags.writeable
+        seen.update(whole.tobytes())
+big = np.arange(70_000.0).reshape(7, -1)
+total = group.sum(big + rank)  # several chunks of a slot, and a shape
+assert total.shape == (7, 10_000) and np.array_equal(total, big * size + sum(range(size)))
+assert np.array_equal(group.sum(big.T[::2] + rank), big.T[::2] * size + sum(range(size)))
+assert group.sum(np.float32(rank)).shape == () and float(group.sum(np.float32(rank))) == sum(range(size))
+mean = group.mean(np.full(3, 200 + rank, "uint8"))
+assert mean.dtype == np.float64 and np.allclose(mean, 200 + (size - 1) / 2, rtol=0, atol=1e-12)
+half = group.mean(np.full(3, 60000, "float16"))
+assert half.dtype == np.float16 and half.tolist() == np.full(3, 60000, "float16").tolist()
+assert group.mean(np.ones(3, "float32")).dtype == np.float32
+swapped = group.sum(np.arange(4, dtype=">i4"))
+assert swapped.tolist() == [0, size, 2 * size, 3 * size]
+parts = group.gather(bytes([rank]) * (rank * 50_000))
+assert [len(p) for p in parts] == [r * 50_000 for r in range(size)] and set(parts[-1]) == {size - 1}
+assert group.gather(b"") == [b""] * size
+assert group.gather(bytes([rank])) == [bytes([r]) for r in range(size)]
+for root in range(size):
+    sent = np.arange(30_000, dtype="float32").reshape(3, -1) * (rank + 1)
+    got = group.broadcast(sent, root)
+    assert got.shape == sent.shape and np.array_equal(got, np.arange(30_000).reshape(3, -1) * (root + 1))
+    assert group.broadcast(np.array(rank == root), root).item() is True
+    assert group.broadcast(np.zeros((0, 3)), root).shape == (0, 3)
+group.barrier()
+group.close()
+group.close()
+say(digest=seen.hexdigest())
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_sums_are_right_and_bit_equal(meet, size):
+    """Right is what numpy gives in the order of the ranks, to the bit: so all groups agree with each other too."""
+    said = meet(SUMS, size, 80_000)
+    assert len(said) == size
+    assert len({lines[0]["digest"] for lines in said}) == 1
+
+
+def test_a_fast_rank_never_overwrites_what_a_slow_one_reads(meet):
+    script = """
+group = make(60)
+rng = np.random.default_rng(rank)
+for step in range(400):
+    if rng.random() < 0.1:
+        time.sleep(0.002)
+    group.slot(5000, "float64")[:] = step * 10 + rank
+    result = group.sum_slots(5000, "float64")
+    if rng.random() < 0.1:
+        time.sleep(0.002)
+    want = size * step * 10 + sum(range(size))
+    assert result.min() == result.max() == want, (step, want)
+    if step % 7 == 0:
+        group.barrier()
+    if step % 11 == 0:
+        assert group.gather(str(step).encode()) == [str(step).encode()] * size
+say(ok=True)
+"""
+    assert meet(script, 3, 40_000) == [[{"ok": True}]] * 3
+
+
+def test_calls_that_differ_are_told_to_every_rank_and_the_group_goes_on(meet):
+    script = """
+group = make(30)
+trying(lambda: group.sum_slots(5 if rank else 6, "float32"))
+trying(lambda: group.sum(np.zeros(4, "float64" if rank else "float32")))
+trying(lambda: group.barrier() if rank else group.gather(b"x"))
+trying(lambda: group.broadcast(np.zeros(3), root=rank))
+trying(lambda: group.barrier() if rank else group.sum(np.ones(2)))
+trying(lambda: group.sum(np.zeros(500 + 500 * rank)))
+for bad in (np.zeros(3, bool), np.array(["a"])):
+    trying(lambda: group.sum(bad))
+trying(lambda: group.broadcast(np.array([object()])))
+trying(lambda: group.broadcast(np.zeros(1), root=size))
+trying(lambda: group.slot(-1, "float32"))
+say(total=float(group.sum(np.ones(1))[0]))
+group.barrier()
+if rank == 1:
+    group.close()
+    time.sleep(0.5)
+else:
+    trying(group.barrier)
+    trying(group.barrier)
+"""
+    said = meet(script, 3)
+    words = [
+        ("rank 0: sum_slots of 6 float32", "rank 1: sum_slots of 5 float32", "rank 2: sum_slots of 5 float32"),
+        ("rank 0: sum of 4 float32", "rank 2: sum of 4 float64"),
+        ("rank 0: gather", "rank 1: barrier"),
+        ("rank 0: broadcast of 3 float64 from rank 0", "from rank 2"),
+        ("rank 0: sum of 2 float64", "rank 1: barrier"),
+        ("rank 0: sum of 500 float64", "rank 2: sum of 1,500 float64"),
+        ("bool cannot be summed",),
+        ("cannot be summed",),
+        ("objects",),
+        ("give 0 to 2",),
+        (),
+    ]
+    for rank, lines in enumerate(said):
+        for line, expected in zip(lines, words, strict=False):
+            assert line["error"] == "BadInput"
+            assert all(word in line["text"] for word in expected), line["text"]
+        assert lines[11] == {"total": 3.0}
+        assert len(lines) == (12 if rank == 1 else 14)
+    for rank in (0, 2):
+        assert [line["error"] for line in said[rank][12:]] == ["PeerFailed"] * 2
+        assert "rank 1" in said[rank][12]["text"]
+        assert "left" in said[rank][12]["text"]
+        assert "failed before" in said[rank][13]["text"]

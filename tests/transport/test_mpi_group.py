@@ -1,0 +1,215 @@
+"""What is MPI's own: limits, deaths, exceptions, launchers that do not fit; and a rank that waits takes no core."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+from choros.errors import ChorosError
+from choros.transport import Group
+from choros.transport.mpi_group import MpiGroup
+
+group = MpiGroup(timeout=60)
+rank, size = group.rank, group.size
+
+def trying(call):
+    begun = time.perf_counter()
+    try:
+        call()
+    except ChorosError as error:
+        print(f"<{rank} {type(error).__name__} {time.perf_counter() - begun:.2f} s: {error}>", flush=True)
+"""
+
+
+@pytest.fixture
+def run(mpiexec, tmp_path):
+    def start(size, text, head=HEAD, **more):
+        (tmp_path / "script.py").write_text(head + text)
+        return mpiexec(size, sys.executable, tmp_path / "script.py", **more)
+
+    return start
+
+
+def said(out, rank):
+    """The lines of one rank, wherever the launcher mixed them in."""
+    return [line.split(f"<{rank} ", 1)[1] for line in out.splitlines() if f"<{rank} " in line]
+
+
+def test_waiting_takes_no_core_and_a_limit_names_who_is_missing(run):
+    text = """
+assert isinstance(group, Group)
+if rank == 2:
+    time.sleep(1.5)
+group.warn_after, group.doing, traced = 0.5, "the first call", []
+group.trace = traced.append
+before, begun = time.process_time(), time.perf_counter()
+group.barrier()
+group.warn_after, group.doing = 60, ""
+if rank != 2:
+    waited = time.perf_counter() - begun
+    assert waited > 0.7, waited
+    print(f"<{rank} share {(time.process_time() - before) / waited:.3f}>", flush=True)
+group.sum(np.ones(100_000))
+assert [(kind, nbytes) for kind, _, _, _, nbytes in traced] == [("wait", -1), ("wait", -1), ("reduce", 800_000)]
+assert all(begin < end for _, _, begin, end, _ in traced)
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGSTOP)
+group.timeout = 0.7
+trying(lambda: group.sum_slots(10, "float32"))
+trying(group.barrier)
+if rank == 0:
+    sys.stdout.flush()
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)  # nothing wakes rank 2: the launcher ends it
+time.sleep(30)
+"""
+    out = run(3, text, code=None, timeout=60)
+    for rank in (0, 1):
+        assert f"choros: rank {rank} on {os.uname().nodename} has waited 0." in out
+        assert "s at the first call for rank 2 of 3. It waits for up to 60 s in all." in out
+        share, limit, broken = said(out, rank)
+        assert float(share.split()[1].rstrip(">")) < 0.2, out
+        kind, seconds, _ = limit.split(maxsplit=2)
+        assert kind == "MeetingTimeout"
+        assert 0.7 <= float(seconds) < 3
+        assert f"rank {rank} on {os.uname().nodename} waited" in limit
+        assert "at sum_slots of 10 float32 for rank 2 of 3" in limit
+        assert "PeerFailed" in broken
+        assert "failed before" in broken
+
+
+def test_an_exception_ends_the_job_and_its_traceback_comes_first(run):
+    text = """
+if rank == 1:
+    raise ValueError("the cause")
+group.barrier()
+print("<0 went on>")
+"""
+    out = run(2, text, code=1, timeout=30)
+    assert "ValueError: the cause" in out
+    assert "script.py" in out
+    assert "went on" not in out
+
+
+def test_a_rank_that_ends_early_is_named(run):
+    """By sys.exit, where the others are told; by os._exit, where MPICH goes on and Open MPI ends the job."""
+    text = """
+if rank == 1:
+    sys.exit(0)
+trying(group.barrier)
+os._exit(0)
+"""
+    assert "PeerFailed" in said(run(2, text, code=None, timeout=30), 0)[0]
+    text = text.replace("sys.exit(0)", "os._exit(0)")
+    out = run(2, text, code=None, timeout=30)
+    assert not said(out, 0) or "rank 1 (process" in said(out, 0)[0]
+
+
+def test_a_rank_that_is_done_waits_asleep_for_the_others(run):
+    text = """
+if rank:
+    time.sleep(1.5)
+begun = time.process_time(), time.perf_counter()
+import atexit
+atexit._run_exitfuncs()
+if rank == 0:
+    print(f"<0 {time.process_time() - begun[0]:.3f} {time.perf_counter() - begun[1]:.3f}>", flush=True)
+"""
+    cpu, waited = map(float, said(run(2, text), 0)[0].rstrip(">").split())
+    assert waited > 0.7
+    assert cpu < 0.2 * waited
+
+
+def test_ranks_of_which_some_never_start_mpi(run):
+    text = """
+import sys, time, os
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+if rank:
+    time.sleep(4)
+    os._exit(0)
+from choros.transport.mpi_group import MpiGroup
+MpiGroup(timeout=1)
+"""
+    out = run(2, text, head="", code=None, timeout=30)
+    assert "Timeout (0:00:01)!" in out
+    assert "in waiting_in_mpi_init_for_all_ranks_to_start" in out
+
+
+# -- what is refused, without a job
+LAUNCHERS = {
+    "mpich": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+    "openmpi": {
+        f"OMPI_COMM_WORLD_{k}": v for k, v in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()
+    },
+}
+
+
+def alone(text, **environment):
+    """What a process says that no launcher started, whatever its environment says."""
+    there = {**{k: v for k, v in os.environ.items() if k != "CHOROS_GROUP"}, **environment}
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, env=there)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_of_another_mpi_is_refused_with_the_remedy(mpiexec, launcher):
+    """Each rank has then a communicator of its own, of 1."""
+    told = alone("import choros.hvd as hvd; hvd.init()", **LAUNCHERS[launcher])
+    assert "BadInput: Rank 1 is one of 2, says the launcher, but in its group it is rank 0 of 1" in told
+    assert f"{mpiexec.path}, which belongs to {'Open MPI' if mpiexec.open else 'MPICH'} " in told
+
+
+def test_mpich_under_a_launcher_that_speaks_pmix_is_refused_before_it_would_abort(mpiexec):
+    if mpiexec.open:
+        pytest.skip("this MPI is Open MPI")
+    told = alone("import choros.hvd as hvd; hvd.init()", **LAUNCHERS["openmpi"], PMIX_RANK="1")
+    assert "the launcher speaks PMIx, which mpi4py's MPICH" in told
+
+
+def test_a_missing_import_names_what_to_install():
+    text = "import sys; sys.modules['mpi4py'] = None; from choros.transport.mpi_group import MpiGroup; MpiGroup()"
+    told = alone(text)
+    assert "choros[mpi]" in told
+    assert "choros[mpi-wheel]" in told
+
+
+def test_mpi_that_was_ended_or_started_for_one_thread_is_refused(mpiexec):
+    text = "from mpi4py import MPI; MPI.Finalize(); from choros.transport.mpi_group import MpiGroup; MpiGroup()"
+    assert "cannot be started again" in alone(text)
+    text = """
+import threading
+import mpi4py
+mpi4py.rc.thread_level = "single"
+from mpi4py import MPI
+from choros.transport.mpi_group import MpiGroup
+group = MpiGroup()
+group.barrier()
+failed = []
+threading.excepthook = lambda what: failed.append(what.exc_value)
+thread = threading.Thread(target=group.barrier)
+thread.start()
+thread.join(30)
+raise failed[0]
+"""
+    assert "started for one thread, and barrier is called from another" in alone(text)
+
+
+def test_one_rank_and_the_script_s_own_communicator(mpiexec):
+    text = """
+import numpy as np
+from mpi4py import MPI
+from choros.transport.mpi_group import MpiGroup
+with MpiGroup(MPI.COMM_SELF) as group:
+    group.slot(3000, "float32")[:] = 2
+    assert group.sum_slots(3000, "float32").sum() == 6000
+    assert group.gather(b"x" * 5000) == [b"x" * 5000]
+    assert group.broadcast(np.ones(1000)).sum() == 1000
+group.close()
+raise ValueError("and there is no job to end")
+"""
+    assert "and there is no job to end" in alone(text)
