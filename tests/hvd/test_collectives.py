@@ -1,6 +1,7 @@
 """Horovod's names on this backend's tensors, under ``choros run`` and under ``mpiexec``."""
 
 import importlib.util
+import pathlib
 
 import pytest
 
@@ -131,6 +132,12 @@ def test_one_rank_without_a_launcher():
             hvd.allreduce(1.0, op=17)
     finally:
         hvd.shutdown()
+
+
+def test_no_file_takes_the_name_of_a_function():
+    """Importing ``choros.hvd.x`` puts the module in the place of ``hvd.x``."""
+    files = {path.stem for path in pathlib.Path(hvd.__file__).parent.iterdir()}
+    assert files & set(hvd.__all__) == {"callbacks", "elastic"}
 
 
 @pytest.mark.parametrize(

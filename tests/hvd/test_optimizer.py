@@ -42,7 +42,7 @@ def trained(run):
 def test_fit_equals_one_process(trained, size):
     """Weights, metrics and History, with rows that do not divide, for SGD, Adam and averages of the weights."""
     script = """
-    from choros.hvd.sharding import Shard
+    from choros.hvd.rows import Shard
 
     kinds = {
         "SGD": lambda: SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),

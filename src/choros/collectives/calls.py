@@ -254,7 +254,7 @@ def _refused(said: list[tuple[Call, Call]], going: list[int]) -> str:
         return f"The ranks do not make the same call, so nothing was done. {told}."
     bad = [f"rank {rank}: {said[rank][1]['problem']}" for rank in going if "problem" in said[rank][1]]
     if bad:
-        return f"{_spell(same)} cannot be done, so nothing was done. {'; '.join(bad)}."
+        return f"{_spell(same)} cannot be done, so nothing was done. {'; '.join(bad).rstrip('.')}."
     if len(going) < len(said) and same.get("op", SUM) not in (AVERAGE, SUM):
         return f"{_spell(same)}: only sums and averages have a meaning where a rank has joined."
     if same.get("root", going[0]) not in going:

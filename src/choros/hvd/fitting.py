@@ -18,7 +18,7 @@ from choros.errors import RanksDiffer
 from choros.hvd.context import collectives, rank
 from choros.hvd.guards import guarded
 from choros.hvd.reduction import Reduction
-from choros.hvd.sharding import Shard
+from choros.hvd.rows import Shard
 from choros.hvd.split import SplitStep, built
 
 _told: list[bool] = []

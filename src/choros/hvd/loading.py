@@ -12,7 +12,7 @@ from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import rank, size
 from choros.hvd.fitting import reduction_of
 from choros.hvd.optimizer import DistributedOptimizer
-from choros.hvd.sharding import Shard
+from choros.hvd.rows import Shard
 
 
 def load_model(
