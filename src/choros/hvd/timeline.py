@@ -160,14 +160,16 @@ class Recording:
         return chrome.lane(self.rank, self._events.copy(), self.zero, self.mark, len(self._events) == _MOST)
 
     def leave_part(self, why: str) -> None:
-        """Write this rank's part beside the file, and end."""
-        self.end()
+        """Write this rank's part beside the file, and end. A SIGTERM meanwhile writes it once more."""
+        self.listen(False)
         try:
             chrome.write(self._part, [self.lane()])
             said = f"left its part of the timeline in {self._part}, as the ranks do not meet any more ({why})"
         except OSError as error:
             said = f"cannot write its part of the timeline to {self._part}: {error.strerror}"
-        print(f"choros: rank {self.rank} on {os.uname().nodename} {said}", file=sys.stderr, flush=True)
+        self.end()
+        with suppress(RuntimeError):  # a signal's handler may not print into a line that is being printed
+            print(f"choros: rank {self.rank} on {os.uname().nodename} {said}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Record no more."""
