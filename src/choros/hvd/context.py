@@ -93,7 +93,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     (``HOROVOD_START_TIMEOUT``). Works with no launcher at all: one rank then.
 
     Args:
-        comm: None or a list of all ranks. A part of them is a process set.
+        comm: None, a list of all ranks, or an mpi4py communicator of all of them. A part of them is a process set.
         process_sets: list of ProcessSet to register, or "dynamic", which is always allowed.
 
     Raises:
@@ -104,7 +104,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if _now:
         return
     place = Place.here()
-    if comm is not None and sorted(comm) != list(range(place.size)):
+    if comm is not None and _ranks_of(comm, place) != list(range(place.size)):
         raise BadInput(
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "
             "ProcessSet."
@@ -140,6 +140,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         except BaseException:
             shutdown()
             raise
+
+
+def _ranks_of(comm: Any, place: Place) -> list[int]:
+    if hasattr(comm, "Get_size"):  # a communicator, which is of use where it numbers the ranks as the launcher does
+        return list(range(comm.Get_size())) if comm.Get_rank() == place.rank else []
+    return sorted(comm)
 
 
 def _on_node(place: Place, group: Group) -> Place:

@@ -42,10 +42,10 @@ class MpiGroup(Mesh):
         BadInput: mpi4py is missing, or the launcher belongs to another MPI.
         MeetingTimeout: not all ranks have come.
 
-    Example:
-        >>> group = MpiGroup()  # doctest: +SKIP
-        >>> group.gather(b"hello")  # doctest: +SKIP
-        [b'hello', b'hello']
+    Example, in a script that ``mpiexec -n 2`` starts::
+
+        group = MpiGroup()
+        group.gather(b"hello")  # [b'hello', b'hello']
     """
 
     def __init__(self, comm: Any = None, timeout: float = 300.0, *, spin: float | None = None) -> None:
