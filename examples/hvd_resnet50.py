@@ -5,8 +5,9 @@
     choros run -n 8 examples/hvd_resnet50.py --train-dir imagenet/train --val-dir imagenet/val --side 224 \\
         --batch-size 32 --classes 1000 --epochs 90 --warmup-epochs 5 --out checkpoints
 
-By default a step is small and the images are noise. To go on, rank 0 alone looks for the newest checkpoint and loads
-it, with the state of its optimizer; the number of the epoch and then all variables go from there to the other ranks.
+By default a step is small and the images are noise; JAX compiles for about a minute before the first. To go on, rank 0
+alone looks for the newest checkpoint and loads it, with the state of its optimizer; the number of the epoch and then
+all variables go from there to the other ranks.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     choros run -n 8 examples/hvd_synthetic_benchmark.py --model ResNet50 --side 224 --batch-size 32 --batches 10
 
 Compare it with one rank (``choros run -n 1``): what ranks lose to each other is the exchange of gradients, and cores
-and memory that they share. Figures of a busy machine mean little.
+and memory that they share. Figures of a busy machine mean little. JAX compiles for about a minute first.
 """
 
 import argparse

@@ -153,6 +153,7 @@ def test_no_file_takes_the_name_of_a_function():
     ("name", "words"),
     [
         ("BroadcastGlobalVariablesHook", "broadcast_variables"),
+        ("broadcast_", r"broadcast_variables\(\[variable\]"),
         ("size_op", r"hvd.size\(\)"),
         ("no_such_name", "has no attribute"),
     ],

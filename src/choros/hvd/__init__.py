@@ -132,6 +132,8 @@ _LATER = {
 _INSTEAD = {
     "broadcast_global_variables": "hvd.broadcast_variables(model.variables, root_rank)",
     "BroadcastGlobalVariablesHook": "hvd.broadcast_variables(model.variables, root_rank) before training",
+    "broadcast_": "hvd.broadcast_variables([variable], root_rank)",
+    "broadcast_object_fn": "hvd.broadcast_object(obj, root_rank)",
     "rank_op": "hvd.rank()",
     "size_op": "hvd.size()",
     "local_rank_op": "hvd.local_rank()",

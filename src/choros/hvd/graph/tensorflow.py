@@ -28,12 +28,25 @@ def operate(
         out.set_shape(shape(tuple(tensor.shape)) if tensor.shape.rank is not None else None)
         return out
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def differentiable(tensor: Any) -> Any:
-        return either(tensor), gradient
-
     tensor = tf.convert_to_tensor(value)
-    return differentiable(tensor) if tensor.dtype.is_floating else either(tensor)
+    if not (tensor.dtype.is_floating and _recorded(tensor)):
+        return either(tensor)
+    return tf.custom_gradient(lambda tensor: (either(tensor), gradient))(tensor)
+
+
+def _recorded(tensor: Any) -> bool:
+    """Whether somebody may ask for a gradient, which costs as much as a small collective: a graph, or a tape.
+
+    TensorFlow says of tapes in private only; where it does not, one may be there.
+    """
+    if is_symbolic(tensor):
+        return True
+    try:
+        from tensorflow.python.eager import record
+
+        return bool(record.could_possibly_record())
+    except (ImportError, AttributeError):
+        return True
 
 
 def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
