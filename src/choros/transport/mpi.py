@@ -5,6 +5,7 @@ What only mpi4py knows is asked here and in ``mpi_group.py``; both import it whe
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import functools
 import os
@@ -33,7 +34,7 @@ def library() -> Any:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
-            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+            mpi4py.rc.initialize = False
         with warnings.catch_warnings():  # a launcher that does not fit is refused below, in words that help
             warnings.simplefilter("ignore", RuntimeWarning)
             from mpi4py import MPI
@@ -67,22 +68,28 @@ def start(limit: float) -> Any:
         version = MPI.Get_library_version()
         if "PMIX_RANK" in os.environ and "MPICH" in version and "pmix" not in version.lower():
             raise BadInput(f"{here()}: the launcher speaks PMIx, which mpi4py's {name(MPI)} does not know. {remedy()}")
-        waiting_in_mpi_init_for_all_ranks_to_start(limit, MPI.Init_thread)
+        waiting_for_all_ranks_inside_mpi(limit, MPI.Init_thread)
+        atexit.register(_finish, MPI, limit)  # runs after what the groups register
     return MPI
 
 
-def waiting_in_mpi_init_for_all_ranks_to_start(limit: float, init: Callable[[], Any]) -> None:
-    """Call MPI_Init, which returns when all ranks have come; when the limit is over, end this process.
+def _finish(MPI: Any, limit: float) -> None:
+    if not MPI.Is_finalized():
+        waiting_for_all_ranks_inside_mpi(limit, MPI.Finalize)
+
+
+def waiting_for_all_ranks_inside_mpi(limit: float, call: Callable[[], Any]) -> None:
+    """Start or end MPI, for which all ranks must come; when the limit is over, end this process.
 
     mpi4py holds Python's lock meanwhile, so no thread of Python could look at the clock: faulthandler does it from C
     and prints where Python stands, which is why this function has the name that it has.
 
     Example:
-        >>> waiting_in_mpi_init_for_all_ranks_to_start(5.0, lambda: None)
+        >>> waiting_for_all_ranks_inside_mpi(5.0, lambda: None)
     """
     faulthandler.dump_traceback_later(limit, exit=True, file=2)
     try:
-        init()
+        call()
     finally:
         faulthandler.cancel_dump_traceback_later()
 

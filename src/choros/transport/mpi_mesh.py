@@ -205,8 +205,8 @@ class Mesh:
         """Leave: ranks that wait for this one are told so. Free what MPI holds once all have left.
 
         Args:
-            limit: float. Seconds to wait for that; ``timeout`` by default, as when Python ends: asleep here, and not
-                in MPI_Finalize, which takes a core.
+            limit: float. Seconds to wait for that. None as Python ends: for as long as the others live, as they may
+                have work of their own, and asleep, which MPI_Finalize is not. A second at most where a call has failed.
         """
         if self._ended or self._mpi.Is_finalized():
             return
@@ -218,9 +218,10 @@ class Mesh:
                 self._leaving = [self._comm.Irecv([self._frames[r], byte], r, _FRAME) for r in self._others]
             self._leaving += [self._comm.Isend([mine, byte], r, _FRAME) for r in self._others]
         begin = time.perf_counter()
+        longest = 1.0 if self._broken else math.inf if limit is None else limit
         while not self._mpi.Request.Testall(self._leaving):
             waited = time.perf_counter() - begin
-            if waited >= (self.timeout if limit is None else limit):
+            if waited >= longest or not all(map(alive, self._beside.values())):
                 return
             time.sleep(min(max(waited / 8, 2e-5), 0.05))
         self._ended = True
