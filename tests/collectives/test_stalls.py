@@ -1,6 +1,7 @@
 """A rank that waits too long says so once, by the call's name and with what those who are missing did last."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -36,19 +37,19 @@ def run(ranks):
 def test_a_wait_is_told_once_and_goes_on(run):
     script = """
 c.allreduce(x, SUM, name="before")
-heard(lambda: (time.sleep(0.5 * (rank == 1)), c.barrier()))  # nobody asked for it
+heard(lambda: (time.sleep(0.9 * (rank == 1)), c.barrier()))  # nobody asked for it
 group.warn_after = 0.3
 for name in ("loss", "again"):
     heard(lambda: (time.sleep(0.9 * (rank == 1)), c.allreduce(x, SUM, name=name)))
 def step():
-    time.sleep(0.6 * (rank == 1))
+    time.sleep(0.9 * (rank == 1))
     with Doing(group, "step", "gradients of model"):
         group.sum_slots(5, "float32")
 heard(step)
 def late():  # within a call: it said what it does, and has not done it
     if rank == 1:
         group.doing = "a long way"
-        time.sleep(0.6)
+        time.sleep(0.9)
     group.barrier()
 heard(late)
 """
@@ -56,13 +57,14 @@ heard(late)
     assert one == [[], [], [], [], []]
     for rank, lines in ((0, zero), (2, two)):
         assert [len(each) for each in lines] == [0, 1, 1, 1, 1]
-        assert f"choros: rank {rank} on HOST has waited 0.3 s at allreduce 'loss' of float32 (3,) by Sum" in lines[1][0]
-        assert "for rank 1 (alive, but busy or stopped) of 3. Rank 1 (process " in lines[1][0]
-        assert "its last call, barrier, ended 0.3 s ago. It waits for up to 20 s in all." in lines[1][0]
-        assert "at allreduce 'again'" in lines[2][0]
-        assert "its last call, allreduce 'loss' of float32 (3,) by Sum, ended 0.3 s ago" in lines[2][0]
-        assert "at gradients of model for rank 1" in lines[3][0]
-        assert "at barrier for rank 1" in lines[4][0]
+        known, again, step, late = (re.sub(r"\d\.\d s|process \d+, \w+", "...", line) for (line,) in lines[1:])
+        said = f"choros: rank {rank} on HOST has waited ... at allreduce 'loss' of float32 (3,) by Sum for rank 1 "
+        said += "(alive, but busy or stopped) of 3. Rank 1 (...): its last call, barrier, ended ... ago. "
+        assert known == said + "It waits for up to 20 s in all."
+        assert "at allreduce 'again'" in again
+        assert "its last call, allreduce 'loss' of float32 (3,) by Sum, ended ... ago" in again
+        assert "at gradients of model for rank 1" in step
+        assert "at barrier for rank 1" in late
 
 
 def test_the_limit_names_the_call_and_what_the_missing_did(ranks):
@@ -83,11 +85,12 @@ trying(lambda: c.broadcast(x, 0, name="weights"))
     for rank, line in said.items():
         assert line["error"] == "MeetingTimeout"
         assert line["missing"] == [1]
-        assert 1.0 <= line["seconds"] < 3
+        assert 1.0 <= line["seconds"] < 10
         text = line["text"]
-        assert f"rank {rank} on {os.uname().nodename} waited 1.0 s at broadcast 'weights' of float32 (3,)" in text
+        assert f"rank {rank} on {os.uname().nodename} waited 1." in text
+        assert "s at broadcast 'weights' of float32 (3,)" in text
         assert "from rank 0 for rank 1 (alive, but busy or stopped) of 3. Rank 1 (process" in text
-        assert "stopped by a signal): it has been in a long way for 1." in text
+        assert "stopped by a signal): it has been in a long way for " in text
 
 
 def test_a_difference_below_the_collectives_is_named_too(run):
@@ -135,5 +138,5 @@ say(taken=taken)
             inside = [1 for _, _, first, last, _ in calls if first <= begin and end <= last]
             assert len(inside) == 1, kind
     waited = [max(end - begin for kind, _, begin, end, _ in taken if kind == "wait") for taken in (zero, one)]
-    assert waited[0] > 0.2e9
+    assert waited[0] > 0.1e9
     assert waited[1] < waited[0]

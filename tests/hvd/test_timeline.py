@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -66,7 +67,7 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
     said["twice"] = wrong(lambda: hvd.start_timeline(place + "/u.json"))
     said["stop alone"] = wrong(lambda: hvd.stop_timeline() if rank else hvd.allreduce(1.0, name="other"))
     hvd.barrier()
-    time.sleep(0.4 * rank)
+    time.sleep(rank)
     hvd.allreduce(np.ones(3, "float32"), name="loss")
     hvd.allgather_object({"rank": rank}, name="who")
 
@@ -113,7 +114,8 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
         assert said["there"] is True
         assert "records no timeline" in said["stop again"]
         assert "Rank 0 cannot write the timeline to " in said["lost"]
-    assert "has waited 0.5 s at gradients of net (4 variables, 33 values, 0 local) for rank 1" in both[0]["heard"]
+    stall = r"has waited \d\.\d s at gradients of net \(4 variables, 33 values, 0 local\) for rank 1"
+    assert len(re.findall(stall, both[0]["heard"])) >= 2, both[0]["heard"]
     assert "profiler" not in both[1]["heard"]
     assert os.listdir(tmp_path / "profile") == ["rank-1"]
     assert [file for _, _, files in os.walk(tmp_path / "profile") for file in files]
@@ -136,7 +138,7 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
     first, second = (next(c for c in calls if "'loss'" in c["name"]) for calls in (zero, one))
     assert first["name"] == "allreduce 'loss' of float32 (3,) by Average"
     assert first["args"]["bytes"] == second["args"]["bytes"] == 12
-    assert first["args"]["wait_us"] > 0.3e6 > second["args"]["wait_us"]  # of 0.4 s that rank 1 came later
+    assert first["args"]["wait_us"] > 0.3e6 > second["args"]["wait_us"]  # of the second that rank 1 came later
     assert first["ts"] + 0.3e6 < second["ts"] < first["ts"] + first["dur"]  # one clock
     again = lanes(tmp_path / "t.json")
     assert all(len([c for c in calls if "'two'" in c["name"]]) == 1 for _, calls, _ in again.values())
