@@ -150,7 +150,6 @@ def compare(workload: Any, algorithms: dict[str, Any], workers: int, rounds: int
 def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: float) -> dict[str, float]:
     """Train by an algorithm while control trains on the same cores, in turns."""
     import keras
-    import numpy as np
 
     import choros
 
@@ -169,14 +168,26 @@ def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: f
     with taking_turns(pool.start().pids, [process.pid for process in control.processes]):
         batch = workload.batch * workers
         record = trainer.fit(x, y, batch_size=batch, epochs=100_000, verbose=0, callbacks=[Watch()]).run
-    window, epochs = [ends[0], ends[-1]], len(ends) - 1
-    plain = [np.diff(np.interp(window, times, np.arange(len(times))))[0] for times in control.end()]
-    own = 500 * (ends[-1] - ends[0]) / workload.steps  # ms of one side's turns, a step of each epoch
+    return {**compared(ends, control.end(), workload.steps), "staleness": record.staleness}
+
+
+def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: int) -> dict[str, float]:
+    """What came of taking turns.
+
+    Args:
+        ends: when our epochs ended, in which every worker made ``steps`` steps.
+        control: for each control process, when its own ended.
+        steps: of an epoch.
+    """
+    import numpy as np
+
+    window, epochs, workers = [ends[0], ends[-1]], len(ends) - 1, len(control)
+    plain = [np.diff(np.interp(window, times, np.arange(len(times))))[0] for times in control]
+    own = 500 * (ends[-1] - ends[0]) / steps  # ms of one side's turns, a step of each epoch
     return {
         "ratio": epochs * workers / sum(plain),
         "step_ms": own / epochs,
         "control_step_ms": own * workers / sum(plain),
-        "staleness": record.staleness,
     }
 
 
@@ -184,10 +195,10 @@ def median(runs: Sequence[dict[str, float]], key: str) -> float:
     return round(statistics.median(float(run[key]) for run in runs), 3)
 
 
-def emit(name: str, options: argparse.Namespace, target: float, result: dict[str, Any]) -> None:
+def emit(name: str, options: argparse.Namespace, target: float | dict[str, float], result: dict[str, Any]) -> None:
     """Print the result as JSON: a ratio for each algorithm, and whether it reaches its target."""
-    for figures in result["algorithms"].values():
-        figures["reached"] = figures["ratio"] >= target
+    for algorithm, figures in result["algorithms"].items():
+        figures["reached"] = figures["ratio"] >= (target[algorithm] if isinstance(target, dict) else target)
     where = {"python": platform.python_version(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
     head = {"benchmark": name, "backend": options.backend, "quick": options.quick, "target": target}
     print(json.dumps({**head, **where, **result}, indent=1))
