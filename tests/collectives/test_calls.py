@@ -45,6 +45,8 @@ for op in (AVERAGE, SUM, MIN, MAX, PRODUCT):
         kept = mine.copy()
         got = c.allreduce(mine, op, name=kind)
         assert got.dtype == mine.dtype and got.shape == mine.shape and (mine == kept).all()
+        many = c.allreduce(np.tile(mine, (300, 1)), op, name="more than travels with its words")
+        assert (many == np.tile(got, (300, 1))).all() and many.dtype == got.dtype
         say(op=int(op), kind=kind, mine=kept.astype(complex).real.tolist(), got=got.astype(complex).real.tolist())
 """
     said = run(size, script)
@@ -102,6 +104,7 @@ kind = np.dtype(getattr(ml_dtypes, {kind!r}, {kind!r}))
 vectors = np.random.default_rng(3).normal(size=(4, 6)).astype(kind)
 got = c.allreduce(vectors[rank], ADASUM)
 say(got=got.astype(float).tolist(), kind=got.dtype.name, vectors=vectors.astype(float).tolist())
+np.testing.assert_allclose(c.allreduce(np.tile(vectors[rank], 500), ADASUM)[:6].astype(float), got.astype(float), 1e-2)
 one = np.eye(4)[rank]
 say(apart=c.allreduce(one, ADASUM).tolist(), alike=c.allreduce(np.ones(3), ADASUM).tolist())
 """
@@ -164,6 +167,7 @@ def test_joining(run):
     script = """
 for turn in range(rank + 1):
     say(mean=c.allreduce(np.array([4.0]), name=f"step {turn}").tolist(), rows=len(c.allgather(np.zeros((2, 3)))))
+    assert (c.allreduce(np.full(900, 4.0)) == c.allreduce(np.array([4.0]))).all()
 say(last=c.join())
 say(after=c.allreduce(np.array([1.0]), SUM).tolist())
 """

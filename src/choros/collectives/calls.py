@@ -19,6 +19,7 @@ from choros.types import Array
 
 _JOIN = {"call": "join"}
 _KEPT = 256  # spelled calls that are remembered
+_FEW = 4096  # bytes that travel with what is said of them, so that the ranks meet once
 Call = dict[str, Any]
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -48,7 +49,7 @@ class Collectives:
     """Collectives of one set of ranks.
 
     Each call is made by every rank in the same order. What must be equal (call, name, type, shape, operation, root) is
-    compared before any value moves; where it differs every rank raises ``RanksDiffer`` and the next call works. Input
+    compared before any value is used; where it differs every rank raises ``RanksDiffer`` and the next call works. Input
     is never changed; results are new arrays.
 
     Args:
@@ -89,7 +90,10 @@ class Collectives:
             RanksDiffer: the ranks' calls differ, or one of them cannot be made.
         """
         same = self._same("allreduce", name, x, op=int(op), prescale=prescale, postscale=postscale)
-        self._agree(same, refusal(op, x.dtype, self.size))
+        problem = refusal(op, x.dtype, self.size)
+        if x.nbytes <= _FEW and not problem:
+            return reduced(_Once(self, same), x, op, prescale, postscale)
+        self._agree(same, problem)
         return reduced(self.group, x, op, prescale, postscale)
 
     def allgather(self, x: Array, *, name: str | None = None) -> Array:
@@ -193,8 +197,13 @@ class Collectives:
     def _follow(self, same: Call) -> None:
         """As one that has joined, take part in a call of the others with nothing to give."""
         call = same["call"]
+        kind, _, number = str(same.get("name", "")).rpartition(".")
+        if kind == call and number.isdecimal():  # a call without a name: the next one has the same number everywhere
+            self._numbers[call] = int(number)
         if call in ("allreduce", "reducescatter"):
-            reduced(self.group, np.zeros(same["shape"], dtype_of(same["dtype"])), Op(same["op"]))
+            nothing = np.zeros(same["shape"], dtype_of(same["dtype"]))
+            if call == "reducescatter" or nothing.nbytes > _FEW:
+                reduced(self.group, nothing, Op(same["op"]))
         elif call == "broadcast":
             self.group.broadcast(np.zeros(same["shape"], dtype_of(same["dtype"])), same["root"])
         elif call != "barrier":
@@ -218,8 +227,10 @@ class Collectives:
         arrays = [np.frombuffer(p, x.dtype).reshape(n, *x.shape[1:]) for p, n in zip(parts, rows, strict=True)]
         return np.concatenate(arrays)
 
-    def _agree(self, same: Call, problem: str = "", **own: Any) -> list[tuple[Call, Call]]:
+    def _agree(self, same: Call, problem: str = "", body: bytes = b"", **own: Any) -> list[tuple[Call, Call]]:
         """Tell all what this rank is about to do; return what each said (what must be equal, and what is its own).
+
+        A rank's ``body`` is what it has beside these words; it comes back as its own too.
 
         Raises:
             RanksDiffer: on every rank alike (those that have joined only wait).
@@ -232,9 +243,13 @@ class Collectives:
                 self._spelled.clear()
             self._spelled[mine] = _spell(same)
         self.group.doing = self._spelled[mine]
-        texts = self.group.gather(mine)
-        alike = texts.count(mine) == len(texts)  # as nearly always: then nothing needs to be read
-        said = [(same, own)] * len(texts) if alike else [tuple(json.loads(text)) for text in texts]
+        parts = [text.partition(b"\n") for text in self.group.gather(b"%b\n%b" % (mine, body) if body else mine)]
+        # as nearly always all say the same: then nothing needs to be read
+        said = [(same, own) if text == mine else tuple(json.loads(text)) for text, _, _ in parts]
+        if body:
+            said = [
+                (theirs, {**more, "body": given}) for (theirs, more), (_, _, given) in zip(said, parts, strict=True)
+            ]
         going = [rank for rank, (theirs, _) in enumerate(said) if theirs != _JOIN]
         if not going:
             return said
@@ -244,6 +259,31 @@ class Collectives:
         if same == _JOIN:
             return self._agree(same, **own)
         raise RanksDiffer(refused)
+
+
+class _Once:
+    """A group for one reduction of few values, which go with the words that are compared."""
+
+    def __init__(self, calls: Collectives, same: Call) -> None:
+        self._calls, self._same = calls, same
+        self.size, self.trace = calls.size, calls.group.trace
+
+    def gather(self, x: bytes) -> list[bytes]:
+        """What each rank gave; zeros for one that has joined."""
+        return [own.get("body") or bytes(len(x)) for _, own in self._calls._agree(self._same, body=x)]
+
+    def sum(self, x: Array) -> Array:
+        """The sum, in the order of the ranks."""
+        kind = x.dtype.newbyteorder("=")
+        parts = [
+            np.frombuffer(part, kind).reshape(x.shape) for part in self.gather(x.astype(kind, copy=False).tobytes())
+        ]
+        begin = time.monotonic_ns()
+        with np.errstate(all="ignore"):
+            total = np.asarray(functools.reduce(np.add, parts[1:], parts[0].copy()))
+        if self.trace is not None:
+            self.trace(("reduce", "reduce", begin, time.monotonic_ns(), x.nbytes))
+        return total
 
 
 def _refused(said: list[tuple[Call, Call]], going: list[int]) -> str:

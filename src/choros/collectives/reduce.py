@@ -6,11 +6,12 @@ import enum
 import functools
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from choros.collectives.objects import name_of
-from choros.transport import Group
+from choros.transport import Trace
 from choros.types import Array
 
 
@@ -49,7 +50,29 @@ def refusal(op: Op, dtype: np.dtype, size: int) -> str:
     return ""
 
 
-def reduced(group: Group, x: Array, op: Op, prescale: float = 1.0, postscale: float = 1.0) -> Array:
+class Summing(Protocol):
+    """What ``reduced`` needs of a group."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        ...
+
+    @property
+    def trace(self) -> Trace | None:
+        """Whom to tell what took time."""
+        ...
+
+    def sum(self, x: Array) -> Array:
+        """The sum over ranks."""
+        ...
+
+    def gather(self, x: bytes) -> list[bytes]:
+        """Every rank's bytes."""
+        ...
+
+
+def reduced(group: Summing, x: Array, op: Op, prescale: float = 1.0, postscale: float = 1.0) -> Array:
     """Reduce the arrays of all ranks; every rank gets the same bits in a new array of ``x``'s type and shape.
 
     Half precision is summed in float32 and rounded once, so an average of large values does not overflow. Whole numbers
@@ -88,7 +111,7 @@ def reduced(group: Group, x: Array, op: Op, prescale: float = 1.0, postscale: fl
         return np.asarray(_scaled(total, postscale)).astype(kind)
 
 
-def _all(group: Group, x: Array) -> list[Array]:
+def _all(group: Summing, x: Array) -> list[Array]:
     return [np.frombuffer(part, x.dtype).reshape(x.shape) for part in group.gather(np.ascontiguousarray(x).tobytes())]
 
 
