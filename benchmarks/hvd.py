@@ -27,9 +27,7 @@ LATENCY = 0.1  # ms
 def start(task: dict[str, Any]) -> subprocess.Popen:
     """The ranks, each a process of this file with a task."""
     command = [sys.executable, "-m", "choros", "run", "-n", str(RANKS), "--threads", "1"]
-    return subprocess.Popen(
-        [*command, __file__, "--child", json.dumps(task)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    return subprocess.Popen([*command, __file__, "--child", json.dumps(task)], stdout=subprocess.PIPE, text=True)
 
 
 def said(ranks: subprocess.Popen) -> list[Any]:

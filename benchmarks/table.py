@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 REPORTS = HERE / "reports"
-TRAINING = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "allreduce_tensors")
+TRAINING = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "hvd", "allreduce_tensors")
 ENGINE = ("allreduce_shm", "centre_shm")
 
 
@@ -64,6 +64,13 @@ def table(found: dict[str, Any]) -> str:
             kinds = next(iter(found[name].values()))["algorithms"]
             for kind in kinds:
                 line(what.format(kind), target, [ratio(name, backend, kind) for backend in backends])
+    if "hvd" in found:
+        for kind, target in next(iter(found["hvd"].values()))["target"].items():
+            what = f"hvd.DistributedOptimizer in fit, 2 ranks, the same {kind.upper()}, against control"
+            line(what, f">= {target}", [ratio("hvd", backend, kind) for backend in backends])
+        for kind in ("numpy", "tensor"):
+            cells = [f"{found['hvd'][b]['latency'][kind]['ms']:.3f}" if b in found["hvd"] else "" for b in backends]
+            line(f"hvd.allreduce of 1 KB, 2 ranks, {kind}, ms", "< 0.1", cells)
     lines += engine(found, backends)
     return "\n".join(lines) + "\n"
 
