@@ -172,7 +172,7 @@ def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: f
 
 
 def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: int) -> dict[str, float]:
-    """What came of taking turns.
+    """What came of taking turns, from when all have ended a first epoch to when the first has ended its last.
 
     Args:
         ends: when our epochs ended, in which every worker made ``steps`` steps.
@@ -181,9 +181,11 @@ def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: i
     """
     import numpy as np
 
-    window, epochs, workers = [ends[0], ends[-1]], len(ends) - 1, len(control)
-    plain = [np.diff(np.interp(window, times, np.arange(len(times))))[0] for times in control]
-    own = 500 * (ends[-1] - ends[0]) / steps  # ms of one side's turns, a step of each epoch
+    everyone = [ends, *control]
+    if min(map(len, everyone)) < 2 or (begin := max(t[0] for t in everyone)) >= (end := min(t[-1] for t in everyone)):
+        raise SystemExit("too short: not all have ended two epochs at the same time; is the machine very busy?")
+    epochs, *plain = (np.diff(np.interp([begin, end], times, np.arange(len(times))))[0] for times in everyone)
+    own, workers = 500 * (end - begin) / steps, len(control)  # ms of one side's turns, a step of each epoch
     return {
         "ratio": epochs * workers / sum(plain),
         "step_ms": own / epochs,

@@ -147,7 +147,7 @@ def main() -> None:
     for _ in range(rounds):
         for name, runs in found.items():
             load, seconds = loads[name]
-            runs.append(fit(load, 1.0 if quick else seconds))
+            runs.append(fit(load, 3.0 if quick else seconds))
     result["algorithms"] = {name: {key: median(runs, key) for key in runs[0]} for name, runs in found.items()}
     for name, runs in found.items():
         result["algorithms"][name]["ratios"] = [round(run["ratio"], 3) for run in runs]
