@@ -53,14 +53,14 @@ def _make_train_function(plain: Any) -> Any:
 
 
 def _fit(plain: Any) -> Any:
-    signature = inspect.signature(plain)
+    names = list(inspect.signature(plain).parameters)
 
     @functools.wraps(plain)
     def fit(self: Any, *args: Any, **given: Any) -> Any:
         how: Reduction | None = reduction_of(getattr(self, "optimizer", None))
         if how is None or collectives(how.process_set).size == 1:
             return plain(self, *args, **given)
-        call = signature.bind(self, *args, **given).arguments
+        call = dict(zip(names, (self, *args), strict=False)) | given
         if call.get("verbose", "auto") == "auto" and rank():
             call["verbose"] = 2  # one line an epoch, where rank 0 has the bar
         if isinstance(call.get("x"), Shard):

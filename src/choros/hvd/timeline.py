@@ -90,11 +90,11 @@ def stop_timeline() -> None:
     if not _now:
         raise BadInput(f"Rank {rank()} records no timeline: call hvd.start_timeline(path) first, on every rank.")
     recording = _now[0]
-    recording.listen(False)
+    recording.follow(False)
     try:
         lanes = calls.allgather_object(zlib.compress(recording.lane().encode(), 1), name="stop of the timeline")
     except (RanksDiffer, BadInput):
-        recording.listen(True)
+        recording.follow(True)
         raise
     except BaseException as error:
         recording.leave_part(type(error).__name__)
@@ -142,14 +142,14 @@ class Recording:
             os.unlink(self._part)  # of a recording before
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_term)
-        self.listen(True)
+        self.follow(True)
 
     @property
     def own(self) -> bool:
         """Whether this is the process that began, and none that it forked."""
         return os.getpid() == self._process
 
-    def listen(self, on: bool) -> None:
+    def follow(self, on: bool) -> None:
         """Take down what the groups of all process sets do, or no more."""
         for one in context().sets.values():
             if one.collectives is not None:
@@ -161,7 +161,7 @@ class Recording:
 
     def leave_part(self, why: str) -> None:
         """Write this rank's part beside the file, and end. A SIGTERM meanwhile writes it once more."""
-        self.listen(False)
+        self.follow(False)
         try:
             chrome.write(self._part, [self.lane()])
             said = f"left its part of the timeline in {self._part}, as the ranks do not meet any more ({why})"
@@ -173,7 +173,7 @@ class Recording:
 
     def end(self) -> None:
         """Record no more."""
-        self.listen(False)
+        self.follow(False)
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == self._on_term:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _now.clear()
