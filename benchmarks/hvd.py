@@ -84,7 +84,7 @@ def fit_as_rank(workload: dict[str, Any], seconds: float) -> None:
     model.fit(x, y, batch_size=load.batch, epochs=100_000, verbose=0, callbacks=callbacks)
     if hvd.rank() == 0:
         say("done", None)
-    signal.pause()  # until control has ended too
+    time.sleep(60)  # until control has ended too, and this is ended
 
 
 def latency_as_rank(rounds: int) -> None:
