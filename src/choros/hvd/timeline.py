@@ -58,7 +58,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         ...     hvd.stop_timeline()
         ...     with open(f"{room}/timeline.json") as file:
         ...         events = json.load(file)["traceEvents"]
-        >>> [event["name"] for event in events if event["ph"] == "X"]
+        >>> [event["name"] for event in events if event.get("cat") == "call"]
         ["allreduce 'loss' of float64 (2,) by Sum"]
     """
     context()
