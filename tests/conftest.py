@@ -145,20 +145,25 @@ class Mpi:
         self.name = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60).stdout
         self.open = "Open MPI" in self.name or "prte" in self.name.lower()
 
+    def starting(self, size, *command, more=()):
+        """The command that starts a program on so many ranks, and the variables that it needs."""
+        needed = {f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")}
+        own = ["--oversubscribe", "--bind-to", "none"] if self.open else []
+        words = [self.path, *own, *map(str, more), "-n", str(size), *map(str, command)]
+        return words, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **needed}
+
     def __call__(self, size, *command, timeout=120, code=0, cwd=None, more=(), **environment):
         """Run a program on so many ranks; return what they printed once it has ended with the expected code."""
-        there = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **environment}
-        there |= {f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")}
-        own = ["--oversubscribe", "--bind-to", "none"] if self.open else []
+        words, needed = self.starting(size, *command, more=more)
         with subprocess.Popen(
-            [self.path, *own, *map(str, more), "-n", str(size), *map(str, command)],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             cwd=cwd,
-            env=there,
+            env={**os.environ, **needed, **environment},
         ) as job:
             try:
                 said = job.communicate(timeout=timeout)[0]

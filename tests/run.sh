@@ -4,12 +4,19 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
 export OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
+
+# Hundreds of ranks and workers compile the same small programs: each is compiled once for all of them, anew in each run.
+room=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$room"' EXIT
+export JAX_COMPILATION_CACHE_DIR=$room/programs JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$room/inductor
+
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
 
 # The backends side by side: most tests wait for ranks to start, to meet or to time out, and leave the cores idle.
-others=$(mktemp)
+others=$room/others
 {
     failed=0
     for backend in torch tensorflow; do
@@ -20,7 +27,6 @@ others=$(mktemp)
     done
     exit $failed
 } >"$others" 2>&1 &
-trap 'kill $(jobs -p) 2>/dev/null || true; rm -f "$others"' EXIT
 failed=0
 KERAS_BACKEND=jax "$python" -m pytest "$@" || failed=1
 wait $! || failed=1

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -27,42 +28,117 @@ HEAD = """
         return np.asarray(keras.ops.convert_to_numpy(x)).astype(float).tolist()
 
     def end():
-        with open(os.path.join(os.environ["SAID"], f"{rank}.json"), "w") as file:
+        path = os.path.join(os.environ["SAID"], f"{rank}.json")
+        with open(path + "-", "w") as file:
             json.dump(said, file)
+        os.rename(path + "-", path)
 """
+TAIL = """
+    end()
+    hvd.shutdown()
+    keras.utils.clear_session()
+"""
+# One rank: it takes up scripts until there is a file called "end". What is slow, the imports, is done once.
+RANK = """
+    import json, os, sys, time
+    room, number = sys.argv[1], 0
+    while not os.path.exists(f"{room}/end"):
+        try:
+            with open(f"{room}/{number}") as file:
+                order = json.load(file)
+        except FileNotFoundError:
+            time.sleep(0.02)
+            continue
+        os.environ |= order["environment"]
+        exec(compile(order["script"], "script.py", "exec"), {"__name__": "__main__"})
+        for name in order["environment"]:
+            del os.environ[name]
+        number += 1
+"""
+
+
+class Job:
+    """Ranks that run one script after the other."""
+
+    def __init__(self, room, command, environment):
+        self.room, self.number = room, 0
+        self.output = room / "output"
+        (room / "rank.py").write_text(textwrap.dedent(RANK))
+        with open(self.output, "w") as output:
+            self.process = subprocess.Popen(
+                [*command, str(room / "rank.py"), str(room)],
+                env={**os.environ, "HOROVOD_CYCLE_TIME": "1", **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def run(self, size, script, place, environment, within=200.0):
+        """What each rank leaves."""
+        order = {"script": script, "environment": {"SAID": str(place), **environment}}
+        (self.room / "order").write_text(json.dumps(order))
+        (self.room / "order").rename(self.room / str(self.number))
+        self.number += 1
+        left = [place / f"{rank}.json" for rank in range(size)]
+        end = time.monotonic() + within
+        while not all(path.exists() for path in left):
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.close()
+                raise AssertionError(self.output.read_text()[-20_000:])
+            time.sleep(0.02)
+        assert "no meaning here: HOROVOD_CYCLE_TIME" in self.output.read_text()
+        return [json.loads(path.read_text()) for path in left]
+
+    def close(self):
+        """End the ranks."""
+        (self.room / "end").touch()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()  # which ends its ranks too
+            try:
+                self.process.wait(10)
+            finally:
+                self.process.kill()
+
+
+@pytest.fixture(scope="package")
+def jobs():
+    """The last two jobs, by launcher and size."""
+    kept = {}
+    yield kept
+    for job in kept.values():
+        job.close()
 
 
 @pytest.fixture
 def launcher():
-    """What starts the ranks, for tests that do not say: "mpiexec" is of JAX alone, "any" is that where it can be."""
+    """What starts the ranks, for tests that do not say; "any" is mpiexec where that can be."""
     return "choros run"
 
 
 @pytest.fixture
-def run(tmp_path, backend, launcher, request):
-    """Run a script on ``size`` ranks; return what each left."""
+def run(tmp_path, tmp_path_factory, backend, launcher, request, jobs):
+    """Run a script on ``size`` ranks, with this test's ``HOROVOD_*`` variables; return what each left."""
     if launcher == "any":
-        launcher = "mpiexec" if backend == "jax" and importlib.util.find_spec("mpi4py") else "choros run"
-    if launcher == "mpiexec" and backend != "jax":
+        launcher = "mpiexec" if importlib.util.find_spec("mpi4py") else "choros run"
+    elif launcher == "mpiexec" and backend != "jax":
         pytest.skip("what moves the bytes is the same on every backend: once is enough")
 
     def start(size, script):
-        file = tmp_path / "script.py"
-        file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(script) + "\nend()\n")
-        own = {"SAID": str(tmp_path), "HOROVOD_CYCLE_TIME": "1"}
+        key = launcher, size
+        if key not in jobs or jobs[key].process.poll() is not None:
+            while len(jobs) > 1:
+                jobs.pop(next(iter(jobs))).close()
+            jobs[key] = Job(tmp_path_factory.mktemp("job"), *_start(size))
+        jobs[key] = jobs.pop(key)
+        own = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+        whole = textwrap.dedent(HEAD) + textwrap.dedent(script) + textwrap.dedent(TAIL)
+        return jobs[key].run(size, whole, tmp_path, own)
+
+    def _start(size):
         if launcher == "mpiexec":
-            out = request.getfixturevalue("mpiexec")(size, sys.executable, file, timeout=200, **own)
-        else:
-            done = subprocess.run(
-                [sys.executable, "-m", "choros", "run", "-n", str(size), "--threads", "1", str(file)],
-                env={**os.environ, **own},
-                capture_output=True,
-                text=True,
-                timeout=200,
-            )
-            out = done.stdout + done.stderr
-            assert done.returncode == 0, out
-        assert "no meaning here: HOROVOD_CYCLE_TIME" in out
-        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+            return request.getfixturevalue("mpiexec").starting(size, sys.executable)
+        return [sys.executable, "-m", "choros", "run", "-n", str(size), "--threads", "1"], {}
 
     return start

@@ -50,7 +50,7 @@ def test_fit_equals_one_process(trained, size):
         "Adam": lambda: Adam(1e-2),
     }
     for kind, optimizer in kinds.items():
-        model, one = make(hvd.DistributedOptimizer(optimizer())), make(optimizer())
+        model = make(hvd.DistributedOptimizer(optimizer()))
         if rank:
             model.set_weights([v + 1 for v in model.get_weights()])
         history = model.fit(
@@ -58,10 +58,14 @@ def test_fit_equals_one_process(trained, size):
             validation_data=hvd.shard(x[:51], y[:51], batch_size=8, training=False),
             callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()],
         ).history
-        expected = one.fit(
-            Shard(x, y, w, batch_size=48, rank=0, size=1, seed=5), epochs=3, verbose=0, shuffle=False,
-            validation_data=(x[:51], y[:51]),
-        ).history
+        one, expected = make(optimizer()), None
+        if not rank:  # one process for all of them
+            expected = one.fit(
+                Shard(x, y, w, batch_size=48, rank=0, size=1, seed=5), epochs=3, verbose=0, shuffle=False,
+                validation_data=(x[:51], y[:51]),
+            ).history
+        expected, weights = hvd.broadcast_object([expected, one.get_weights()])
+        one.set_weights(weights)
         same = set(history) == set(expected)
         off = max(abs(a - b) for key in expected for a, b in zip(history[key], expected[key]))
         said[kind] = [far(model, one), same, off]
@@ -176,6 +180,16 @@ def test_ways_to_step(trained):
     said["own loop"] = far(own_loop(hvd.DistributedOptimizer(SGD(0.1)), half), own_loop(SGD(0.1), both))
     said["compiled loop"] = far(compiled_loop(hvd.DistributedOptimizer(SGD(0.1)), half), own_loop(SGD(0.1), both))
 
+    # a rank without more data joins: the others' gradients go on alone, in loops and in compiled ones
+    for way, go in {"own": own_loop, "compiled": compiled_loop}.items():
+        model = go(hvd.DistributedOptimizer(SGD(0.1)), half, steps=2 + 2 * (rank == 1))
+        last = hvd.join()
+        expected = own_loop(SGD(0.1), both, steps=2)
+        if rank == 1:
+            for _ in range(2):
+                expected.optimizer.apply(gradients(expected, half), expected.trainable_variables)
+        said.setdefault("joined", []).append([last, far(model, expected)])
+
     # two passes make one step: averaged, that is one step on twice the rows where these are equal parts
     passes = dict(backward_passes_per_step=2, average_aggregated_gradients=True)
     ways = {
@@ -218,6 +232,9 @@ def test_ways_to_step(trained):
         mixed, name = one.pop("mixed")
         assert mixed < 2e-3
         assert name == "LossScaleOptimizer"
+        for last, weights in one.pop("joined"):
+            assert last == 1
+            assert weights <= 1e-6
         for what, value in one.items():
             assert np_max(value) <= (1e-5 if "train_on_batch" in what else 1e-6), (what, value)
 

@@ -36,6 +36,9 @@ def test_gradients_are_reduced(run, backend):
     said["average"] = [numbers(g) for g in gradients("average", True)]
     said["sum"] = [numbers(g) for g in tf.function(lambda: gradients("sum", True))()]
     said["part"] = [numbers(g) for g in gradients("part", True)]
+    if rank:
+        said["alone"] = [numbers(g) for g in gradients("average", True)]  # the other one has joined
+    hvd.join()
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(table(tf.constant([rank, 4])))
     tape = hvd.DistributedGradientTape(tape)
@@ -58,6 +61,7 @@ def test_gradients_are_reduced(run, backend):
             assert np.allclose(one["average"][i], mean, rtol=1e-5)
             assert np.allclose(one["sum"][i], 2 * mean, rtol=1e-5)
             assert np.allclose(one["part"][i], mean if i < 2 else np.array(one["own"][i]) / 2, rtol=1e-5)
+    assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(second["alone"], second["own"], strict=True))
     assert first["rows"] == [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0], [1, 1]]
     for one in (first, second):
         assert np.allclose(one["local"][0], np.array(one["own"][0]) / 2, rtol=1e-5)

@@ -177,6 +177,16 @@ class Collectives:
         """Return when every rank has come."""
         self._agree({"call": "barrier"})
 
+    def announce(self, name: str, size: int, dtype: Any) -> None:
+        """Say that this rank's slot of ``size`` values is to be summed next, by ``group.sum_slots``.
+
+        A rank that has joined takes part in that with zeros.
+
+        Raises:
+            RanksDiffer: the ranks' calls differ.
+        """
+        self._agree({"call": "reduction", "name": name, "dtype": name_of(np.dtype(dtype)), "shape": [size]})
+
     @_told
     def join(self) -> int:
         """Say that this rank has no more data; take part in what the others do with zeros until all have joined.
@@ -206,6 +216,10 @@ class Collectives:
                 reduced(self.group, nothing, Op(same["op"]))
         elif call == "broadcast":
             self.group.broadcast(np.zeros(same["shape"], dtype_of(same["dtype"])), same["root"])
+        elif call == "reduction":
+            size, dtype = same["shape"][0], dtype_of(same["dtype"])
+            self.group.slot(size, dtype)[:] = 0
+            self.group.sum_slots(size, dtype)
         elif call != "barrier":
             self.group.gather(b"")
 

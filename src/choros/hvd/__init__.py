@@ -21,7 +21,6 @@ from choros.hvd.collectives import (
     allgather,
     allgather_object,
     allreduce,
-    alltoall,
     barrier,
     broadcast,
     broadcast_object,
@@ -52,6 +51,7 @@ from choros.hvd.context import (
     shutdown,
     size,
 )
+from choros.hvd.sending import alltoall
 
 if TYPE_CHECKING:
     from choros.hvd import callbacks, elastic

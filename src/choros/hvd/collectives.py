@@ -15,8 +15,8 @@ from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Op
 from choros.errors import BadInput
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import collectives
-from choros.hvd.graph import operate
-from choros.hvd.tensors import arrive, is_symbolic
+from choros.hvd.graph import no_second, operate
+from choros.hvd.tensors import arrive
 from choros.types import Array
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
@@ -131,7 +131,7 @@ def allgather(value: Any, name: str | None = None, process_set: Any = None) -> A
         def summed(x: Array) -> Array:
             return calls.allreduce(x, SUM, name=_grad(name))[own[0]].copy()
 
-        return operate(grad, summed, _no_second, lambda _: tuple(value.shape), name)
+        return operate(grad, summed, no_second, lambda _: tuple(value.shape), name)
 
     return operate(value, host, gradient, shape, name)
 
@@ -150,7 +150,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
             total = calls.allreduce(x, SUM, name=_grad(name))
             return total if calls.rank == root else np.zeros_like(total)
 
-        return operate(grad, at_root, _no_second, lambda shape: shape, name)
+        return operate(grad, at_root, no_second, lambda shape: shape, name)
 
     return operate(value, lambda x: calls.broadcast(x, root, name=name), gradient, lambda shape: shape, name)
 
@@ -198,7 +198,7 @@ def reducescatter(
         def gathered(x: Array) -> Array:
             return np.asarray(calls.allgather(x, name=_grad(name)) * x.dtype.type(factor))
 
-        return operate(grad, gathered, _no_second, lambda _: tuple(value.shape), name)
+        return operate(grad, gathered, no_second, lambda _: tuple(value.shape), name)
 
     def shape(given: tuple[Any, ...]) -> tuple[Any, ...]:
         if given[0] is None:
@@ -212,33 +212,6 @@ def reducescatter(
 def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``reducescatter`` of each value; ``how`` is what that takes."""
     return [reducescatter(value, _numbered(name, i), **how) for i, value in enumerate(values)]
-
-
-def alltoall(value: Any, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
-    """Send ``splits[r]`` rows to each rank r; outside of compiled functions only.
-
-    Returns:
-        The rows received; with ``splits`` given, also how many came from each rank.
-    """
-    calls = collectives(process_set)
-    if is_symbolic(value):
-        raise BadInput(f"alltoall {name or ''} in a compiled function: call it outside, as its result has no shape.")
-    parts, back_parts = (None, None) if splits is None else arrive(splits, "splits")
-    received: list[Array] = []
-
-    def host(x: Array) -> Array:
-        rows, counts = calls.alltoall(x, parts, name=name)
-        received[:] = [counts]
-        return rows
-
-    def gradient(grad: Any) -> Any:
-        def sent_back(x: Array) -> Array:
-            return calls.alltoall(x, received[0], name=_grad(name))[0]
-
-        return operate(grad, sent_back, _no_second, lambda _: tuple(value.shape), name)
-
-    rows = operate(value, host, gradient, lambda shape: shape, name)
-    return rows if back_parts is None else (rows, back_parts(received[0]))
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
@@ -264,7 +237,9 @@ def join() -> int:
     """Say that this rank has no more data: it takes part with zeros until all have joined.
 
     Returns:
-        The rank that joined last. An average still divides by all ranks.
+        The rank that joined last. An average still divides by all ranks, as in Horovod; but one of gradients, in a loop
+        with ``DistributedOptimizer`` or a tape, by those that gave any. In ``fit`` there is nothing to join: give every
+        rank as many batches (``hvd.shard``).
     """
     return collectives().join()
 
@@ -275,10 +250,6 @@ def _numbered(name: str | None, number: int) -> str | None:
 
 def _grad(name: str | None) -> str | None:
     return None if name is None else f"{name}.grad"
-
-
-def _no_second(_: Any) -> Any:
-    raise BadInput("The gradient of a collective's gradient is only there for allreduce.")
 
 
 def _root(root_rank: int, process_set: Any) -> int:

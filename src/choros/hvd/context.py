@@ -242,6 +242,8 @@ def collectives(process_set: Any = None) -> Collectives:
         raise ValueError(f"{found!r} is not registered: call hvd.add_process_set with it on every rank.")
     if found.collectives is None:
         raise ValueError(f"Rank {rank()} is not in {found!r}: only ranks {found.ranks} call collectives with it.")
+    if compiled := sys.modules.get("choros.hvd.graph.jax"):
+        compiled.settle()
     return found.collectives
 
 

@@ -73,13 +73,14 @@ def _fit(plain: Any) -> Any:
                 file=sys.stderr,
                 flush=True,
             )
-        watch = Watch(self, how)
+        watch, how.fitting = Watch(self, how), True
         call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
         del call["self"]
         try:
             return plain(self, **call)
         finally:
             watch.leave()
+            how.fitting = False
 
     fit._choros_plain = plain  # type: ignore[attr-defined]
     return fit

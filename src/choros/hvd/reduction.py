@@ -31,6 +31,7 @@ class Reduction:
 
     Attributes:
         local: list of variables that are not reduced. local_layers: list of layers of which none is.
+        fitting: bool. True in ``fit``, which sees itself that the ranks' epochs are equally long.
         taken: int. Sets of gradients taken in so far; each is one step of the optimizer.
         made: int. Reductions so far.
         passing: bool. True while gradients that were reduced already pass through the optimizer.
@@ -50,7 +51,7 @@ class Reduction:
         self.local: list[Any] = []
         self.local_layers: list[Any] = []
         self.taken = self.made = 0
-        self.passing = False
+        self.passing = self.fitting = False
 
     @property
     def size(self) -> int:
@@ -100,13 +101,14 @@ class Flat:
         self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
         self.size = slices[-1].stop if slices else 0
         self.name, self._ending = name, f"end of an epoch ({name})"
-        calls = collectives(how.process_set)
+        self._calls = calls = collectives(how.process_set)
         self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
         self._local = [where for where, own in zip(self.slices, local, strict=True) if own]
         self._kept = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
         self._result = aligned(self.size, self.dtype) if self._local else None
         self._weight, self._passes, self._fresh = 0.0, 0, True
-        calls.broadcast_object(None, name=f"{name} by {how}")  # all ranks reduce the same variables alike
+        if how.fitting:
+            calls.broadcast_object(None, name=f"{name} by {how}")  # all ranks reduce the same variables alike
 
     def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:
         """Take in one set of gradients; None, a list without rows, adds nothing.
@@ -120,6 +122,8 @@ class Flat:
         """
         n = 0.0 if arrays is None else n if self.how.op == AVERAGE else 1.0
         kept = self._kept
+        if kept is None:
+            self._announce()  # before anything is in the slot, in which announcements travel too
         target = self.group.slot(self.size + 2, self.dtype) if kept is None else kept
         for where, array in zip(self.slices, [None] * len(self.slices) if arrays is None else arrays, strict=True):
             if array is not None:
@@ -138,6 +142,11 @@ class Flat:
         self.how.taken += 1
         return self._passes >= self.how.every
 
+    def _announce(self) -> None:
+        """In a loop of the user's own a rank may have joined: it takes part with zeros."""
+        if not self.how.fitting:
+            self._calls.announce(f"{self.name} by {self.how}", self.size + 2, self.dtype)
+
     def _rounded(self, array: Array) -> Array:
         small, kind = self.how.compression.compress(array)
         return self.how.compression.decompress(small, kind)
@@ -148,8 +157,10 @@ class Flat:
         The vector is good until the next call.
 
         Raises:
-            RanksDiffer: a rank has no more batches in this epoch.
+            RanksDiffer: a rank has no more batches in this epoch, or does something else.
         """
+        if self._kept is not None:
+            self._announce()
         slot = self.group.slot(self.size + 2, self.dtype)
         if self._kept is not None:
             np.multiply(self._kept, self._weight if self.how.op == AVERAGE else 1.0, out=slot[:-2])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from choros.errors import BadInput
 from choros.hvd.tensors import arrive, is_symbolic
 from choros.types import Array
 
@@ -49,6 +50,15 @@ def operate(value: Any, host: Host, gradient: Gradient, shape: Shape, name: str 
 
         return on_jax.operate(value, host, gradient, shape)
     return forward(value)
+
+
+def no_second(_: Any) -> Any:
+    """What stands for the gradient of a gradient, where there is none.
+
+    Raises:
+        BadInput: always.
+    """
+    raise BadInput("The gradient of a collective's gradient is only there for allreduce.")
 
 
 def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
