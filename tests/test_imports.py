@@ -2,10 +2,13 @@
 
 import ast
 import importlib
+import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -181,3 +184,27 @@ def test_all_of_each_room_is_what_is_there():
         module = importlib.import_module(f"choros.{path.parent.name}")
         for name in getattr(module, "__all__", ()):
             assert getattr(module, name) is not None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="there is no TensorFlow to be loaded")
+def test_a_model_travels_without_loading_tensorflow():
+    """Keras would load it, where it is installed, to ask whether something is of its types: 3 s for nothing."""
+    script = """
+    import sys, keras
+    from choros.trainer import keras_settings
+    from choros.training.travel import pack_model, unpack_model
+    from choros.training.worker import configure_keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    configure_keras(keras_settings())
+    again = unpack_model(*pack_model(model))
+    assert again.optimizer.name == "adam"
+    assert "tensorflow" not in sys.modules
+    from keras.src.utils.module_utils import tensorflow
+    assert tensorflow.available  # for whoever asks later
+    """
+    script = textwrap.dedent(script)
+    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

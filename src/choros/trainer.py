@@ -20,6 +20,7 @@ from choros.training import joined
 from choros.training.conductor import Conductor, values
 from choros.training.engine import Cargo, Engine
 from choros.training.job import Job
+from choros.training.lean import lean
 from choros.training.pool import WorkerPool, check_workers, default_workers
 from choros.training.record import RunRecord
 from choros.training.travel import pack_model
@@ -346,6 +347,7 @@ def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: An
         raise BadInput(f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1).")
 
 
+@lean()
 def keras_settings() -> dict[str, Any]:
     """Return this process' Keras settings, for the workers."""
     import keras

@@ -94,11 +94,11 @@ def test_it_trains_for_real_and_leaves_the_report(tmp_path):
 
 def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
     driver, terminal = pty.openpty()
-    arguments = ("--algorithms", "single,aeasgd", "--epochs", 25, "--batch-size", 8, "--out", tmp_path)
+    arguments = ("--algorithms", "single,aeasgd", "--epochs", 9, "--batch-size", 8, "--out", tmp_path)
     with Demo(*arguments, stdout=terminal) as demo:
         os.close(terminal)
         seen = ""
-        while "[2/2] AEASGD  epoch  2/25" not in seen:  # the live line of a terminal
+        while "[2/2] AEASGD  epoch 2/9" not in seen:  # the live line of a terminal
             assert select.select([driver], [], [], 200)[0], seen
             seen += os.read(driver, 4096).decode()
         demo.process.send_signal(signal.SIGINT)
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
     assert "Traceback" not in seen
     report = load(tmp_path / "results.json")
     assert report.interrupted
-    assert [(result.algorithm, len(result.runs[0].losses)) for result in report.results] == [("Single", 25)]
+    assert [(result.algorithm, len(result.runs[0].losses)) for result in report.results] == [("Single", 9)]
     assert "Interrupted" in (tmp_path / "report.html").read_text()
 
 

@@ -84,7 +84,10 @@ def test_the_caller_hears_of_it(algorithm, how, words, children):
         np.testing.assert_array_equal(old, new)  # the given model is unchanged
     assert [w.shape for w in error.weights] == [w.shape for w in before]
     assert any(np.abs(w - old).max() > 0 for w, old in zip(error.weights, before, strict=True)), "no centre came back"
-    assert len(os.listdir("/proc/self/fd")) <= fds
+    soon = time.monotonic() + 5  # a thread of JAX's may have a file of its own open
+    while (now := len(os.listdir("/proc/self/fd"))) > fds and time.monotonic() < soon:
+        time.sleep(0.05)
+    assert now <= fds
     assert children() <= already
 
 

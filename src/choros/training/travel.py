@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from choros.errors import BadInput, NotSerializable, brief
+from choros.training.lean import lean
 
 
+@lean()
 def pack_model(model: Any) -> tuple[bytes, bytes]:
     """Return the model as the bytes of a ``.keras`` file, and its custom objects as cloudpickle bytes.
 
@@ -50,6 +52,7 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
     return data, blob
 
 
+@lean()
 def unpack_model(data: bytes, custom: bytes) -> Any:
     """Return the compiled model that ``pack_model`` wrote."""
     import cloudpickle
@@ -59,6 +62,7 @@ def unpack_model(data: bytes, custom: bytes) -> Any:
         return keras.Model._unpickle_model(io.BytesIO(data))
 
 
+@lean()
 def fresh_clone(model: Any, custom: bytes) -> Any:
     """Return an untrained copy: same architecture and compilation, newly drawn weights.
 

@@ -11,6 +11,7 @@ import numpy as np
 from choros import algorithms
 from choros.data import packing
 from choros.training.job import Job, Orders
+from choros.training.lean import lean
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import build_replica, join_meeting
@@ -119,6 +120,7 @@ def sources(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) 
     return packing.unpack(job.source, arrays, blobs), validation
 
 
+@lean()
 def member(model: Any, custom: bytes, seed: int, rank: int) -> Any:
     """Return a fresh clone for one member of an ensemble, drawn from (seed, rank)."""
     import keras
@@ -127,6 +129,7 @@ def member(model: Any, custom: bytes, seed: int, rank: int) -> Any:
     return fresh_clone(model, custom)
 
 
+@lean()
 def configure_keras(settings: dict[str, Any]) -> None:
     """Give this process the caller's Keras settings."""
     import keras
