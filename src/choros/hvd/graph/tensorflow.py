@@ -60,13 +60,10 @@ def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple
 
 def next_batch(iterator: Any) -> Any:
     """The next batch, with None where an optional part is absent; None at the end."""
-    if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
-        found = iterator.get_next_as_optional()
-        if not found.has_value():
-            return None
-        data = found.get_value()
-        return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
-    return next(iter(iterator), None)
+    data = next(iter(iterator), None)
+    if data is None:
+        return None
+    return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
 
 
 def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]], local: list[Any]) -> Any:
