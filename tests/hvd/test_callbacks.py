@@ -181,3 +181,44 @@ def test_metrics_checkpoints_and_state(run):
         assert "is not built" in one["unbuilt"]
     assert first["loss True"] == second["loss True"]
     assert (first["best"], second["best"]) == (True, False)
+
+
+def test_backups_and_all_variables_at_once(run):
+    """One directory for all ranks: rank 0 backs up, and all go on from there. Every model at once is broadcast."""
+    script = """
+    class Off(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise OSError("power cut")
+
+    place = os.environ["SAID"] + "/backup"
+    backup = lambda: keras.callbacks.BackupAndRestore(place)
+    whole = make()
+    fit(whole, epochs=4, shuffle=False)
+    said["cut"] = wrong(lambda: fit(make(), backup(), Off(), epochs=4, shuffle=False))
+    hvd.barrier()
+    model = make()
+    model.set_weights([v + 5 + rank for v in model.get_weights()])
+    seen, history = fit(model, backup(), epochs=4, shuffle=False)
+    hvd.barrier()
+    said["epochs"] = len(history["loss"])
+    said["far"] = float(np.abs(model.get_weights()[0] - whole.get_weights()[0]).max())
+    said["gone"] = not os.path.exists(place)
+
+    for one in (model, whole):
+        one.set_weights([v + rank for v in one.get_weights()])
+    clone = keras.models.clone_model(model)
+    said["same names"] = wrong(lambda: hvd.broadcast_global_variables(0))
+    del clone, seen
+    model.name, whole.name = "one", "two"
+    hvd.broadcast_global_variables(1)
+    said["weights"] = [numbers(v) for one in (model, whole) for v in one.get_weights()]
+    """
+    first, second = run(2, HEAD + script)
+    for one in (first, second):
+        assert "power cut" in one["cut"]
+        assert one["epochs"] == 2
+        assert one["far"] <= 1e-6
+        assert one["gone"]
+        assert "give each a name" in one["same names"]
+    assert first["weights"] == second["weights"]

@@ -47,6 +47,7 @@ def test_fit_equals_one_process(trained, size):
     kinds = {
         "SGD": lambda: SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),
         "EMA": lambda: Adam(1e-2, use_ema=True, ema_overwrite_frequency=7),
+        "added": lambda: SGD(0.1, gradient_accumulation_steps=2),
         "Adam": lambda: Adam(1e-2),
     }
     for kind, optimizer in kinds.items():
@@ -86,7 +87,7 @@ def test_fit_equals_one_process(trained, size):
     said = trained(size, script)
     for one in said:
         assert one["SGD"][0] <= 1e-6
-        for kind in ("SGD", "Adam", "EMA"):
+        for kind in ("SGD", "Adam", "EMA", "added"):
             weights, same, metrics = one[kind]
             assert weights <= 1e-5, (kind, one)
             assert same

@@ -8,7 +8,12 @@ from choros.backend.replica import Replica
 from choros.errors import BadInput
 from choros.types import Batch
 
-__all__ = ["Replica", "check_exact", "make_replica"]
+__all__ = ["Replica", "check_exact", "make_replica", "step_counter"]
+
+
+def step_counter(optimizer: Any) -> Any:
+    """Return the variable that counts an optimizer's steps, also those whose gradients it only adds up."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
 
 
 def make_replica(model: Any, workers: int = 1) -> Replica:

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.backend import seeds
+from choros.backend import seeds, step_counter
 from choros.backend.exact import mixed_rows
 from choros.backend.metrics import Metrics, gather, scatter, slices_of
 from choros.backend.weight import Weigher
@@ -58,7 +58,7 @@ class BaseReplica(Metrics):
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
         """``train_step`` with the optimizer left out.
 
-        Returns the gradients in the order of ``trainable`` (None is zero), the batch's loss (nan where the model
+        Returns the gradients in the order of ``trainable`` (None is zero), the batch's loss (``UNUSED`` where the model
         has no loss metric) and what the loss divided by. Leaves the loss metric's variables as they were, and
         sets ``self._logs`` to ``self._custom(logs)``, as does ``_evaluate``.
         """
@@ -130,7 +130,7 @@ class BaseReplica(Metrics):
 
     def skip(self) -> None:
         """Instead of ``update``: count the step only."""
-        counter = self.model.optimizer.iterations
+        counter = step_counter(self.model.optimizer)
         self._assign([counter], [self._values([counter])[0] + 1])
 
     def pack(self, batch: Batch) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from choros.backend.base import BaseReplica
+from choros.backend.metrics import UNUSED
 from choros.errors import NotExact
 from choros.types import Array
 
@@ -118,9 +119,9 @@ class JaxReplica(BaseReplica):
 
     def _loss(self, metrics: list[Any]) -> Any:
         if not self._loss_at:
-            return jnp.asarray(jnp.nan, jnp.float32)
+            return jnp.asarray(UNUSED, jnp.float32)
         total, count = (metrics[i] for i in self._loss_at)
-        return jnp.asarray(total / count, jnp.float32)  # 0 / 0, not a number, where the step did not use it
+        return jnp.asarray(jnp.where(count == 0, UNUSED, total / count), jnp.float32)
 
     def _keep_loss(self, seen: list[Any], metrics: list[Any]) -> list[Any]:
         return [metrics[i] if i in self._loss_at else m for i, m in enumerate(seen)]

@@ -12,6 +12,8 @@ import numpy as np
 from choros.backend.weight import Weigher, exact_loss
 from choros.types import Array
 
+UNUSED = float("-inf")  # the loss of a step that left Keras' running loss alone
+
 
 class Metrics(ABC):
     """The half of ``BaseReplica`` that knows metrics; see ``choros.backend.replica.Replica`` for the meanings.
@@ -84,10 +86,10 @@ class Metrics(ABC):
         return logs if isinstance(logs, dict) and set(logs) != self._names else None
 
     def _known(self, loss: float) -> float:
-        """The batch's loss; 0 where a user's own step left Keras' running loss alone and logs a loss of its own."""
-        if self._logs is None or not np.isnan(loss):
+        """The batch's loss; 0, as Keras logs it, where a user's own step left the running loss alone."""
+        if loss != UNUSED:
             return loss
-        self._untold = True
+        self._untold = self._logs is not None  # then the step logs a loss of its own
         return 0.0
 
     def own_logs(self) -> dict[str, float] | None:

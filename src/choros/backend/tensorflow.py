@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
+from choros.backend.metrics import UNUSED
 from choros.types import Array, Batch
 
 ALIGNMENT = 64  # bytes; TensorFlow's kernels end the process on memory that begins elsewhere
@@ -156,7 +157,7 @@ class TensorFlowReplica(BaseReplica):
         """One batch's loss out of Keras' running mean, which is left as it was."""
         metric = self.loss_metric
         if metric is None:
-            yield lambda: tf.constant(float("nan"))
+            yield lambda: tf.constant(UNUSED)
             return
         state = [metric.total.value, metric.count.value]
         before = [variable.read_value() for variable in state]
@@ -164,9 +165,8 @@ class TensorFlowReplica(BaseReplica):
             variable.assign(tf.zeros_like(variable))
 
         def loss() -> Any:
-            return tf.cast(
-                state[0].read_value() / state[1].read_value(), tf.float32
-            )  # 0 / 0, not a number, where unused
+            total, count = (variable.read_value() for variable in state)
+            return tf.cast(tf.where(count == 0, tf.cast(UNUSED, total.dtype), total / count), tf.float32)
 
         yield loss
         for variable, value in zip(state, before, strict=True):

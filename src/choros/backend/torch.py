@@ -17,6 +17,7 @@ import torch
 
 from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
+from choros.backend.metrics import UNUSED
 from choros.types import Array
 
 _PLAIN = tuple(np.dtype(kind).str for kind in ("float32", "float64", "int64", "int32", "uint8", "bool"))
@@ -187,9 +188,9 @@ class _Loss:
 
     def value(self) -> float:
         if not self._state:
-            return float("nan")
+            return UNUSED
         total, count = (float(tensor) for tensor in self._state)
-        return total / count if count else float("nan")
+        return total / count if count else UNUSED
 
     def __exit__(self, *error: object) -> None:
         with torch.no_grad():

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from choros.hvd import callbacks, elastic
     from choros.hvd.layers import SyncBatchNormalization
     from choros.hvd.loading import load_model, shard
+    from choros.hvd.models import broadcast_global_variables
     from choros.hvd.optimizer import DistributedOptimizer, PartialDistributedOptimizer
     from choros.hvd.tape import DistributedGradientTape, PartialDistributedGradientTape
     from choros.hvd.timeline import start_timeline, stop_timeline
@@ -83,6 +84,7 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
@@ -124,13 +126,13 @@ _LATER = {
     "DistributedGradientTape": "tape",
     "PartialDistributedGradientTape": "tape",
     "SyncBatchNormalization": "layers",
+    "broadcast_global_variables": "models",
     "load_model": "loading",
     "shard": "loading",
     "start_timeline": "timeline",
     "stop_timeline": "timeline",
 }
 _INSTEAD = {
-    "broadcast_global_variables": "hvd.broadcast_variables(model.variables, root_rank)",
     "BroadcastGlobalVariablesHook": "hvd.broadcast_variables(model.variables, root_rank) before training",
     "broadcast_": "hvd.broadcast_variables([variable], root_rank)",
     "broadcast_object_fn": "hvd.broadcast_object(obj, root_rank)",

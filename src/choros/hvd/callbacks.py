@@ -7,12 +7,12 @@ from typing import Any
 
 import keras
 
-from choros.backend import seeds
 from choros.collectives import SUM
 from choros.hvd.collectives import broadcast_variables
 from choros.hvd.context import collectives, rank, size
 from choros.hvd.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from choros.hvd.guards import mean_logs
+from choros.hvd.models import state_of
 from choros.hvd.profile import ProfileCallback
 from choros.hvd.rates import LearningRateScheduleCallback, LearningRateWarmupCallback
 from choros.hvd.split import SplitStep, built
@@ -68,9 +68,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._waiting = False
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
-        left = {id(v) for v in (*self._local, *seeds.find(self.model))}
-        everything = [*self.model.variables, *self.model.optimizer.variables]
-        broadcast_variables([v for v in everything if id(v) not in left], self.root_rank)
+        left = {id(v) for v in self._local}
+        broadcast_variables([v for v in state_of(self.model) if id(v) not in left], self.root_rank)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]

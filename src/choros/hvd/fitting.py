@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backend import step_counter
 from choros.errors import RanksDiffer
 from choros.hvd.context import collectives, rank
 from choros.hvd.guards import guarded
@@ -158,7 +159,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         return self.how.taken, self._iterations()
 
     def _iterations(self) -> int:
-        return int(keras.ops.convert_to_numpy(self._owner.optimizer.iterations))
+        return int(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer)))
 
     def _compare(self) -> None:
         variables = self._owner.trainable_variables

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
+import numpy as np
 
 from choros.collectives import Collectives
+from choros.hvd.models import state_of
 
 _WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger)
 _DECIDE = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
@@ -15,8 +18,9 @@ _DECIDE = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
     """Return the callbacks of this rank's ``fit``.
 
-    ``ModelCheckpoint`` and ``CSVLogger`` write on rank 0 alone. ``EarlyStopping`` and ``ReduceLROnPlateau``, where all
-    ranks have the same of them, decide from the mean of the ranks' logs, so they decide alike.
+    ``ModelCheckpoint`` and ``CSVLogger`` write on rank 0 alone; so does ``BackupAndRestore``, and what it restores goes
+    to all ranks. ``EarlyStopping`` and ``ReduceLROnPlateau``, where all ranks have the same of them, decide from the
+    mean of the ranks' logs, so they decide alike.
 
     Args:
         callbacks: as given to ``fit``.
@@ -31,11 +35,17 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
     same = all(theirs == mine for theirs in calls.allgather_object(mine, name="callbacks that decide"))
     files = [one for one in given if isinstance(one, _WRITERS) and not getattr(one, "guarded", False)]
     kept = [one for one in given if not (calls.rank and one in files)]
+    kept = [_Backup(one, calls) if isinstance(one, keras.callbacks.BackupAndRestore) else one for one in kept]
     return [*(_Alike(one, calls) if same and isinstance(one, _DECIDE) else one for one in kept), last]
 
 
-class _Alike(keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback that is shown the mean of all ranks' logs."""
+class _Inner(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback around another one.
+
+    Args:
+        inner: the other one.
+        calls: of the ranks that train.
+    """
 
     def __init__(self, inner: Any, calls: Collectives) -> None:
         super().__init__()
@@ -50,6 +60,44 @@ class _Alike(keras.callbacks.Callback):  # type: ignore[misc]
         """Hand on."""
         super().set_params(params)
         self.inner.set_params(params)
+
+
+class _Backup(_Inner):
+    """Backs up on rank 0; what is restored there goes to all ranks."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restore on rank 0 (on all, where that is an error), then everywhere."""
+        model, inner = self.model, self.inner
+        there = os.path.exists(inner._weights_path)
+        if not self._calls.rank or not model.built:
+            inner.on_train_begin(logs)
+        there, epoch = self._calls.broadcast_object([there, model._initial_epoch], name="what a backup holds")
+        model._initial_epoch = epoch
+        if there:
+            if not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+            for i, variable in enumerate(state_of(model)):
+                value = np.asarray(keras.ops.convert_to_numpy(variable))
+                variable.assign(self._calls.broadcast(value, 0, name=f"{i} {variable.path} from a backup"))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Rank 0's."""
+        if not self._calls.rank:
+            self.inner.on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Rank 0's."""
+        if not self._calls.rank:
+            self.inner.on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Rank 0's."""
+        if not self._calls.rank:
+            self.inner.on_train_end(logs)
+
+
+class _Alike(_Inner):
+    """A callback that is shown the mean of all ranks' logs."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Hand on."""

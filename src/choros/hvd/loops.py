@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backend import step_counter
 from choros.backend.metrics import slices_of
 from choros.hvd.graph import call_back
 from choros.hvd.reduction import Flat, Reduction
@@ -110,7 +111,7 @@ def attach(optimizer: Any, how: Reduction) -> None:
         due, reduced = loop.reduce(list(grads), optimizer._trainable_variables)
         with how.through():
             trained, slots = plain_stateless(optimizer_variables, reduced, trainable_variables)
-        place = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+        place = next(i for i, v in enumerate(optimizer.variables) if v is step_counter(optimizer))
         waiting = list(optimizer_variables)
         waiting[place] = waiting[place] + 1
 
@@ -127,7 +128,7 @@ def attach(optimizer: Any, how: Reduction) -> None:
 
 
 def _count(optimizer: Any) -> Any:
-    optimizer.iterations.assign_add(1)
+    step_counter(optimizer).assign_add(1)
     return _nothing(None)
 
 

@@ -97,10 +97,16 @@ def _custom_objects(config: dict[str, Any], model: Any) -> Iterator[tuple[str, A
     """Find every class and function in a serialised model that is not Keras' own."""
     import keras
 
-    live = _live_objects(model)
+    live, twice = _live_objects(model)
     for module, name, registered in _names(config):
-        if module and (module == "keras" or module.startswith(("keras.", "keras_"))):
+        if _of_keras(module):
             continue
+        if name in twice:
+            raise NotSerializable(
+                f"The model {model.name!r} uses two different objects that are both called {name}, and its file tells "
+                "them apart by that name only: give each a name of its own (for functions that a function makes: set "
+                "their __name__)."
+            )
         found = keras.saving.get_registered_object(registered) if registered else None
         if found is None and module in sys.modules:
             found = getattr(sys.modules[module], name, None)
@@ -134,9 +140,16 @@ def _names(node: Any) -> Iterator[tuple[str | None, str, str | None]]:
             yield from _names(value)
 
 
-def _live_objects(model: Any) -> dict[str, Any]:
-    """Map class and function names to the objects that the model really holds (those defined inside functions)."""
-    found: dict[str, Any] = {type(model).__name__: type(model)}
+def _live_objects(model: Any) -> tuple[dict[str, Any], set[str]]:
+    """Map class and function names to the objects that the model really holds; and name those that are ambiguous."""
+    found: dict[str, Any] = {}
+    twice: set[str] = set()
+
+    def keep(name: str, thing: Any) -> None:
+        if not _of_keras(thing.__module__) and found.setdefault(name, thing) is not thing:
+            twice.add(name)
+
+    keep(type(model).__name__, type(model))
     compiled = [model.optimizer, *_flat(getattr(model, "loss", None))]
     compile_metrics = getattr(model, "_compile_metrics", None)
     for given in (
@@ -146,13 +159,17 @@ def _live_objects(model: Any) -> dict[str, Any]:
         compiled += list(_flat(given))
     for thing in [*model._flatten_layers(), *compiled]:
         if isinstance(thing, types.FunctionType):
-            found[thing.__name__] = thing
+            keep(thing.__name__, thing)
         elif not isinstance(thing, (str, type(None))):
-            found[type(thing).__name__] = type(thing)
+            keep(type(thing).__name__, type(thing))
             for value in vars(thing).values():
                 if isinstance(value, types.FunctionType):
-                    found.setdefault(value.__name__, value)
-    return found
+                    keep(value.__name__, value)
+    return found, twice
+
+
+def _of_keras(module: Any) -> bool:
+    return (isinstance(module, str) and module.startswith(("keras.", "keras_"))) or module == "keras"
 
 
 def _flat(node: Any) -> Iterator[Any]:
