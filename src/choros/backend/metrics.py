@@ -89,7 +89,7 @@ class Metrics(ABC):
         """The batch's loss; 0, as Keras logs it, where a user's own step left the running loss alone."""
         if loss != UNUSED:
             return loss
-        self._untold = self._logs is not None  # then the step logs a loss of its own
+        self._untold |= self._logs is not None  # then the step logs a loss of its own
         return 0.0
 
     def own_logs(self) -> dict[str, float] | None:

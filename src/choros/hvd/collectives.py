@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Op
+from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives, Op
 from choros.errors import BadInput
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import collectives
-from choros.hvd.graph import no_second, operate
+from choros.hvd.graph import grad_name, no_second, operate
 from choros.hvd.tensors import arrive
 from choros.types import Array
 
@@ -100,7 +100,9 @@ def allreduce(
         if kind not in (AVERAGE, SUM):
             raise BadInput(f"allreduce by {kind.name.capitalize()} has no gradient here: take Average or Sum.")
         factors = prescale_factor, postscale_factor
-        return allreduce(grad, _grad(name), None, *factors, op=kind, compression=compression, process_set=process_set)
+        return allreduce(
+            grad, grad_name(name), None, *factors, op=kind, compression=compression, process_set=process_set
+        )
 
     return operate(value, host, gradient, lambda shape: shape, name)
 
@@ -129,7 +131,7 @@ def allgather(value: Any, name: str | None = None, process_set: Any = None) -> A
 
     def gradient(grad: Any) -> Any:
         def summed(x: Array) -> Array:
-            return calls.allreduce(x, SUM, name=_grad(name))[own[0]].copy()
+            return calls.allreduce(x, SUM, name=grad_name(name))[own[0]].copy()
 
         return operate(grad, summed, no_second, lambda _: tuple(value.shape), name)
 
@@ -147,7 +149,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
     def gradient(grad: Any) -> Any:
         def at_root(x: Array) -> Array:
-            total = calls.allreduce(x, SUM, name=_grad(name))
+            total = calls.allreduce(x, SUM, name=grad_name(name))
             return total if calls.rank == root else np.zeros_like(total)
 
         return operate(grad, at_root, no_second, lambda shape: shape, name)
@@ -166,10 +168,15 @@ def broadcast_variables(
         process_set: ProcessSet. Defaults to all ranks.
         inplace: ignored; they always are.
     """
+    take(collectives(process_set), variables, _root(root_rank, process_set))
+
+
+def take(calls: Collectives, variables: Sequence[Any], root: int = 0) -> None:
+    """``broadcast_variables`` among the ranks of ``calls``, whose root is counted among them."""
     for i, variable in enumerate(variables):
         x, back = arrive(variable)
         label = f"{i} {getattr(variable, 'path', getattr(variable, 'name', ''))}"
-        out = collectives(process_set).broadcast(x, _root(root_rank, process_set), name=label)
+        out = calls.broadcast(x, root, name=label)
         assign = getattr(variable, "assign", None)
         if assign is None:
             raise BadInput(f"Variable {label} is a {type(variable).__name__}, which cannot be assigned.")
@@ -196,7 +203,7 @@ def reducescatter(
             raise BadInput(f"reducescatter by {kind.name.capitalize()} has no gradient here: take Average or Sum.")
 
         def gathered(x: Array) -> Array:
-            return np.asarray(calls.allgather(x, name=_grad(name)) * x.dtype.type(factor))
+            return np.asarray(calls.allgather(x, name=grad_name(name)) * x.dtype.type(factor))
 
         return operate(grad, gathered, no_second, lambda _: tuple(value.shape), name)
 
@@ -246,10 +253,6 @@ def join() -> int:
 
 def _numbered(name: str | None, number: int) -> str | None:
     return None if name is None else f"{name}.{number}"
-
-
-def _grad(name: str | None) -> str | None:
-    return None if name is None else f"{name}.grad"
 
 
 def _root(root_rank: int, process_set: Any) -> int:

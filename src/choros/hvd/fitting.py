@@ -74,10 +74,10 @@ def _fit(plain: Any) -> Any:
                 file=sys.stderr,
                 flush=True,
             )
-        watch, how.fitting = Watch(self, how), True
-        call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
         del call["self"]
+        watch, how.fitting = Watch(self, how), True
         try:
+            call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
             return plain(self, **call)
         finally:
             watch.leave()

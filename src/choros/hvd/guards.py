@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 import keras
-import numpy as np
 
 from choros.collectives import Collectives
+from choros.hvd.collectives import take
 from choros.hvd.models import state_of
 
-_WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger)
+_WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.callbacks.BackupAndRestore)
 _DECIDE = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
@@ -33,19 +33,38 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
     given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
     mine = [type(one).__name__ for one in given if isinstance(one, _DECIDE)]
     same = all(theirs == mine for theirs in calls.allgather_object(mine, name="callbacks that decide"))
-    files = [one for one in given if isinstance(one, _WRITERS) and not getattr(one, "guarded", False)]
-    kept = [one for one in given if not (calls.rank and one in files)]
-    kept = [_Backup(one, calls) if isinstance(one, keras.callbacks.BackupAndRestore) else one for one in kept]
-    return [*(_Alike(one, calls) if same and isinstance(one, _DECIDE) else one for one in kept), last]
+    kept: list[Any] = []
+    for one in given:
+        if not (calls.rank and isinstance(one, _WRITERS) and not getattr(one, "guarded", False)):
+            kept.append(_Alike(one, calls) if same and isinstance(one, _DECIDE) else one)
+        if isinstance(one, keras.callbacks.BackupAndRestore):
+            kept.append(_Restored(one, calls))
+    return [*kept, last]
 
 
-class _Inner(keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback around another one.
+class _Restored(keras.callbacks.Callback):  # type: ignore[misc]
+    """Comes after ``BackupAndRestore``, which rank 0 alone has: what that restored goes to all ranks."""
 
-    Args:
-        inner: the other one.
-        calls: of the ranks that train.
-    """
+    def __init__(self, backup: Any, calls: Collectives) -> None:
+        super().__init__()
+        self._backup, self._calls = backup, calls
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take rank 0's variables and its next epoch, where it has a backup."""
+        model = self.model
+        if not model.built:  # an error that rank 0 has met already
+            self._backup.set_model(model)
+            self._backup.on_train_begin(logs)
+        mine = [os.path.exists(self._backup._weights_path), model._initial_epoch]
+        there, model._initial_epoch = self._calls.broadcast_object(mine, name="what a backup holds")
+        if there:
+            if not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+            take(self._calls, state_of(model))
+
+
+class _Alike(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that is shown the mean of all ranks' logs."""
 
     def __init__(self, inner: Any, calls: Collectives) -> None:
         super().__init__()
@@ -60,44 +79,6 @@ class _Inner(keras.callbacks.Callback):  # type: ignore[misc]
         """Hand on."""
         super().set_params(params)
         self.inner.set_params(params)
-
-
-class _Backup(_Inner):
-    """Backs up on rank 0; what is restored there goes to all ranks."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Restore on rank 0 (on all, where that is an error), then everywhere."""
-        model, inner = self.model, self.inner
-        there = os.path.exists(inner._weights_path)
-        if not self._calls.rank or not model.built:
-            inner.on_train_begin(logs)
-        there, epoch = self._calls.broadcast_object([there, model._initial_epoch], name="what a backup holds")
-        model._initial_epoch = epoch
-        if there:
-            if not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
-            for i, variable in enumerate(state_of(model)):
-                value = np.asarray(keras.ops.convert_to_numpy(variable))
-                variable.assign(self._calls.broadcast(value, 0, name=f"{i} {variable.path} from a backup"))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Rank 0's."""
-        if not self._calls.rank:
-            self.inner.on_train_batch_end(batch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Rank 0's."""
-        if not self._calls.rank:
-            self.inner.on_epoch_end(epoch, logs)
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Rank 0's."""
-        if not self._calls.rank:
-            self.inner.on_train_end(logs)
-
-
-class _Alike(_Inner):
-    """A callback that is shown the mean of all ranks' logs."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Hand on."""

@@ -100,7 +100,7 @@ class Flat:
     def __init__(self, how: Reduction, slices: Sequence[slice], local: Sequence[bool], name: str, dtype: Any) -> None:
         self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
         self.size = slices[-1].stop if slices else 0
-        self.name, self._ending = name, f"end of an epoch ({name})"
+        self.name, self._whole, self._ending = name, f"{name} by {how}", f"end of an epoch ({name})"
         self._calls = calls = collectives(how.process_set)
         self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
         self._local = [where for where, own in zip(self.slices, local, strict=True) if own]
@@ -108,7 +108,7 @@ class Flat:
         self._result = aligned(self.size, self.dtype) if self._local else None
         self._weight, self._passes, self._fresh = 0.0, 0, True
         if how.fitting:
-            calls.broadcast_object(None, name=f"{name} by {how}")  # all ranks reduce the same variables alike
+            calls.broadcast_object(None, name=self._whole)  # all ranks reduce the same variables alike
 
     def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:
         """Take in one set of gradients; None, a list without rows, adds nothing.
@@ -121,10 +121,10 @@ class Flat:
             Whether ``reduce`` is due.
         """
         n = 0.0 if arrays is None else n if self.how.op == AVERAGE else 1.0
-        kept = self._kept
-        if kept is None:
+        target = kept = self._kept
+        if target is None:
             self._announce()  # before anything is in the slot, in which announcements travel too
-        target = self.group.slot(self.size + 2, self.dtype) if kept is None else kept
+            target = self.group.slot(self.size + 2, self.dtype)
         for where, array in zip(self.slices, [None] * len(self.slices) if arrays is None else arrays, strict=True):
             if array is not None:
                 array = self._rounded(array.reshape(-1))
@@ -145,7 +145,7 @@ class Flat:
     def _announce(self) -> None:
         """In a loop of the user's own a rank may have joined: it takes part with zeros."""
         if not self.how.fitting:
-            self._calls.announce(f"{self.name} by {self.how}", self.size + 2, self.dtype)
+            self._calls.announce(self._whole, self.size + 2, self.dtype)
 
     def _rounded(self, array: Array) -> Array:
         small, kind = self.how.compression.compress(array)
@@ -159,10 +159,9 @@ class Flat:
         Raises:
             RanksDiffer: a rank has no more batches in this epoch, or does something else.
         """
-        if self._kept is not None:
-            self._announce()
         slot = self.group.slot(self.size + 2, self.dtype)
         if self._kept is not None:
+            self._announce()
             np.multiply(self._kept, self._weight if self.how.op == AVERAGE else 1.0, out=slot[:-2])
         slot[-2], slot[-1] = self._weight, 0
         with Doing(self.group, "step", self.name, slot.nbytes):

@@ -10,7 +10,7 @@ import numpy as np
 from choros.collectives import Collectives
 from choros.errors import BadInput
 from choros.hvd.context import collectives
-from choros.hvd.graph import Shape, no_second, operate
+from choros.hvd.graph import Shape, grad_name, no_second, operate
 from choros.hvd.tensors import arrive, is_symbolic
 from choros.types import Array
 
@@ -62,7 +62,7 @@ def _in_graph(calls: Collectives, value: Any, splits: Any, name: str | None) -> 
 
         def tell(own: Array) -> Array:
             parts[:] = [own]
-            return calls.alltoall(own.astype(np.int32), None, name=f"splits of {name}")[0]
+            return calls.alltoall(own, None, name=f"splits of {name}")[0]
 
         kept = tensorflow.identity(tensorflow.cast(splits, tensorflow.int32))
         counts = operate(kept, tell, no_second, lambda given: given, name)
@@ -100,7 +100,7 @@ def _send(
 
     def gradient(grad: Any) -> Any:
         def sent_back(x: Array) -> Array:
-            return calls.alltoall(x, received[0], name=None if name is None else f"{name}.grad")[0]
+            return calls.alltoall(x, received[0], name=grad_name(name))[0]
 
         return operate(grad, sent_back, no_second, lambda _: tuple(value.shape), name)
 

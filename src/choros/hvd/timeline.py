@@ -168,8 +168,11 @@ class Recording:
         except OSError as error:
             said = f"cannot write its part of the timeline to {self._part}: {error.strerror}"
         self.end()
-        with suppress(RuntimeError):  # a signal's handler may not print into a line that is being printed
-            print(f"choros: rank {self.rank} on {os.uname().nodename} {said}", file=sys.stderr, flush=True)
+        line = f"choros: rank {self.rank} on {os.uname().nodename} {said}"
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except RuntimeError:  # a signal's handler may not print while a line is being printed
+            os.write(2, f"\n{line}\n".encode())
 
     def end(self) -> None:
         """Record no more."""

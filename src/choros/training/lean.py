@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -19,14 +20,12 @@ def lean() -> Iterator[None]:
         ...     "ready"
         'ready'
     """
-    import keras
+    import keras  # noqa: F401 - which brings what is looked for
 
-    utils = getattr(getattr(keras, "src", None), "utils", None)
-    lazy = getattr(getattr(utils, "module_utils", None), "tensorflow", None)
+    lazy: Any = getattr(sys.modules.get("keras.src.utils.module_utils"), "tensorflow", None)
     if "tensorflow" in sys.modules or getattr(lazy, "_available", True) is not None:
         yield
         return
-    assert lazy is not None  # noqa: S101 - for the type checker
     lazy._available = False
     try:
         yield

@@ -169,7 +169,7 @@ def _live_objects(model: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def _of_keras(module: Any) -> bool:
-    return (isinstance(module, str) and module.startswith(("keras.", "keras_"))) or module == "keras"
+    return module == "keras" or str(module).startswith(("keras.", "keras_"))
 
 
 def _flat(node: Any) -> Iterator[Any]:

@@ -61,6 +61,11 @@ def no_second(_: Any) -> Any:
     raise BadInput("The gradient of a collective's gradient is only there for allreduce.")
 
 
+def grad_name(name: str | None) -> str | None:
+    """What errors call the collective that is the gradient of one."""
+    return None if name is None else f"{name}.grad"
+
+
 def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Inside a compiled function, call a function of the host that returns a bool and arrays like the tensors."""
     if type(tensors[0]).__module__.startswith("tensorflow"):
