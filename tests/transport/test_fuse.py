@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from choros.transport.centre_layout import ACTIVE
 from choros.transport.fuse import follow
 from choros.transport.shared_centre import BLOCK, Meeting, SharedCentre
 
@@ -135,7 +136,7 @@ def test_followed_equals_called(kind, dtype, monkeypatch):
             for rank in (0, 1, 2, 1, 1, 0):
                 clients[rank].exchange(*vectors[rank], 5, NONE)
             header = clients[0]._header()
-            active = np.delete(header[1:5], 1)
+            active = np.delete(header[ACTIVE : ACTIVE + 4], 1)
             held = [clients[0]._buffers[i][a].copy() for i, a in zip((0, 2, 3), active, strict=True)]
             ends.append((*held, *(local for local, _ in vectors), active, [seen for _, seen in vectors]))
     (*one, flags, seen), (*two, others, seen_called) = ends

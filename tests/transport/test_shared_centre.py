@@ -7,6 +7,7 @@ import pytest
 
 from choros.errors import BadInput
 from choros.transport import Centre
+from choros.transport.centre_layout import ACTIVE
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import BLOCK, SharedCentre
 
@@ -124,7 +125,7 @@ def test_an_exchange_does_what_the_three_functions_say(kind):
             assert np.array_equal(out, centre)
             header = clients[0]._header()
             for i in range(2):
-                assert np.array_equal(clients[0]._buffers[2 + i][header[3 + i]], memory[i])
+                assert np.array_equal(clients[0]._buffers[2 + i][header[ACTIVE + 2 + i]], memory[i])
 
 
 def test_only_the_memory_that_changed_is_rewritten():
@@ -153,7 +154,7 @@ def test_only_the_memory_that_changed_is_rewritten():
     with SharedCentre.create(np.zeros(count), NONE, start, 1) as segment:
         client = SharedCentre(segment, Late(), 0, 1)
         client.exchange(np.ones(count), np.zeros(count), 1, NONE)
-        assert client._header()[1:6].tolist() == [1, 0, 0, 1, 1]
+        assert client._header()[ACTIVE : ACTIVE + 5].tolist() == [1, 0, 0, 1, 1]
         assert np.array_equal(client._buffers[2][0], start[0])
         assert np.array_equal(client._buffers[3][1], np.r_[np.full(BLOCK, 1.0), np.full(count - BLOCK, 2.0)])
         assert np.array_equal(client._buffers[4][1], np.r_[np.full(BLOCK, 3.0), np.full(count - BLOCK, 2.0)])
@@ -194,6 +195,26 @@ def test_moving_statistics_are_averaged_and_adopted():
         alone = np.array([0.7])
         SharedCentre(segment, rule, 0, 1).exchange(np.zeros(2), np.zeros(2), 1, alone)
         assert alone.tolist() == [0.7]  # one worker: to the last bit
+
+
+def test_a_centre_that_was_set_is_taken_as_it_is():
+    rule = Rule()
+    with a_centre() as segment:
+        one, two = (SharedCentre(segment, rule, rank, 2) for rank in range(2))
+        local, seen = np.ones(5), np.zeros(5)
+        two.exchange(local.copy(), seen.copy(), 1, NONE)
+        SharedCentre(segment).replace(np.full(5, 7.0), NONE)
+        for client in (one, two):
+            mine, known = local.copy(), seen.copy()
+            assert client.exchange(mine, known, 1, NONE) == 0
+            assert mine.tolist() == known.tolist() == [7.0] * 5
+        assert one.contributions == [0, 1]  # what had been learnt before went into nothing
+        assert one.exchange(mine, known, 1, NONE) == 0
+        late = SharedCentre(segment, rule, 1, 2)
+        late.replace(np.full(5, 9.0), NONE)
+        late.read(mine, NONE)
+        assert late.exchange(mine, known, 1, NONE) == 0
+        assert late.contributions == [1, 2]
 
 
 def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():

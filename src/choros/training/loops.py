@@ -172,8 +172,11 @@ class AloneLoop:
         """Go through the epochs, waiting for nobody."""
         run = self.run
         run.obey(run.reporter.begin())
-        self.take_news()
-        self.start_over()
+        self.take_rate()
+        if self.meeting is not None:
+            run.centre.read(self.local, self.others)
+            self.meeting.seen[...] = self.local
+            self.go_on()
         run.start_clock()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
@@ -203,32 +206,25 @@ class AloneLoop:
     def meet(self) -> None:
         """Meet the centre with what was learnt since the last time, and look for orders."""
         run, pending = self.run, self.schedule.reset()
-        if self.take_news():  # weights were set: what was learnt before is void
-            self.start_over()
-            return
+        self.take_rate()
         if self.meeting is None:
             return
         self.replica.get(self.local)
         self.replica.get_others(self.others)
         begun = time.perf_counter()
         run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
-        self.replica.set(self.local)
+        self.go_on()
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
 
-    def take_news(self) -> bool:
-        """Take what the caller has ordered since the last time; tell whether a callback has set the centre."""
-        news = self.run.board.news()
-        if news is not None and news.learning_rate is not None:
-            self.replica.learning_rate = news.learning_rate
-        return news is not None and news.weights and self.meeting is not None
+    def take_rate(self) -> None:
+        """Take a learning rate that a callback has set since the last time."""
+        rate = self.run.board.rate()
+        if rate is not None:
+            self.replica.learning_rate = rate
 
-    def start_over(self) -> None:
-        """Go on from the centre as it is."""
-        if self.meeting is None:
-            return
-        self.run.centre.read(self.local, self.others)
-        self.meeting.seen[...] = self.local
+    def go_on(self) -> None:
+        """Go on with what the centre gave."""
         self.replica.set(self.local)
         self.replica.set_others(self.others)
 

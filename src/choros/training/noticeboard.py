@@ -20,7 +20,7 @@ from choros.transport.board import holder
 from choros.transport.segment import Segment
 from choros.types import Array
 
-_HEAD = 8  # values before the heartbeats: version, stop, learning rate, weights version, mail, last epoch
+_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch
 
 
 class Noticeboard:
@@ -38,7 +38,7 @@ class Noticeboard:
 
     def __init__(self, segment: Segment, workers: int, epochs: int, values: int) -> None:
         self.segment, self.workers, self.timeout = segment, workers, 60.0
-        self._version, self._weights = 0.0, 0.0
+        self._version = 0.0
         flat = segment.array(np.float64, self._count(workers, epochs, values), 0)
         self._head, flat = flat[:_HEAD], flat[_HEAD:]
         self._beats, flat = flat[: 8 * workers : 8], flat[8 * workers :]
@@ -72,19 +72,17 @@ class Noticeboard:
             epoch: int. Where they stop in the middle of an epoch, which: its end is still reported.
         """
         if orders.stop:
-            self._head[5] = 0 if epoch is None else epoch + 1
+            self._head[4] = 0 if epoch is None else epoch + 1
             self._head[1] = 1.0
         if orders.learning_rate is not None:
             self._head[2] = orders.learning_rate
-        if orders.weights:
-            self._head[3] += 1
         if orders != Orders():
             self._head[0] += 1
 
     @property
     def post(self) -> Array:
         """How far the mail of the epochs' logs is filled (a view of one value, to be changed under the lock)."""
-        return self._head[4:5].reshape(())
+        return self._head[3:4].reshape(())
 
     @property
     def stopped(self) -> bool:
@@ -94,17 +92,16 @@ class Noticeboard:
     @property
     def last(self) -> int:
         """After a stop, the first epoch whose end is not reported."""
-        return int(self._head[5])
+        return int(self._head[4])
 
-    def news(self) -> Orders | None:
-        """Orders given since this process last looked, or None."""
+    def rate(self) -> float | None:
+        """Return the learning rate of orders given since this process last looked, or None."""
         version = float(self._head[0])
         if version == self._version:
             return None
-        weights = float(self._head[3])
-        changed, self._version, self._weights = weights != self._weights, version, weights
+        self._version = version
         rate = float(self._head[2])
-        return Orders(self.stopped, rate if rate and math.isfinite(rate) else None, changed)
+        return rate if rate and math.isfinite(rate) else None
 
     # -- sums of metrics
     def add(self, epoch: int, train: Array, validation: Array) -> bool:

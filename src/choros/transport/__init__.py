@@ -106,6 +106,8 @@ class Centre(Protocol):
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt in one locked pass; ``local``, ``seen`` and ``others`` are updated in place.
 
+        Where a controller has set the centre since, the worker takes it as it is and nothing is merged.
+
         Returns the staleness that this exchange had.
         """
         ...

@@ -1,9 +1,9 @@
 """Where things lie in a centre's segment.
 
 The head (``choros.transport.board``) has the sizes, the commit word and the lock's two words. Then come two headers
-of 64-bit words, of which the commit word's last bit chooses one: the clock; for the centre, the moving statistics and
-each memory vector, which of its two buffers counts; the clock that each rank last saw; how often each rank
-contributed. Then the vectors, two buffers each, on pages of their own.
+of 64-bit words, of which the commit word's last bit chooses one: the clock; how often the centre was set; for the
+centre, the moving statistics and each memory vector, which of its two buffers counts; the clock that each rank last
+saw; how often each rank contributed. Then the vectors, two buffers each, on pages of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from choros.transport.segment import align
 _PAGE = 4096
 WORKERS, COUNT, OTHERS, MEMORIES, DTYPE, DTYPE_OTHERS = *range(FREE, FREE + 5), FREE + 6
 COMMIT, RELEASED, HELD = 32, 40, 41
-CLOCK, ACTIVE = 0, 1
+CLOCK, SET, ACTIVE = 0, 1, 2
 
 
 class Layout(NamedTuple):
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, workers: int, sizes: list[int]) -> Layout:
         """Lay out two headers and, for each vector of so many bytes, two buffers."""
-        header = 1 + len(sizes) + 2 * workers
+        header = ACTIVE + len(sizes) + 2 * workers
         first = 8 * LINES
         second = first + align(8 * header)
         at = align(second + align(8 * header), _PAGE)

@@ -102,6 +102,7 @@ class SharedCentre:
         self._last_seen = 0
         self._sent = self._header()[self._sent_at] if rank is not None else 0
         self._met = False
+        self._set = int(self._header()[at.SET])
         self._scratch: list[Array] = []
         if rank is not None:
             self._segment.touch(0, self._segment.nbytes)
@@ -190,7 +191,9 @@ class SharedCentre:
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt under the lock, in one pass over blocks where the rule is elementwise.
 
-        If the rule raises, the centre is as before; ``local`` and ``seen`` may be half updated.
+        Where the centre was set since this worker last saw it, nothing is merged: what the worker learnt is void, and
+        it takes the centre as it is. If the rule raises, the centre is as before; ``local`` and ``seen`` may be half
+        updated.
 
         Args:
             local: this worker's vector; becomes what the rule's ``adopt`` returns.
@@ -216,6 +219,10 @@ class SharedCentre:
             header = self._headers[commit % 2].copy()
             if header[self._sent_at] != self._sent:
                 raise BadInput(f"{self._who}: another process exchanges under this rank; give each its own.")
+            if header[at.SET] != self._set:
+                self._last_seen, self._set = self._copy(commit, local, others)
+                seen[:] = local
+                return 0
             staleness = int(header[at.CLOCK]) - self._last_seen
             told = self._meeting(workers=1, staleness=staleness, sender=self.rank)
             self._merge(self._rule, header, local, seen, window, told)
@@ -236,6 +243,8 @@ class SharedCentre:
     def replace(self, centre: Array, others: Array) -> None:
         """Set the centre and the moving statistics, whole; neither a merge nor a contribution, the clock stays.
 
+        Every worker's next exchange takes it as it is and merges nothing, so nothing of before is mixed into it.
+
         Args:
             centre: what the centre becomes.
             others: what the averaged moving statistics become.
@@ -248,6 +257,7 @@ class SharedCentre:
                 active = int(header[at.ACTIVE + i])
                 self._buffers[i][1 - active][:] = vector
                 header[at.ACTIVE + i] = 1 - active
+            header[at.SET] += 1
             self._commit(commit, header)
 
     def _merge(self, rule: Rule, header: Array, local: Array, seen: Array, window: int, told: Any) -> None:
@@ -324,23 +334,24 @@ class SharedCentre:
         self._fit(out, others)
         for _ in range(_OPTIMISTIC):
             commit = self._words[at.COMMIT]
-            clock = self._copy(commit, out, others)
+            copied = self._copy(commit, out, others)
             fence()
             if self._words[at.COMMIT] == commit:
-                return self._saw(clock)
+                return self._saw(*copied)
         with self._lock.hold(self.timeout, "a read of the centre"):
-            return self._saw(self._copy(self._words[at.COMMIT], out, others))
+            return self._saw(*self._copy(self._words[at.COMMIT], out, others))
 
-    def _copy(self, commit: int, out: Array, others: Array) -> int:
+    def _copy(self, commit: int, out: Array, others: Array) -> tuple[int, int]:
+        """Copy both vectors; returns their clock, and how often the centre had been set."""
         fence()
-        clock, first, second = self._headers[commit % 2][:3].tolist()
+        clock, times_set, first, second = self._headers[commit % 2][: at.ACTIVE + 2].tolist()
         out[:] = self._buffers[0][first & 1]
         others[:] = self._buffers[1][second & 1]
-        return int(clock)
+        return int(clock), int(times_set)
 
-    def _saw(self, clock: int) -> int:
+    def _saw(self, clock: int, times_set: int) -> int:
         if not self._met:
-            self._last_seen = clock
+            self._last_seen, self._set = clock, times_set
         return clock
 
     def _fit(self, vector: Array, others: Array) -> None:
