@@ -108,11 +108,12 @@ class WorkerFailed(ChorosError, RuntimeError):
 
 
 def brief(error: BaseException) -> str:
-    r"""Return an exception in one line, without terminal colours and the examples and arguments that Keras adds.
+    r"""Return an exception in one line, without terminal colours and what Keras adds to its first cause.
 
     Example:
         >>> brief(ValueError("\x1b[1mno\x1b[0m\n\nArguments received by Dense.call(): ..."))
         'ValueError: no'
     """
-    text = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {error}")
+    first = str(error).rsplit("Exception encountered: ", 1)[-1]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {first}")
     return textwrap.shorten(re.split("Example:|Arguments received by", text)[0], 320, placeholder=" ...")

@@ -1,37 +1,63 @@
 """How a compiled model travels to a worker: as a ``.keras`` file, with its own classes beside it by value.
 
 The file's bytes come from Keras itself. Classes and functions that are not Keras' own go by cloudpickle over the
-parent's private pipe: by reference where a worker can import them, by value where they live in ``__main__``.
+parent's private pipe: by reference where a worker can import them, by value where they live in ``__main__``; and so
+does what the file does not say (``choros.training.unsaid``).
 """
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import random
 import sys
-import types
+import warnings
 import zipfile
-from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from choros.errors import BadInput, NotSerializable, brief
 from choros.training.lean import lean
+from choros.training.objects import custom_objects, distinct
+from choros.training.unsaid import odd, say, unsaid
 
 
 @lean()
 def pack_model(model: Any) -> tuple[bytes, bytes]:
-    """Return the model as the bytes of a ``.keras`` file, and its custom objects as cloudpickle bytes.
+    """Return the model as the bytes of a ``.keras`` file, and as cloudpickle bytes what the file has not.
+
+    A model with classes or functions of its own is read back here, as a worker will.
 
     Raises:
-        NotSerializable: Keras or cloudpickle cannot write the model or one of its objects; the message names it.
+        NotSerializable: Keras or cloudpickle cannot write the model or one of its objects, or what was written makes
+            another model; the message says what.
     """
-    import cloudpickle
+    with distinct(model):
+        data, config = _write(model)
+        custom = dict(custom_objects(config, model))
+    said = unsaid(model, _read_back(model, data, custom) if custom or odd(model) else model)
+    gc.collect()  # a second model should not stay
+    try:
+        return data, _dumps({"objects": custom, "unsaid": [tuple(one) for one in said]}, model)
+    except NotSerializable:
+        raise
+    except Exception as error:
+        names = ", ".join(sorted([*custom, *map(str, said)]))
+        raise NotSerializable(
+            f"What the model {model.name!r} uses ({names}) cannot travel to a worker: {brief(error)}. Make it "
+            "inside the function that uses it, or put the function into a module that workers can import."
+        ) from error
 
+
+def _write(model: Any) -> tuple[bytes, dict[str, Any]]:
+    """Return the bytes of the model's file, and the configuration in it."""
     try:
         _, (buffer,) = model.__reduce__()
         data: bytes = buffer.getvalue()
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            config = json.loads(archive.read("config.json"))
+            config: dict[str, Any] = json.loads(archive.read("config.json"))
     except Exception as error:
         raise NotSerializable(
             f"The model {model.name!r} cannot be written as a .keras file, so it cannot travel to a worker: "
@@ -42,24 +68,67 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
             f"What the model {model.name!r} was compiled with cannot be written down (get_compile_config() gives "
             "nothing). Use losses and metrics with a get_config(), or plain functions."
         )
-    custom = dict(_custom_objects(config, model))
+    return data, config
+
+
+def _read_back(model: Any, data: bytes, custom: dict[str, Any]) -> Any:
+    """Read the model's file, and leave no trace: neither in random numbers nor in the names of things to come."""
+    state = random.getstate(), np.random.get_state()
+    names: Any = sys.modules["keras.src.backend.common.global_state"].get_global_attribute("object_name_uids", {})
+    before = dict(names)
     try:
-        blob: bytes = cloudpickle.dumps(custom)
+        with warnings.catch_warnings(action="ignore"):
+            return _read(data, custom)
     except Exception as error:
         raise NotSerializable(
-            f"A custom object of the model ({', '.join(sorted(custom))}) cannot travel to a worker: {brief(error)}"
+            f"The model {model.name!r} can be written as a .keras file, but not be read back, so no worker could have "
+            f"it: {brief(error)}. Each class of yours needs a get_config() with all that its __init__ wants, and an "
+            "__init__ that takes what Keras adds (**kwargs, for super().__init__); then try keras.models.load_model."
         ) from error
-    return data, blob
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        names.clear()
+        names.update(before)
+
+
+def _read(data: bytes, custom: dict[str, Any]) -> Any:
+    import keras
+
+    with keras.saving.custom_object_scope(custom):
+        return keras.Model._unpickle_model(io.BytesIO(data))
+
+
+def _dumps(thing: Any, model: Any) -> bytes:
+    """Write by cloudpickle; a layer or a variable of the model itself would arrive as a second one, and is refused."""
+    import cloudpickle
+
+    own = {id(part): part for part in [*model._flatten_layers(), *model.variables]}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, part: Any) -> Any:
+            if id(part) in own:
+                raise NotSerializable(
+                    f"A function of the model {model.name!r} uses the model's own {getattr(part, 'path', part.name)}, "
+                    "by a name from outside: in a worker that would be a copy which training does not change. Put "
+                    "it into a layer's call with add_loss, or into the model's train_step."
+                )
+            return super().reducer_override(part)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(thing)
+    return buffer.getvalue()
 
 
 @lean()
 def unpack_model(data: bytes, custom: bytes) -> Any:
     """Return the compiled model that ``pack_model`` wrote."""
     import cloudpickle
-    import keras
 
-    with keras.saving.custom_object_scope(cloudpickle.loads(custom)):
-        return keras.Model._unpickle_model(io.BytesIO(data))
+    beside = cloudpickle.loads(custom)
+    model = _read(data, beside["objects"])
+    say(model, beside["unsaid"])
+    return model
 
 
 @lean()
@@ -68,12 +137,13 @@ def fresh_clone(model: Any, custom: bytes) -> Any:
 
     Args:
         model: the model.
-        custom: its custom objects, as ``pack_model`` wrote them.
+        custom: what its file has not, as ``pack_model`` wrote it.
     """
     import cloudpickle
     import keras
 
-    with keras.saving.custom_object_scope(cloudpickle.loads(custom)):
+    beside = cloudpickle.loads(custom)
+    with keras.saving.custom_object_scope(beside["objects"]):
         clone = type(model).from_config(model.get_config())
         build_config = model.get_build_config()
         if not clone.built and build_config:
@@ -84,6 +154,7 @@ def fresh_clone(model: Any, custom: bytes) -> Any:
                 f"The model {model.name!r} cannot be cloned: it was compiled with what has no configuration."
             )
         clone.compile_from_config(config)
+    say(clone, beside["unsaid"])
     return clone
 
 
@@ -91,93 +162,3 @@ def _compiles_itself(model: Any) -> bool:
     import keras
 
     return type(model).compile_from_config is not keras.Model.compile_from_config
-
-
-def _custom_objects(config: dict[str, Any], model: Any) -> Iterator[tuple[str, Any]]:
-    """Find every class and function in a serialised model that is not Keras' own."""
-    import keras
-
-    live, twice = _live_objects(model)
-    for module, name, registered in _names(config):
-        if _of_keras(module):
-            continue
-        if name in twice:
-            raise NotSerializable(
-                f"The model {model.name!r} uses two different objects that are both called {name}, and its file tells "
-                "them apart by that name only: give each a name of its own (for functions that a function makes: set "
-                "their __name__)."
-            )
-        found = keras.saving.get_registered_object(registered) if registered else None
-        if found is None and module in sys.modules:
-            found = getattr(sys.modules[module], name, None)
-        if found is None:
-            found = live.get(name)
-        if found is None:
-            if module in (None, "builtins"):
-                continue
-            raise NotSerializable(
-                f"The model uses {module}.{name}, which cannot be found by that name. Define it at the top level of "
-                "a module or register it with keras.saving.register_keras_serializable()."
-            )
-        yield name, found
-        if registered:
-            yield registered, found
-
-
-def _names(node: Any) -> Iterator[tuple[str | None, str, str | None]]:
-    """Yield (module, name, registered name) of each serialised object in a config."""
-    if isinstance(node, dict):
-        name = node.get("class_name")
-        if isinstance(name, str):
-            if name == "function" and isinstance(node.get("config"), str):
-                yield node.get("module"), node["config"], node.get("registered_name")
-            elif not name.startswith("__"):
-                yield node.get("module"), name, node.get("registered_name")
-        for value in node.values():
-            yield from _names(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _names(value)
-
-
-def _live_objects(model: Any) -> tuple[dict[str, Any], set[str]]:
-    """Map class and function names to the objects that the model really holds; and name those that are ambiguous."""
-    found: dict[str, Any] = {}
-    twice: set[str] = set()
-
-    def keep(name: str, thing: Any) -> None:
-        if not _of_keras(thing.__module__) and found.setdefault(name, thing) is not thing:
-            twice.add(name)
-
-    keep(type(model).__name__, type(model))
-    compiled = [model.optimizer, *_flat(getattr(model, "loss", None))]
-    compile_metrics = getattr(model, "_compile_metrics", None)
-    for given in (
-        getattr(compile_metrics, "_user_metrics", None),
-        getattr(compile_metrics, "_user_weighted_metrics", None),
-    ):
-        compiled += list(_flat(given))
-    for thing in [*model._flatten_layers(), *compiled]:
-        if isinstance(thing, types.FunctionType):
-            keep(thing.__name__, thing)
-        elif not isinstance(thing, (str, type(None))):
-            keep(type(thing).__name__, type(thing))
-            for value in vars(thing).values():
-                if isinstance(value, types.FunctionType):
-                    keep(value.__name__, value)
-    return found, twice
-
-
-def _of_keras(module: Any) -> bool:
-    return module == "keras" or str(module).startswith(("keras.", "keras_"))
-
-
-def _flat(node: Any) -> Iterator[Any]:
-    if isinstance(node, dict):
-        for value in node.values():
-            yield from _flat(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _flat(value)
-    else:
-        yield node

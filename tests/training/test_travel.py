@@ -1,0 +1,199 @@
+"""A worker trains the model as it is: also what its .keras file does not say; else it is refused before the start."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+from choros.errors import NotSerializable
+from choros.training.travel import fresh_clone, pack_model, unpack_model
+
+FACTOR = 3.0
+
+
+class Scale(keras.layers.Layer):
+    """Multiplies; its configuration says by how much, but not by what it was told later."""
+
+    def __init__(self, by=2.0, **kwargs):
+        super().__init__(**kwargs)
+        self.by, self.later, self._hidden, self.table = by, None, 1.0, {}
+
+    def call(self, x):
+        return x * self.by * (self.later or 1.0) * self._hidden * self.table.get("factor", 1.0)
+
+    def get_config(self):
+        return {**super().get_config(), "by": self.by}
+
+
+class Weighted(keras.losses.Loss):
+    """A loss without a get_config."""
+
+    def __init__(self, factor=1.0, name=None, reduction=None, dtype=None):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, y, p):
+        return self.factor * keras.losses.sparse_categorical_crossentropy(y, p)
+
+
+def sequential(*layers):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(6, "relu"), *layers, keras.layers.Dense(3, "softmax")]
+    )
+
+
+def set_later():
+    model = sequential(Scale())
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    scale = model.layers[1]
+    scale.later, scale._hidden = 1.5, 0.5
+    scale.table["factor"] = 2.0
+    return model
+
+
+def loss_without_config():
+    model = sequential()
+    model.compile("sgd", Weighted(FACTOR))
+    return model
+
+
+def excluded_from_decay():
+    model = sequential()
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+
+def bare_functions():
+    model = sequential(keras.layers.Lambda(lambda x: keras.ops.tanh(x) * FACTOR))
+    model.compile(
+        "sgd",
+        lambda y, p: FACTOR * keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, p)),
+        metrics=[lambda y, p: keras.ops.mean(p) * FACTOR],
+    )
+    return model
+
+
+def functions_of_one_name():
+    def times(factor):
+        def loss(y, p):
+            return factor * keras.losses.sparse_categorical_crossentropy(y, p)
+
+        return loss
+
+    entry = keras.Input((8,))
+    keras.utils.set_random_seed(0)
+    model = keras.Model(entry, {name: keras.layers.Dense(3, "softmax", name=name)(entry) for name in "ab"})
+    model.compile("sgd", {"a": times(1.0), "b": times(5.0)})
+    return model
+
+
+MODELS = [set_later, loss_without_config, excluded_from_decay, bare_functions, functions_of_one_name]
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_what_the_file_does_not_say_is_trained(make, data, pools, same, same_history):
+    x, y = data()
+    y = {"a": y, "b": y} if make is functions_of_one_name else y
+    model, plain = make(), make()
+    how = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}
+    ours = choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, **how)
+    same_history(ours, plain.fit(x, y, **how))
+    same(model, plain)
+
+
+def test_what_is_set_on_a_model_is_set_on_its_clones():
+    model = set_later()
+    data, beside = pack_model(model)
+    for again in (unpack_model(data, beside), fresh_clone(model, beside)):
+        scale = again.layers[1]
+        assert (scale.by, scale.later, scale._hidden, dict(scale.table)) == (2.0, 1.5, 0.5, {"factor": 2.0})
+
+
+def test_packing_leaves_no_trace():
+    model = set_later()
+    model.optimizer.build(model.trainable_variables)
+    keras.backend.clear_session()
+    random.seed(1)
+    np.random.seed(1)
+    pack_model(model)
+    assert random.random() == random.Random(1).random()
+    assert np.random.random() == np.random.RandomState(1).random_sample()
+    assert keras.layers.Dropout(0.5).seed_generator.name == "seed_generator"
+    assert keras.Sequential().name == "sequential"
+
+
+def refused(model, words, monkeypatch):
+    def start(self):
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(choros.WorkerPool, "start", start)
+    with pytest.raises(NotSerializable, match=words) as caught:
+        choros.Trainer(model, workers=2).fit(np.ones((8, 8), "float32"), np.zeros(8, int), verbose=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_that_cannot_be_read_back(monkeypatch):
+    class Bare(keras.layers.Layer):
+        def __init__(self, n):
+            super().__init__()
+            self.n = n
+
+        def call(self, x):
+            return x * self.n
+
+        def get_config(self):
+            return {**super().get_config(), "n": self.n}
+
+    model = sequential(Bare(2))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    refused(model, r"not be read back.*Bare.__init__\(\) got an unexpected keyword.*\*\*kwargs", monkeypatch)
+
+    class Grown(keras.layers.Layer):
+        def __init__(self, more=False, **kwargs):
+            super().__init__(**kwargs)
+            self.dense = [keras.layers.Dense(6) for _ in range(2 if more else 1)]
+
+        def call(self, x):
+            for dense in self.dense:
+                x = dense(x)
+            return x
+
+        def get_config(self):
+            return super().get_config()
+
+    model = sequential(Grown(more=True))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    refused(model, "not be read back|has 8 weights, and read back from its own file 6", monkeypatch)
+
+
+def test_what_a_file_cannot_bring(monkeypatch):
+    model = sequential()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.layers[0].kernel.trainable = False
+    refused(
+        model, "dense.*/kernel .* has trainable False, and read back .* True: set it through its layer", monkeypatch
+    )
+    model = sequential()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.layers[0].kernel_regularizer = keras.regularizers.L2(0.1)
+    refused(model, "has regularizer NoneType, and read back from the model's own file L2", monkeypatch)
+    model = sequential()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.train_step = lambda *data: {}
+    refused(model, "model.train_step was replaced on the object itself", monkeypatch)
+
+
+def test_a_loss_on_the_models_own_weights(monkeypatch):
+    model, teacher = sequential(), sequential()
+    kernel = model.layers[0].kernel
+    model.compile("sgd", lambda y, p: keras.ops.mean(p) + keras.ops.sum(kernel))
+    refused(model, "uses the model's own .*kernel, by a name from outside", monkeypatch)
+    model.compile("sgd", lambda y, p: keras.ops.mean(p) + keras.ops.sum(model.layers[0].kernel))
+    refused(model, "uses the model's own sequential", monkeypatch)
+    model.compile("sgd", lambda y, p: keras.ops.mean(p) + keras.ops.sum(teacher.layers[0].kernel))
+    pack_model(model)  # another model's are what they are
