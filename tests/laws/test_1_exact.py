@@ -212,6 +212,92 @@ def test_a_train_step_that_logs_its_own_loss_is_heard(pools, plain_fit, data, sa
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
 
 
+def test_a_train_step_with_metrics_of_its_own_logs_what_one_process_does(pools, plain_fit, data, same_weights, backend):
+    """As Keras' guides write it: the mean over batches, not rows, and one figure more than the metrics."""
+    x, y = data(rows=52)
+    reference, model, expected, found = train_both(pools, plain_fit, lambda: own_metrics(backend), x, y, 3)
+    same_weights(reference, model, 1e-5)
+    assert list(found) == list(expected)
+    assert {"loss", "hits", "more"} <= found.keys()
+    for name in expected.keys() - {"more"}:  # of the last batch: every rank has its part
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+
+
+def own_metrics(backend):
+    """A model whose train_step keeps its own running loss, as Keras' guides do."""
+
+    class Own(keras.Sequential):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.own = [keras.metrics.Mean(name="loss"), keras.metrics.SparseCategoricalAccuracy(name="hits")]
+
+        @property
+        def metrics(self):
+            return self.own
+
+        def loss_of(self, y, prediction):
+            return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, prediction))
+
+        def tell(self, state, *told):
+            """Stateless on JAX: return the metrics' new variables, and the logs."""
+            logs, kept = {"more": told[0][0] * 3}, []
+            for metric, what in zip(self.own, told, strict=True):
+                if backend == "jax":
+                    kept += metric.stateless_update_state(state[len(kept) : len(kept) + 2], *what)
+                    logs[metric.name] = metric.stateless_result(kept[-2:])
+                else:
+                    metric.update_state(*what)
+                    logs[metric.name] = metric.result()
+            return logs, kept
+
+        if backend == "jax":
+
+            def train_step(self, state, data):
+                import jax
+
+                trained, others, slots, metrics = state
+                x, y = data
+
+                def loss(trained):
+                    prediction, kept = self.stateless_call(trained, others, x, training=True)
+                    return self.loss_of(y, prediction), (prediction, kept)
+
+                (value, (prediction, kept)), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
+                trained, slots = self.optimizer.stateless_apply(slots, gradients, trained)
+                logs, metrics = self.tell(metrics, (value,), (y, prediction))
+                return logs, (trained, kept, slots, metrics)
+        elif backend == "torch":
+
+            def train_step(self, data):
+                import torch
+
+                x, y = data
+                self.zero_grad()
+                prediction = self(x, training=True)
+                value = self.loss_of(y, prediction)
+                value.backward()
+                with torch.no_grad():
+                    self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
+                return self.tell(None, (value.detach(),), (y, prediction))[0]
+        else:
+
+            def train_step(self, data):
+                import tensorflow as tf
+
+                x, y = data
+                with tf.GradientTape() as tape:
+                    prediction = self(x, training=True)
+                    value = self.loss_of(y, prediction)
+                gradients = tape.gradient(value, [v.value for v in self.trainable_weights])
+                self.optimizer.apply(gradients, self.trainable_weights)
+                return self.tell(None, (value,), (y, prediction))[0]
+
+    keras.utils.set_random_seed(0)
+    model = Own([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax")])
+    model.compile(keras.optimizers.Adam(1e-2))
+    return model
+
+
 def own_logs(backend, names):
     """A model whose train_step logs what Keras' metrics do not know."""
     keras.utils.set_random_seed(0)

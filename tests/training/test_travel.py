@@ -186,6 +186,10 @@ def test_what_a_file_cannot_bring(monkeypatch):
     model.compile("sgd", "sparse_categorical_crossentropy")
     model.train_step = lambda *data: {}
     refused(model, "model.train_step was replaced on the object itself", monkeypatch)
+    model = sequential(Scale())
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.seen = [keras.metrics.Mean()]
+    refused(model, "model.seen was set on the object after it was made", monkeypatch)
 
 
 def test_a_loss_on_the_models_own_weights(monkeypatch):

@@ -15,7 +15,7 @@ import numpy as np
 
 from choros.backend import seeds, step_counter
 from choros.backend.exact import mixed_rows
-from choros.backend.metrics import Metrics, gather, scatter, slices_of
+from choros.backend.metrics import Metrics, Told, gather, scatter, slices_of
 from choros.backend.weight import Weigher
 from choros.types import Array, Batch
 
@@ -55,12 +55,12 @@ class BaseReplica(Metrics):
         """``train_step`` on the packed batch, optimizer and all; returns ``self._custom(logs)``."""
 
     @abstractmethod
-    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
         """``train_step`` with the optimizer left out.
 
-        Returns the gradients in the order of ``trainable`` (None is zero), the batch's loss (``UNUSED`` where the model
-        has no loss metric) and what the loss divided by. Leaves the loss metric's variables as they were, and
-        sets ``self._logs`` to ``self._custom(logs)``, as does ``_evaluate``.
+        Returns the gradients in the order of ``trainable`` (None is zero), what the loss metric was told, and what the
+        loss divided by. Leaves the loss metric's variables as they were, and sets ``self._logs`` to
+        ``self._custom(logs)``, as does ``_evaluate``.
         """
 
     @abstractmethod
@@ -68,8 +68,8 @@ class BaseReplica(Metrics):
         """Run the compiled optimizer on ``gradient / divisor``; on return ``gradient`` is no longer needed."""
 
     @abstractmethod
-    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
-        """``test_step``; returns the batch's loss and its divisor. Leaves the loss metric's variables alone."""
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
+        """``test_step``; returns what the loss metric was told, which is left as it was, and the loss's divisor."""
 
     @abstractmethod
     def look_ahead(self, momentum: float) -> None:
@@ -165,9 +165,9 @@ class BaseReplica(Metrics):
         if not batch.rows:
             out[:] = 0
             return
-        arrays, loss, n = self._gradients(self.pack(batch), batch.rows)
+        arrays, told, n = self._gradients(self.pack(batch), batch.rows)
         self._rows += batch.rows
-        loss = self._known(loss)
+        loss = self._known(told, batch.rows)
         for where, array in zip(self.slices, arrays, strict=True):
             if array is None:
                 out[where] = 0
@@ -188,9 +188,9 @@ class BaseReplica(Metrics):
         """One test step: metrics and one line of the tally."""
         entry = (0.0, 0.0, 0.0)
         if batch.rows:
-            loss, n = self._evaluate(self.pack(batch), batch.rows)
+            told, n = self._evaluate(self.pack(batch), batch.rows)
             self._rows += batch.rows
-            loss = self._known(loss)
+            loss = self._known(told, batch.rows)
             entry = (n * loss, n, float(batch.rows))
         self._tally.append(np.array(entry))
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from choros.backend.base import BaseReplica
-from choros.backend.metrics import UNUSED
+from choros.backend.metrics import UNUSED, Told
 from choros.errors import NotExact
 from choros.types import Array
 
@@ -58,12 +58,12 @@ class JaxReplica(BaseReplica):
         self._state = list(state)
         return self._custom(logs)
 
-    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
         gradients, figures, others, metrics, logs = self._differentiate(*self._state, data)
         self._state[1], self._state[3] = others, metrics
         self._logs = logs
-        loss, n = np.asarray(figures).tolist()
-        return [np.asarray(g) for g in gradients], loss, n
+        loss, weight, n = np.asarray(figures).tolist()
+        return [np.asarray(g) for g in gradients], Told(loss, weight), n
 
     def _trace_gradients(self, trained: Any, others: Any, slots: Any, metrics: Any, data: Any) -> Any:
         optimizer = self.model.optimizer
@@ -76,7 +76,7 @@ class JaxReplica(BaseReplica):
                 f"train_step of {type(self.model).__name__} used model.optimizer {len(kept)} times: AllReduce needs "
                 "exactly one update a step, through model.optimizer. Use another algorithm, or one optimizer."
             )
-        figures = jnp.stack([self._loss(seen), jnp.asarray(n, jnp.float32)])
+        figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return kept[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
     def _apply(self, gradient: Array, divisor: float) -> None:
@@ -90,18 +90,18 @@ class JaxReplica(BaseReplica):
         trained, slots = self.model.optimizer.stateless_apply(slots, gradients, trained)
         return slots, trained  # in the order of the donated arguments, so that each is updated in place
 
-    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
         trained = self._state[0] if self._x is None else self._x
         figures, others, metrics, self._logs = self._test(trained, self._state[1], self._state[3], data)
         self._state[1], self._state[3] = others, metrics
-        loss, n = np.asarray(figures).tolist()
-        return loss, n
+        loss, weight, n = np.asarray(figures).tolist()
+        return Told(loss, weight), n
 
     def _trace_test(self, trained: Any, others: Any, metrics: Any, data: Any) -> Any:
         with self.weigher as weigher:
             logs, (_, others, seen) = self.model.test_step((trained, others, self._without_loss(metrics)), data)
             n = weigher.divisor(_rows(data), strict=False)
-        figures = jnp.stack([self._loss(seen), jnp.asarray(n, jnp.float32)])
+        figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
     def in_state(self, state: tuple[Any, ...]) -> None:
@@ -117,11 +117,11 @@ class JaxReplica(BaseReplica):
     def _without_loss(self, metrics: list[Any]) -> list[Any]:
         return [jnp.zeros_like(m) if i in self._loss_at else m for i, m in enumerate(metrics)]
 
-    def _loss(self, metrics: list[Any]) -> Any:
+    def _loss(self, metrics: list[Any]) -> tuple[Any, Any]:
         if not self._loss_at:
-            return jnp.asarray(UNUSED, jnp.float32)
+            return jnp.asarray(UNUSED, jnp.float32), jnp.zeros((), jnp.float32)
         total, count = (metrics[i] for i in self._loss_at)
-        return jnp.asarray(jnp.where(count == 0, UNUSED, total / count), jnp.float32)
+        return jnp.asarray(jnp.where(count == 0, UNUSED, total / count), jnp.float32), jnp.asarray(count, jnp.float32)
 
     def _keep_loss(self, seen: list[Any], metrics: list[Any]) -> list[Any]:
         return [metrics[i] if i in self._loss_at else m for i, m in enumerate(seen)]
@@ -181,10 +181,9 @@ class JaxReplica(BaseReplica):
         super().reset_metrics()
         self._state[3] = [v.value for v in self.metric_variables]
 
-    def metrics(self) -> dict[str, Any]:
-        """What Keras would log now."""
+    def _results(self) -> dict[str, Any]:
         self._bring(3)
-        return super().metrics()
+        return super()._results()
 
     def _settle(self) -> None:
         if self._x is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,6 +13,16 @@ from choros.backend.weight import Weigher, exact_loss
 from choros.types import Array
 
 UNUSED = float("-inf")  # the loss of a step that left Keras' running loss alone
+
+
+class Told(NamedTuple):
+    """What one step told the running loss: its mean (``UNUSED``: nothing), and the weight that this had.
+
+    Keras' own weighs by rows; a ``train_step`` of the user's mostly tells a batch's mean, with a weight of 1.
+    """
+
+    loss: float
+    weight: float
 
 
 class Metrics(ABC):
@@ -40,7 +50,8 @@ class Metrics(ABC):
         self._tally: list[Array] = []
         self._rows = 0
         self._trained = [0.0, 0.0]
-        self._untold = False
+        self._untold = self._by_batch = False
+        self._said: dict[str, tuple[float, bool]] = {}
         self._logs: dict[str, Any] | None = None
 
     @abstractmethod
@@ -58,6 +69,7 @@ class Metrics(ABC):
 
     def metric_state(self) -> Array:
         """All metric variables, the rows seen, and the tally of evaluated batches, as one flat float64 vector."""
+        self._compare()
         values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
         for index in self.averaged:
             values[index] = values[index] * self._rows
@@ -74,40 +86,62 @@ class Metrics(ABC):
 
     def metrics(self) -> dict[str, Any]:
         """What Keras would log now; ``loss`` is the exact one where batches were reduced or evaluated."""
-        results = self.model.get_metrics_result() if self._logs is None else self._logs
+        results = self._results()
+        if self._logs is not None:
+            of_metrics = {name: results[name] for name, (_, own) in self._said.items() if not own}
+            results = {**self._logs, **of_metrics}
         figures = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in results.items()}
         loss = None if self._untold else self._exact_loss()
         if self.loss_metric is not None and loss is not None and self.loss_metric.name in figures:
             figures[self.loss_metric.name] = loss
         return figures
 
+    def _results(self) -> dict[str, Any]:
+        """What Keras' metrics have come to."""
+        results: dict[str, Any] = self.model.get_metrics_result()
+        return results
+
+    def _compare(self) -> None:
+        """Find out which figures of the step's logs are the metrics' results, and which are the step's own."""
+        if self._logs is None:
+            return
+        logs = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._logs.items()}
+        results = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._results().items()}
+        exact = None if self._untold or self.loss_metric is None else self.loss_metric.name
+        self._said = {
+            name: (float(value), name not in results or not np.array_equal(value, results[name], equal_nan=True))
+            for name, value in logs.items()
+            if not value.ndim and name != exact
+        }
+
     def _custom(self, logs: Any) -> dict[str, Any] | None:
         """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
         return logs if isinstance(logs, dict) and set(logs) != self._names else None
 
-    def _known(self, loss: float) -> float:
+    def _known(self, told: Told, rows: int) -> float:
         """The batch's loss; 0, as Keras logs it, where a user's own step left the running loss alone."""
-        if loss != UNUSED:
-            return loss
+        if told.loss != UNUSED:
+            self._by_batch |= told.weight == 1 < rows
+            return told.loss
         self._untold |= self._logs is not None  # then the step logs a loss of its own
         return 0.0
 
-    def own_logs(self) -> dict[str, float] | None:
-        """What a user's own step last logged, numbers only; None where a step logs Keras' metrics."""
-        if self._logs is None:
-            return None
-        figures = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._logs.items()}
-        exact = None if self._untold or self.loss_metric is None else self.loss_metric.name
-        return {name: float(value) for name, value in figures.items() if not value.ndim and name != exact}
+    def own_logs(self) -> dict[str, tuple[float, bool]] | None:
+        """What a user's own step last logged, numbers only, as of ``metric_state``; None where it logs Keras' metrics.
+
+        Beside each number: whether it is the step's own, not one of the metrics' results.
+        """
+        return None if self._logs is None else self._said
 
     def _count(self, loss: float, rows: int) -> None:
         """Count the exact loss of one reduced batch."""
-        self._trained[0] += loss * rows
-        self._trained[1] += rows
+        weight = 1 if self._by_batch else rows
+        self._trained[0] += loss * weight
+        self._trained[1] += weight
 
     def _exact_loss(self) -> float | None:
         if self._tally:
-            return exact_loss(np.stack(self._tally), sums=self.weigher.sums)
+            return exact_loss(np.stack(self._tally), sums=self.weigher.sums, by_batch=self._by_batch)
         if self._trained[1]:
             return self._trained[0] / self._trained[1]
         return None

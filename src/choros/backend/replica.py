@@ -118,7 +118,7 @@ class Replica(Protocol):
     def set_metric_state(self, state: Array) -> None:
         """Set them, from one or from a sum of several; what ``apply`` counted stays."""
 
-    def own_logs(self) -> dict[str, float] | None:
+    def own_logs(self) -> dict[str, tuple[float, bool]] | None:
         """What a user's own step last logged, numbers only; None where a step logs Keras' metrics."""
 
     def metrics(self) -> dict[str, Any]:

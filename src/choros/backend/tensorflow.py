@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
-from choros.backend.metrics import UNUSED
+from choros.backend.metrics import UNUSED, Told
 from choros.types import Array, Batch
 
 ALIGNMENT = 64  # bytes; TensorFlow's kernels end the process on memory that begins elsewhere
@@ -91,12 +91,12 @@ class TensorFlowReplica(BaseReplica):
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
         return self._custom(self._train(data))
 
-    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
         grads, loss, n, logs = self._differentiate(data, _scalar(self._share))
         self._logs = self._custom(logs)
         divisor = float(n)
         arrays = [None if g is None else np.asarray(g) for g in grads]
-        return arrays, float(loss), float(rows) if divisor == ROWS else divisor
+        return arrays, Told(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
 
     def _trace_gradients(self, data: tuple[Any, ...], share: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - for the type checker
@@ -140,12 +140,12 @@ class TensorFlowReplica(BaseReplica):
             vector = np.frombuffer(memory, vector.dtype)
         return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
 
-    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
         with self._at_x():
             loss, n, logs = self._test(data, _scalar(self._share))
         self._logs = self._custom(logs)
         divisor = float(n)
-        return float(loss), float(rows) if divisor == ROWS else divisor
+        return Told(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
 
     def _trace_test(self, data: tuple[Any, ...], share: Any) -> Any:
         with self.weigher, self._part_of(share), self._own_loss() as loss:
@@ -157,7 +157,7 @@ class TensorFlowReplica(BaseReplica):
         """One batch's loss out of Keras' running mean, which is left as it was."""
         metric = self.loss_metric
         if metric is None:
-            yield lambda: tf.constant(UNUSED)
+            yield lambda: tf.constant([UNUSED, 0.0])
             return
         state = [metric.total.value, metric.count.value]
         before = [variable.read_value() for variable in state]
@@ -166,7 +166,7 @@ class TensorFlowReplica(BaseReplica):
 
         def loss() -> Any:
             total, count = (variable.read_value() for variable in state)
-            return tf.cast(tf.where(count == 0, tf.cast(UNUSED, total.dtype), total / count), tf.float32)
+            return tf.cast([tf.where(count == 0, tf.cast(UNUSED, total.dtype), total / count), count], tf.float32)
 
         yield loss
         for variable, value in zip(state, before, strict=True):

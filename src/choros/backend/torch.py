@@ -17,7 +17,7 @@ import torch
 
 from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
-from choros.backend.metrics import UNUSED
+from choros.backend.metrics import UNUSED, Told
 from choros.types import Array
 
 _PLAIN = tuple(np.dtype(kind).str for kind in ("float32", "float64", "int64", "int32", "uint8", "bool"))
@@ -71,7 +71,7 @@ class TorchReplica(BaseReplica):
         self._mode(True)
         return self._custom(self._train(data))
 
-    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], float, float]:
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
         assert self._capture is not None  # noqa: S101 - for the type checker
         self._mode(True)
         with self._capture as capture, self.weigher, _Loss(self.loss_metric) as loss:
@@ -87,7 +87,7 @@ class TorchReplica(BaseReplica):
         with torch.no_grad():
             self._update(list(grads))
 
-    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[float, float]:
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
         self._mode(False)
         with torch.no_grad(), self._at_x(), self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(self._test(data))
@@ -186,11 +186,9 @@ class _Loss:
                 tensor.zero_()
         return self
 
-    def value(self) -> float:
-        if not self._state:
-            return UNUSED
-        total, count = (float(tensor) for tensor in self._state)
-        return total / count if count else UNUSED
+    def value(self) -> Told:
+        total, count = (float(tensor) for tensor in self._state) if self._state else (0.0, 0.0)
+        return Told(total / count if count else UNUSED, count)
 
     def __exit__(self, *error: object) -> None:
         with torch.no_grad():

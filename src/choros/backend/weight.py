@@ -26,12 +26,13 @@ from choros.types import Array
 TINY = 1e-20  # the weight of rows that are all masked: nothing beside another rank, but not 0 where all are
 
 
-def exact_loss(tally: Array, *, sums: bool = False) -> float:
-    """The row-weighted mean of each batch's exact loss, as one process logs it.
+def exact_loss(tally: Array, *, sums: bool = False, by_batch: bool = False) -> float:
+    """The mean of each batch's exact loss, as one process logs it.
 
     Args:
         tally: one line a batch, added over the ranks: n * loss, n, rows.
         sums: True where the loss adds over ranks instead of being averaged.
+        by_batch: True where the mean is over batches, not weighted by their rows.
 
     Returns:
         The loss; 0.0 where there was no row.
@@ -42,8 +43,8 @@ def exact_loss(tally: Array, *, sums: bool = False) -> float:
         2.5
     """
     weight = np.ones(len(tally)) if sums else np.maximum(tally[:, 1], 1e-300)
-    rows = tally[:, 2].sum()
-    return float((tally[:, 0] / weight * tally[:, 2]).sum() / rows) if rows else 0.0
+    rows = tally[:, 2] > 0 if by_batch else tally[:, 2]
+    return float((tally[:, 0] / weight * rows).sum() / rows.sum()) if rows.any() else 0.0
 
 
 class Weigher:

@@ -296,5 +296,5 @@ def mean_own_logs(run: Run) -> dict[str, float]:
     said = [json.loads(text) for text in run.group.gather(mine)]
     told = [(rows, logs) for rows, logs in said if logs is not None and rows]
     total = sum(rows for rows, _ in told)
-    names = told[0][1] if told else {}
-    return {name: sum(rows * logs[name] for rows, logs in told) / total for name in names}
+    names = [name for name in (told[0][1] if told else {}) if any(logs[name][1] for _, logs in told)]
+    return {name: sum(rows * logs[name][0] for rows, logs in told) / total for name in names}

@@ -98,6 +98,11 @@ def _differences(mine: Any, its: Any, path: tuple[Any, ...], seen: set[int], mod
         elif _plain(value):
             if name in names and not _same(value, there):
                 yield Unsaid((*path, name), _bare(value))
+        elif name in names and there is _MISSING and any(_kin(value, value)):
+            raise NotSerializable(
+                f"{Unsaid((*path, name), value)} was set on the object after it was made, and holds layers, metrics or "
+                f"the like, which its file has not: make them in the __init__ of {type(mine).__name__}."
+            )
         elif not name.startswith(_TRACKED):
             for step, one, other in _kin(value, there):
                 yield from _differences(one, other, (*path, name, *step), seen, model)
