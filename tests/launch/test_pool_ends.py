@@ -21,7 +21,7 @@ def test_kill_ends_what_workers_started(calls, gone):
     pool.kill()
     pool.kill()
     pool.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8
     assert all(gone(pid, 0.1) for pid in pids)
     assert gone(spawned)
 

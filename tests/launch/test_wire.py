@@ -114,7 +114,7 @@ def test_nothing_comes(ends):
     began = time.monotonic()
     with pytest.raises(MeetingTimeout, match=r"sent nothing for 0\.1 s"):
         ends[0].receive(0.1)
-    assert 0.1 <= time.monotonic() - began < 1
+    assert 0.1 <= time.monotonic() - began < 5
     assert not ends[0].poll()
 
 

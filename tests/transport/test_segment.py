@@ -159,4 +159,4 @@ def test_a_wait_ends_by_its_check():
         begin = time.perf_counter()
         with pytest.raises(TimeoutError):
             waiter.wait(9, 1, 0.13, check)
-        assert 0.12 <= time.perf_counter() - begin < 1.0
+        assert 0.12 <= time.perf_counter() - begin < 5
