@@ -17,7 +17,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$roo
 
 # Side by side, in two halves that take about as long: most tests wait for ranks to start, to meet or to time out, and
 # leave the cores idle.
-whole_runs="tests/cli tests/test_examples.py"
+whole_runs="tests/cli tests/test_examples.py tests/report"
 others=$room/others
 {
     failed=0

@@ -10,8 +10,9 @@ import numpy as np
 from choros.data.checks import check_arrays, check_batch
 from choros.data.convert import as_arrays, to_floatx
 from choros.data.division import Piece, pieces
+from choros.data.mapped import place_in_file
 from choros.data.order import permutation
-from choros.data.tree import is_nested, map_leaves
+from choros.data.tree import is_nested, leaves, map_leaves
 from choros.errors import BadData
 from choros.types import Array, Batch
 
@@ -20,7 +21,7 @@ class ArraySource:
     """Nested arrays, gone through in the order of (seed, epoch) and divided exactly among ranks.
 
     Args:
-        x: Nested arrays or tensors of any library.
+        x: Nested arrays or tensors of any library. Mapped files are read batch by batch, and stay what they are.
         y: The same, or None.
         sample_weight: One array for all of y, or one for each of its arrays, or None.
         floatx: What floating point numbers become, as Keras does it.
@@ -47,7 +48,10 @@ class ArraySource:
             one = weight
             weight = map_leaves(lambda _: one, y)
         self.floatx = floatx
-        self._data: tuple[Any, Any, Any] = to_floatx((x, y, weight), floatx)
+        self._data: tuple[Any, Any, Any] = map_leaves(
+            lambda a: a if place_in_file(a) else to_floatx(a, floatx), (x, y, weight)
+        )
+        self._cast = any(a.dtype != to_floatx(a[:0], floatx).dtype for _, a in leaves(self._data))
         self._flat = not any(map(is_nested, self._data))
 
     @property
@@ -134,12 +138,15 @@ class ArraySource:
     def _cut(self, rows: slice) -> tuple[Any, Any, Any]:
         if rows.start == rows.stop:
             return None, None, None
-        return self._map(lambda a: _view(a[rows]))
+        return self._map(lambda a: _view(self._float(a[rows])))
 
     def _pick(self, rows: Array) -> tuple[Any, Any, Any]:
         if not len(rows):
             return None, None, None
-        return self._map(lambda a: a.take(rows, axis=0) if a.flags.c_contiguous else a[rows])
+        return self._map(lambda a: self._float(a.take(rows, axis=0) if a.flags.c_contiguous else a[rows]))
+
+    def _float(self, part: Array) -> Array:
+        return to_floatx(part, self.floatx) if self._cast else part
 
     def _map(self, function: Callable[[Array], Array]) -> tuple[Any, Any, Any]:
         x, y, weight = self._data

@@ -1,7 +1,8 @@
 """How a source travels to the workers: JSON for its structure, raw bytes for its arrays, never a pickle of arrays.
 
 The arrays are written once into memory that all workers map (64-byte aligned, so that a backend may use them where
-they lie); each worker makes read-only views of them and a source from those.
+they lie); each worker makes read-only views of them and a source from those. Arrays that are a mapped file are not
+copied: each worker maps the file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from choros.data.arrays import ArraySource
 from choros.data.dataset import PyDatasetSource
+from choros.data.mapped import open_place, place_in_file
 from choros.errors import NotSerializable
 from choros.types import Array
 
@@ -127,7 +129,7 @@ def _identity(array: Array) -> tuple[Any, ...]:
 
 
 def _spec(structure: Any, arrays: list[Array], places: dict[tuple[Any, ...], int]) -> Any:
-    """The structure in JSON's terms: None, the number of an array, or ``[container, parts]``."""
+    """The structure in JSON's terms: None, the number of an array, its place in a file, or ``[container, parts]``."""
     if structure is None:
         return None
     if isinstance(structure, dict):
@@ -135,6 +137,9 @@ def _spec(structure: Any, arrays: list[Array], places: dict[tuple[Any, ...], int
     if isinstance(structure, list | tuple):
         kind = "list" if isinstance(structure, list) else "tuple"
         return [kind, [_spec(value, arrays, places) for value in structure]]
+    place = place_in_file(structure)
+    if place is not None:
+        return place
     key = _identity(structure)
     if key not in places:
         places[key] = len(arrays)
@@ -147,6 +152,8 @@ def _build(spec: Any, arrays: Sequence[Array]) -> Any:
         return None
     if isinstance(spec, int):
         return arrays[spec]
+    if isinstance(spec, dict):
+        return open_place(spec)
     kind, parts = spec
     if kind == "dict":
         return {key: _build(part, arrays) for key, part in parts}

@@ -1,0 +1,43 @@
+"""Arrays that are a file mapped into memory: they travel by the file's name, and are read where they lie."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+from choros.types import Array
+
+
+def place_in_file(array: Array) -> dict[str, Any] | None:
+    """Return where in which file an array lies, or None for one that is in memory, or only there as it is.
+
+    ``numpy.memmap`` and ``numpy.load(mmap_mode=)`` make such arrays, and slices of their first axis are too. One that
+    was opened copy-on-write (mode "c") may differ from its file, and counts as in memory.
+
+    Example:
+        >>> place_in_file(np.zeros(3)) is None
+        True
+    """
+    root: Any = array
+    while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
+        root = root.base
+    filename = getattr(root, "filename", None)
+    if filename is None or root.mode == "c" or not os.path.isfile(filename):
+        return None
+    if not array.size or not array.flags.c_contiguous or np.dtype(array.dtype.str) != array.dtype:
+        return None
+    offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    return {"file": str(filename), "dtype": array.dtype.str, "shape": list(array.shape), "offset": int(offset)}
+
+
+def open_place(place: dict[str, Any]) -> Array:
+    """Return the array that ``place_in_file`` described, read-only.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+    """
+    array = np.memmap(place["file"], np.dtype(place["dtype"]), "r", place["offset"], tuple(place["shape"]))
+    return array.view(np.ndarray)

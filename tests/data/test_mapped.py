@@ -1,0 +1,79 @@
+"""What is a mapped file stays in its file: it travels by name, from wherever in it the array lies."""
+
+import json
+
+import numpy as np
+import pytest
+
+import choros
+from choros.data import ArraySource, make_source
+from choros.data.checks import split
+from choros.data.mapped import open_place, place_in_file
+from choros.data.packing import pack, unpack
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The same rows as arrays, and as files mapped in two ways: floats of 8 bytes, labels behind a header."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 8)), rng.integers(0, 3, 60)
+    x[:, 0] += y
+    np.save(tmp_path / "y.npy", y)
+    (tmp_path / "x.bin").write_bytes(b"header" + x.tobytes())
+    return (x, y), (
+        np.memmap(tmp_path / "x.bin", "float64", "r", 6, x.shape),
+        np.load(tmp_path / "y.npy", mmap_mode="r"),
+    )
+
+
+def test_a_place_is_found_and_opened(files):
+    _, (x, y) = files
+    for array in (x, y, x[7:50], np.asarray(x)[7:50][3:], y[5:], x[3]):
+        place = json.loads(json.dumps(place_in_file(array)))
+        np.testing.assert_array_equal(open_place(place), array)
+    assert not open_place(place_in_file(x)).flags.writeable
+
+
+def test_what_is_not_as_its_file_is(files, tmp_path):
+    _, (x, _) = files
+    private = np.load(tmp_path / "y.npy", mmap_mode="c")
+    for array in (np.ones(3), x[::2], x[:, 1:], x[:0], x + 1, private):
+        assert place_in_file(array) is None
+    path = tmp_path / "gone.npy"
+    np.save(path, np.ones(3))
+    gone = np.load(path, mmap_mode="r")
+    path.unlink()
+    assert place_in_file(gone) is None
+
+
+def test_nothing_of_a_file_is_packed_and_batches_are_those_of_arrays(files):
+    arrays, mapped = files
+    spec, packed, _ = pack(make_source(*mapped))
+    assert packed == []
+    source = unpack(json.loads(json.dumps(spec)), [], [])
+    how = {"rank": 1, "size": 2, "together": True, "batch_size": 7, "seed": 3, "epoch": 1}
+    for shuffle in (False, True):
+        ours, plain = (s.epoch(**how, shuffle=shuffle) for s in (source, ArraySource(*arrays)))
+        for mine, other in zip(ours, plain, strict=True):
+            assert mine.x.dtype == other.x.dtype == np.float32
+            np.testing.assert_array_equal(mine.x, other.x)
+            np.testing.assert_array_equal(mine.y, other.y)
+    train, valid = split(*mapped, None, 0.25)
+    assert all(place_in_file(array) for array in (*train[:2], *valid[:2]))
+
+
+def test_training_from_files_is_training_from_arrays(files, pools):
+    import keras
+
+    arrays, mapped = files
+    weights = []
+    for x, y in (arrays, mapped):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
+        model.compile("adam", "sparse_categorical_crossentropy")
+        choros.Trainer(model, workers=2, pool=pools(2)).fit(
+            x, y, batch_size=16, epochs=2, seed=1, validation_split=0.2, verbose=0
+        )
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
