@@ -143,7 +143,7 @@ def fresh_clone(model: Any, custom: bytes) -> Any:
     import keras
 
     beside = cloudpickle.loads(custom)
-    with keras.saving.custom_object_scope(beside["objects"]):
+    with distinct(model), keras.saving.custom_object_scope(beside["objects"]):
         clone = type(model).from_config(model.get_config())
         build_config = model.get_build_config()
         if not clone.built and build_config:

@@ -90,7 +90,7 @@ def _differences(mine: Any, its: Any, path: tuple[Any, ...], seen: set[int], mod
     for name, value in _attributes(mine).items():
         there = theirs.get(name, _MISSING)
         if isinstance(value, _FUNCTIONS) and callable(getattr(type(mine), name, None)):
-            if name not in kept:
+            if name not in kept and (there is _MISSING or mine is its):
                 raise NotSerializable(
                     f"{Unsaid((*path, name), value)} was replaced on the object itself, which cannot travel to a "
                     f"worker: define {name} in a subclass of {type(mine).__name__}."
@@ -201,6 +201,12 @@ def _bare(value: Any) -> Any:
     return [_bare(inner) for inner in value] if isinstance(value, list) else value
 
 
+def _cells(function: Any) -> list[Any]:
+    """Return what a function has from where it was made; of what is no plain value, as a layer, the kind."""
+    values = inspect.getclosurevars(function).nonlocals.values()
+    return [value if _plain(value) else type(value) for value in values]
+
+
 def _same(value: Any, there: Any) -> bool:
     """Tell whether two plain values are equal; functions are by what they do."""
     import keras
@@ -208,8 +214,8 @@ def _same(value: Any, there: Any) -> bool:
     if value is there:
         return True
     if isinstance(value, types.FunctionType) and isinstance(there, types.FunctionType):
-        cells = [tuple(cell.cell_contents for cell in function.__closure__ or ()) for function in (value, there)]
-        return (value.__code__, value.__defaults__) == (there.__code__, there.__defaults__) and _same(*cells)
+        made = [(function.__code__, function.__defaults__) for function in (value, there)]
+        return made[0] == made[1] and all(map(_same, _cells(value), _cells(there)))
     if isinstance(value, (list, tuple)) and isinstance(there, (list, tuple)):
         return len(value) == len(there) and all(map(_same, value, there))
     if isinstance(value, dict) and isinstance(there, dict):
