@@ -6,6 +6,7 @@ the model as it is, and what cannot be brought over is refused before any worker
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -203,7 +204,10 @@ def _bare(value: Any) -> Any:
 
 def _cells(function: Any) -> list[Any]:
     """Return what a function has from where it was made; of what is no plain value, as a layer, the kind."""
-    values = inspect.getclosurevars(function).nonlocals.values()
+    values = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            values.append(cell.cell_contents)
     return [value if _plain(value) else type(value) for value in values]
 
 
