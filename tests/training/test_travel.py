@@ -95,7 +95,73 @@ def functions_of_one_name():
     return model
 
 
-MODELS = [set_later, loss_without_config, excluded_from_decay, bare_functions, functions_of_one_name]
+def relu(x):
+    """Not Keras' own of that name, which is used too."""
+    return keras.ops.tanh(x) * FACTOR
+
+
+def mse(y, p):
+    return keras.ops.abs(keras.ops.reshape(keras.ops.cast(y, "float32"), (-1,)) - p[:, 0])
+
+
+def functions_called_as_keras_own():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(6, relu), keras.layers.Dense(6, "relu"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile("sgd", mse, metrics=["mse", mse])
+    return model
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, start):
+        self.start = start
+
+    def __call__(self, step):
+        return self.start / (1.0 + keras.ops.cast(step, "float32"))
+
+    def get_config(self):
+        return {"start": self.start}
+
+
+class Sides(keras.regularizers.Regularizer):
+    def __call__(self, x):
+        return 0.1 * keras.ops.sum(keras.ops.abs(x))
+
+    def get_config(self):
+        return {}
+
+
+class Clip(keras.constraints.Constraint):
+    def __call__(self, w):
+        return keras.ops.clip(w, -0.3, 0.3)
+
+
+class Flat(keras.initializers.Initializer):
+    def __call__(self, shape, dtype=None):
+        return keras.ops.full(shape, 0.1, dtype)
+
+
+class Own(keras.optimizers.SGD):
+    pass
+
+
+def small_classes_of_a_script():
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense(6, kernel_regularizer=Sides(), kernel_constraint=Clip(), bias_initializer=Flat())
+    model = keras.Sequential([keras.Input((8,)), dense, keras.layers.Dense(3, "softmax")])
+    model.compile(keras.optimizers.LossScaleOptimizer(Own(Halving(0.1))), "sparse_categorical_crossentropy")
+    return model
+
+
+MODELS = [
+    functions_called_as_keras_own,
+    small_classes_of_a_script,
+    set_later,
+    loss_without_config,
+    excluded_from_decay,
+    bare_functions,
+    functions_of_one_name,
+]
 
 
 @pytest.mark.parametrize("make", MODELS)

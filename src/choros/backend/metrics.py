@@ -116,7 +116,10 @@ class Metrics(ABC):
 
     def _custom(self, logs: Any) -> dict[str, Any] | None:
         """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
-        return logs if isinstance(logs, dict) and set(logs) != self._names else None
+        if not isinstance(logs, dict):
+            return None
+        logs = _flattened(logs)
+        return logs if set(logs) != self._names else None
 
     def _known(self, told: Told, rows: int) -> float:
         """The batch's loss; 0, as Keras logs it, where a user's own step left the running loss alone."""
@@ -145,6 +148,14 @@ class Metrics(ABC):
         if self._trained[1]:
             return self._trained[0] / self._trained[1]
         return None
+
+
+def _flattened(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs with those of a metric of several, as ``compile`` makes one, each by itself, as Keras shows them."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(_flattened(value) if isinstance(value, dict) else {name: value})
+    return flat
 
 
 def _loss_metric(model: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -65,33 +66,52 @@ def _named(model: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def _held(model: Any) -> Iterator[Any]:
-    """Yield the classes and functions of a model and of what it was compiled with that are not Keras' own."""
-    compiled = [model.optimizer, *_flat(getattr(model, "loss", None))]
-    compile_metrics = getattr(model, "_compile_metrics", None)
-    for given in (
-        getattr(compile_metrics, "_user_metrics", None),
-        getattr(compile_metrics, "_user_weighted_metrics", None),
-    ):
-        compiled += list(_flat(given))
-    for thing in [*model._flatten_layers(), *compiled]:
+    """Yield the classes and functions of a model, and of all that it holds, that are not Keras' own."""
+    waiting, seen = [model], set[int]()
+    while waiting:
+        thing = waiting.pop(0)
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
         if isinstance(thing, types.FunctionType):
-            yield thing
-        elif not isinstance(thing, (str, type(None))):
+            if not of_keras(thing.__module__):
+                yield thing
+        elif isinstance(thing, dict):
+            waiting += thing.values()
+        elif isinstance(thing, (list, tuple)):
+            waiting += thing
+        elif isinstance(thing, kinds()):
             if not of_keras(type(thing).__module__):
                 yield type(thing)
-            for value in vars(thing).values():
-                if isinstance(value, types.FunctionType) and not of_keras(value.__module__):
-                    yield value
+            waiting += [value for name, value in vars(thing).items() if name not in ("build", "quantize")]
+            waiting += getattr(thing, "_layers", [])
+
+
+@functools.cache
+def kinds() -> tuple[type, ...]:
+    """Return the classes of Keras whose objects a configuration speaks of."""
+    import keras
+
+    return (
+        keras.layers.Layer,
+        keras.losses.Loss,
+        keras.metrics.Metric,
+        keras.optimizers.Optimizer,
+        keras.optimizers.schedules.LearningRateSchedule,
+        keras.regularizers.Regularizer,
+        keras.constraints.Constraint,
+        keras.initializers.Initializer,
+    )
 
 
 @contextmanager
 def distinct(model: Any) -> Iterator[None]:
-    """For a while, give a name of its own to each function of a model that cannot be found by its name.
+    """For a while, give a name of its own to each function of a model.
 
-    Keras writes a lambda down as bare code, which loses the names that it uses, and tells functions that other
-    functions have made apart by a name that they share.
+    Keras writes a lambda down as bare code, which loses the names that it uses, and tells other functions apart by a
+    name that several may share, or one of them and one of Keras' own.
     """
-    functions = {id(f): f for f in _held(model) if isinstance(f, types.FunctionType) and "<" in f.__qualname__}
+    functions = {id(f): f for f in _held(model) if isinstance(f, types.FunctionType)}
     names = {key: function.__name__ for key, function in functions.items()}
     for index, function in enumerate(functions.values()):
         function.__name__ = f"{function.__name__.strip('<>')}_{index}"
@@ -105,14 +125,3 @@ def distinct(model: Any) -> Iterator[None]:
 def of_keras(module: Any) -> bool:
     """Tell whether a module is Keras'."""
     return module == "keras" or str(module).startswith(("keras.", "keras_"))
-
-
-def _flat(node: Any) -> Iterator[Any]:
-    if isinstance(node, dict):
-        for value in node.values():
-            yield from _flat(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _flat(value)
-    else:
-        yield node

@@ -19,16 +19,18 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput, NotSerializable, brief
-from choros.training.lean import lean
+from choros.training.lean import is_lean, lean
 from choros.training.objects import custom_objects, distinct
-from choros.training.unsaid import odd, say, unsaid
+from choros.training.unsaid import say, unsaid
+
+_LARGE = 20_000_000  # parameters
 
 
 @lean()
 def pack_model(model: Any) -> tuple[bytes, bytes]:
     """Return the model as the bytes of a ``.keras`` file, and as cloudpickle bytes what the file has not.
 
-    A model with classes or functions of its own is read back here, as a worker will.
+    It is read back here, as a worker will, but for a large one in which all is Keras' own: that takes seconds.
 
     Raises:
         NotSerializable: Keras or cloudpickle cannot write the model or one of its objects, or what was written makes
@@ -37,10 +39,11 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
     with distinct(model):
         data, config = _write(model)
         custom = dict(custom_objects(config, model))
-    said = unsaid(model, _read_back(model, data, custom) if custom or odd(model) else model)
+    read = custom or model.count_params() <= _LARGE
+    said = unsaid(model, _read_back(model, data, custom) if read else model)
     gc.collect()  # a second model should not stay
     try:
-        return data, _dumps({"objects": custom, "unsaid": [tuple(one) for one in said]}, model)
+        return data, _dumps({"objects": custom, "unsaid": [tuple(one) for one in said], "lean": is_lean()}, model)
     except NotSerializable:
         raise
     except Exception as error:
@@ -61,7 +64,8 @@ def _write(model: Any) -> tuple[bytes, dict[str, Any]]:
     except Exception as error:
         raise NotSerializable(
             f"The model {model.name!r} cannot be written as a .keras file, so it cannot travel to a worker: "
-            f"{brief(error)}. Give each custom layer a get_config() and try model.save('m.keras')."
+            f"{brief(error)}. Give each layer of your own a get_config(), write a function around what else is called "
+            "(functools.partial, a bound method, an object with __call__), and try model.save('m.keras')."
         ) from error
     if not config.get("compile_config") and not _compiles_itself(model):
         raise NotSerializable(
@@ -77,8 +81,7 @@ def _read_back(model: Any, data: bytes, custom: dict[str, Any]) -> Any:
     names: Any = sys.modules["keras.src.backend.common.global_state"].get_global_attribute("object_name_uids", {})
     before = dict(names)
     try:
-        with warnings.catch_warnings(action="ignore"):
-            return _read(data, custom)
+        return _read(data, custom)
     except Exception as error:
         raise NotSerializable(
             f"The model {model.name!r} can be written as a .keras file, but not be read back, so no worker could have "
@@ -95,7 +98,7 @@ def _read_back(model: Any, data: bytes, custom: dict[str, Any]) -> Any:
 def _read(data: bytes, custom: dict[str, Any]) -> Any:
     import keras
 
-    with keras.saving.custom_object_scope(custom):
+    with keras.saving.custom_object_scope(custom), warnings.catch_warnings(action="ignore"):  # they were heard before
         return keras.Model._unpickle_model(io.BytesIO(data))
 
 
@@ -120,14 +123,14 @@ def _dumps(thing: Any, model: Any) -> bytes:
     return buffer.getvalue()
 
 
-@lean()
 def unpack_model(data: bytes, custom: bytes) -> Any:
     """Return the compiled model that ``pack_model`` wrote."""
     import cloudpickle
 
     beside = cloudpickle.loads(custom)
-    model = _read(data, beside["objects"])
-    say(model, beside["unsaid"])
+    with lean(beside["lean"]):
+        model = _read(data, beside["objects"])
+        say(model, beside["unsaid"])
     return model
 
 

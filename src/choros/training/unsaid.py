@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from choros.errors import NotSerializable
-from choros.training.objects import of_keras
+from choros.training.objects import kinds, of_keras
 
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype, enum.Enum, types.SimpleNamespace)
 _FUNCTIONS = (types.FunctionType, types.MethodType)
@@ -43,28 +43,14 @@ def unsaid(model: Any, again: Any) -> list[Unsaid]:
 
     Args:
         model: the model that was given.
-        again: what its file makes; ``model`` itself where nothing in it is the user's own.
+        again: what its file makes.
 
     Raises:
         NotSerializable: a difference that cannot travel; the message says which and what to do.
     """
     found = list(_differences(model, again, (), set(), model))
-    if again is not model:
-        _check_weights(model, again)
+    _check_weights(model, again)
     return found
-
-
-def odd(model: Any) -> bool:
-    """Tell whether a weight is not as its layer says, so that the model's file may make it otherwise."""
-    for layer in model._flatten_layers():
-        for weight in layer._trainable_variables:
-            if weight.trainable != layer.trainable:
-                return True
-            for what in ("regularizer", "constraint"):
-                own = getattr(weight, what)
-                if getattr(layer, f"{weight.name}_{what}", own) is not own:
-                    return True
-    return False
 
 
 def say(model: Any, said: list[Unsaid]) -> None:
@@ -102,7 +88,8 @@ def _differences(mine: Any, its: Any, path: tuple[Any, ...], seen: set[int], mod
         elif name in names and there is _MISSING and any(_kin(value, value)):
             raise NotSerializable(
                 f"{Unsaid((*path, name), value)} was set on the object after it was made, and holds layers, metrics or "
-                f"the like, which its file has not: make them in the __init__ of {type(mine).__name__}."
+                f"the like, which its file has not: make them in the __init__ of {type(mine).__name__}, or what "
+                "compile is given in compile_from_config, from what get_compile_config gives."
             )
         elif not name.startswith(_TRACKED):
             for step, one, other in _kin(value, there):
@@ -157,16 +144,9 @@ def _kin(value: Any, there: Any, step: tuple[Any, ...] = ()) -> Iterator[tuple[t
     """Yield the pairs of Keras objects of one type in two attributes: the values, or what they are lists of."""
     import keras
 
-    kinds: tuple[Any, ...] = (
-        keras.layers.Layer,
-        keras.losses.Loss,
-        keras.metrics.Metric,
-        keras.optimizers.Optimizer,
-        keras.optimizers.schedules.LearningRateSchedule,
-        keras.regularizers.Regularizer,
-        keras.constraints.Constraint,
-    )
-    if isinstance(value, kinds):
+    if isinstance(value, keras.initializers.Initializer):
+        return  # it has done its work, with numbers of its own
+    if isinstance(value, kinds()):
         if type(value) is type(there):
             yield step, value, there
     elif isinstance(value, (list, tuple)) and isinstance(there, (list, tuple)) and len(value) == len(there):
@@ -244,6 +224,14 @@ def _check_weights(model: Any, again: Any) -> None:
         ("regularizer", lambda v: type(v.regularizer).__name__),
         ("constraint", lambda v: type(v.constraint).__name__),
     ]
+    for one, other in zip(model._flatten_layers(), again._flatten_layers(), strict=False):
+        counts = [len(layer.variables) - len(layer.metrics_variables) for layer in (one, other)]
+        if counts[0] != counts[1] and not one._layers:
+            raise NotSerializable(
+                f"The layer {one.name!r} of the model {model.name!r} has {counts[0]} variables, and read back from the "
+                f"model's own file {counts[1]}: get_config() must say all that it is made from, and what it was made "
+                "from must not be changed after it was built."
+            )
     mine, its = list(model.weights), list(again.weights)
     if len(mine) != len(its):
         raise NotSerializable(
@@ -255,5 +243,6 @@ def _check_weights(model: Any, again: Any) -> None:
             if of(one) != of(other):
                 raise NotSerializable(
                     f"The weight {one.path} of the model {model.name!r} has {what} {of(one)}, and read back from the "
-                    f"model's own file {of(other)}: set it through its layer, where get_config() says it."
+                    f"model's own file {of(other)}: set it through its layer before the layer is built, or train what "
+                    "keras.models.load_model makes of its file."
                 )
