@@ -163,6 +163,8 @@ class Trainer:
         if validation_data is not None:
             validation = make_source(*checks.unpack(validation_data), floatx=floatx)
         steps = steps_per_epoch or source.steps(batch_size)
+        if isinstance(self.algorithm, algorithms.Ensemble):
+            checks.check_members(source, self.workers)
         sample = source.sample(min(batch_size, 32))
         algorithm = self._bind(sample)
         arrays: list[Any] = []

@@ -200,6 +200,23 @@ def test_a_metric_that_does_not_add_up_is_a_mean_by_rows_with_a_warning(pools, m
     assert history["own"][0] < 0.99
 
 
+def test_a_function_of_the_whole_batch_is_a_mean_by_rows_with_a_warning(pools, make_mlp, plain_fit, data):
+    def widest(y, p):
+        return keras.ops.max(p) - keras.ops.min(p)
+
+    def first(y, p):
+        return p[:, 0]
+
+    x, y = data(rows=61)
+    models = [make_mlp(metrics=[widest, first]) for _ in range(2)]
+    with pytest.warns(UserWarning, match="'widest' .* does not add up") as told:
+        found = choros.Trainer(models[0], workers=2, pool=pools(2)).fit(x, y, batch_size=16, seed=5, verbose=0).history
+    assert not any("'first'" in str(one.message) for one in told)
+    expected = plain_fit(models[1], x, y, epochs=1, batch_size=16, seed=5)
+    assert found["first"] == pytest.approx(expected["first"], rel=1e-6)
+    assert found["widest"] == pytest.approx(expected["widest"], rel=0.2)  # of parts: narrower
+
+
 @pytest.mark.parametrize("names", [("loss", "mine"), ("loss",)], ids=str)
 def test_a_train_step_that_logs_its_own_loss_is_heard(pools, plain_fit, data, same_weights, backend, names):
     """Where it logs nothing but what Keras' running loss is called, that is what is logged: 0, and not no number."""

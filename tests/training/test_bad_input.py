@@ -61,6 +61,12 @@ def test_models(refused):
     refused(NotSerializable, "two different objects that are both called Block", model)
 
 
+def test_an_ensemble_with_fewer_rows_than_members(refused, data):
+    x, y = data(3)
+    how = {"algorithm": "ensemble", "how": {"workers": 5}, "x": x, "y": y, "batch_size": 5}
+    refused(BadData, "3 rows cannot be divided among 5 members: give more rows or fewer workers", **how)
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"), [("aesgd", "AEASGD"), ("alreduse", "AllReduce"), ("downpoor", "DOWNPOUR")]
 )

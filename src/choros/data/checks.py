@@ -61,6 +61,17 @@ def check_batch(batch_size: Any, workers: int, together: bool) -> None:
         )
 
 
+def check_members(source: Any, members: int) -> None:
+    """Refuse data of which each member of an ensemble cannot have a part of its own.
+
+    Raises:
+        BadData: There are fewer rows, or batches of a PyDataset, than members.
+    """
+    count, what = (source.steps(1), "batches") if source.rows is None else (source.rows, "rows")
+    if count is not None and count < members:
+        raise BadData(f"{count} {what} cannot be divided among {members} members: give more {what} or fewer workers.")
+
+
 def check_arrays(x: Any, y: Any, sample_weight: Any) -> int:
     """Refuse numpy arrays that do not fit together; returns how many rows they have.
 

@@ -93,9 +93,12 @@ class Engine:
         Raises:
             WorkerFailed: a worker raised, died or hung.
         """
+        with self.workers.lent():
+            return self._run(conductor)
+
+    def _run(self, conductor: Conductor) -> RunRecord:
         self.conductor = conductor
-        pool = self.workers.start()
-        self.pool = pool
+        self.pool = self.workers.start()
         self.open()
         try:
             self.send()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from choros.errors import BadInput
@@ -51,6 +53,7 @@ class WorkerPool:
             raise BadInput(f"devices={devices!r}: give 'auto', 'cpu' or 'gpu'.")
         self._backend, self._threads, self._bind, self._devices, self._echo = backend, threads, bind, devices, echo
         self._pool: Pool | None = None
+        self._lock = threading.Lock()
 
     @property
     def backend(self) -> str:
@@ -65,7 +68,9 @@ class WorkerPool:
         return self._pool is not None
 
     def start(self) -> Pool:
-        """Start the processes, if they do not run yet, and return the engine that holds them."""
+        """Start the processes, if they do not all run, and return the engine that holds them."""
+        if self._pool is not None and not all(map(self._pool.alive, range(self.size))):
+            self.kill()
         if self._pool is None:
             bindings = plan(self.size, threads=self._threads, bind=self._bind)
             gpus = self.gpus()
@@ -82,6 +87,23 @@ class WorkerPool:
                 echo=show if self._echo else None,
             )
         return self._pool
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """For a while, be one ``fit``'s alone.
+
+        Raises:
+            BadInput: another one has it.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise BadInput(
+                "These workers are training already, for a fit of another thread or around this callback: wait for it, "
+                "or give each Trainer a WorkerPool of its own."
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def gpus(self) -> int:
         """Return how many GPUs the workers get, 0 for the CPU.

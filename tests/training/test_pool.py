@@ -1,0 +1,39 @@
+"""A pool of workers is one fit's at a time, and whole for the next one."""
+
+import os
+import signal
+import time
+
+import keras
+import pytest
+
+import choros
+from choros.errors import BadInput
+
+
+def test_a_pool_that_trains_is_not_given_to_another(make_model, data, pools):
+    x, y = data()
+    refused = []
+
+    class Greedy(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            with pytest.raises(BadInput, match="training already, for a fit of another thread or around this"):
+                choros.Trainer(make_model(), workers=2, pool=pools(2)).fit(x, y, verbose=0)
+            refused.append(epoch)
+
+    history = choros.Trainer(make_model(), workers=2, pool=pools(2)).fit(x, y, verbose=0, callbacks=[Greedy()])
+    assert refused == [0]
+    assert history.epoch == [0]
+
+
+def test_a_worker_that_died_between_two_fits_is_started_again(make_model, data):
+    x, y = data()
+    with choros.WorkerPool(2) as pool:
+        choros.Trainer(make_model(), workers=2, pool=pool).fit(x, y, verbose=0)
+        before = pool.start().pids
+        os.kill(before[1], signal.SIGKILL)
+        limit = time.monotonic() + 10
+        while pool.start().pids == before:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        choros.Trainer(make_model(), workers=2, pool=pool).fit(x, y, verbose=0)
