@@ -140,8 +140,8 @@ def main() -> None:
     os.sched_setaffinity(0, cores()[:RANKS])
     quick, found, result = options.quick, {name: [] for name in options.what if name in TARGETS}, {}
     loads = {
-        "mlp": (Workload("mlp", 128, 10 if quick else 300), 15.0),
-        "cnn": (Workload("cnn", 32, 3 if quick else 20), 30.0),
+        "mlp": (Workload("mlp", 128, 10 if quick else 1000), 25.0),
+        "cnn": (Workload("cnn", 32, 3 if quick else 100), 40.0),
     }
     rounds = options.rounds or (1 if quick else 3)
     for _ in range(rounds):
