@@ -240,7 +240,18 @@ def test_a_train_step_with_metrics_of_its_own_logs_what_one_process_does(pools, 
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
 
 
-def own_metrics(backend):
+def test_its_logs_are_of_all_workers_that_step_by_themselves(pools, data, backend):
+    """With a rate of nothing nobody learns, so the workers' figures together are those of one process."""
+    x, y = data(rows=64)
+    models = [own_metrics(backend, keras.optimizers.SGD(1e-12)) for _ in range(2)]
+    how = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    found = choros.Trainer(models[0], "localsgd", workers=2, pool=pools(2)).fit(x, y, **how).history
+    expected = models[1].fit(x, y, **how).history
+    for name in ("loss", "hits"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+
+
+def own_metrics(backend, optimizer=None):
     """A model whose train_step keeps its own running loss, as Keras' guides do."""
 
     class Own(keras.Sequential):
@@ -311,7 +322,7 @@ def own_metrics(backend):
 
     keras.utils.set_random_seed(0)
     model = Own([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax")])
-    model.compile(keras.optimizers.Adam(1e-2))
+    model.compile(optimizer or keras.optimizers.Adam(1e-2))
     return model
 
 

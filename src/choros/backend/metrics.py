@@ -91,10 +91,7 @@ class Metrics(ABC):
             of_metrics = {name: results[name] for name, (_, own) in self._said.items() if not own}
             results = {**self._logs, **of_metrics}
         figures = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in results.items()}
-        loss = None if self._untold else self._exact_loss()
-        if self.loss_metric is not None and loss is not None and self.loss_metric.name in figures:
-            figures[self.loss_metric.name] = loss
-        return figures
+        return figures | {name: loss for name, loss in self._exact().items() if name in figures}
 
     def _results(self) -> dict[str, Any]:
         """What Keras' metrics have come to."""
@@ -107,11 +104,11 @@ class Metrics(ABC):
             return
         logs = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._logs.items()}
         results = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._results().items()}
-        exact = None if self._untold or self.loss_metric is None else self.loss_metric.name
+        exact = self._exact()
         self._said = {
             name: (float(value), name not in results or not np.array_equal(value, results[name], equal_nan=True))
             for name, value in logs.items()
-            if not value.ndim and name != exact
+            if not value.ndim and name not in exact
         }
 
     def _custom(self, logs: Any) -> dict[str, Any] | None:
@@ -142,12 +139,14 @@ class Metrics(ABC):
         self._trained[0] += loss * weight
         self._trained[1] += weight
 
-    def _exact_loss(self) -> float | None:
+    def _exact(self) -> dict[str, float]:
+        """The running loss as it would be in one process, by its name, where it was kept out of the steps."""
+        if self._untold or self.loss_metric is None:
+            return {}
         if self._tally:
-            return exact_loss(np.stack(self._tally), sums=self.weigher.sums, by_batch=self._by_batch)
-        if self._trained[1]:
-            return self._trained[0] / self._trained[1]
-        return None
+            loss = exact_loss(np.stack(self._tally), sums=self.weigher.sums, by_batch=self._by_batch)
+            return {self.loss_metric.name: loss}
+        return {self.loss_metric.name: self._trained[0] / self._trained[1]} if self._trained[1] else {}
 
 
 def _flattened(logs: dict[str, Any]) -> dict[str, Any]:
