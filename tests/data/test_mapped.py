@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-import choros
 from choros.data import ArraySource, make_source
 from choros.data.checks import split
 from choros.data.mapped import open_place, place_in_file
@@ -60,20 +59,3 @@ def test_nothing_of_a_file_is_packed_and_batches_are_those_of_arrays(files):
             np.testing.assert_array_equal(mine.y, other.y)
     train, valid = split(*mapped, None, 0.25)
     assert all(place_in_file(array) for array in (*train[:2], *valid[:2]))
-
-
-def test_training_from_files_is_training_from_arrays(files, pools):
-    import keras
-
-    arrays, mapped = files
-    weights = []
-    for x, y in (arrays, mapped):
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
-        model.compile("adam", "sparse_categorical_crossentropy")
-        choros.Trainer(model, workers=2, pool=pools(2)).fit(
-            x, y, batch_size=16, epochs=2, seed=1, validation_split=0.2, verbose=0
-        )
-        weights.append(model.get_weights())
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)

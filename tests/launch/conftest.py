@@ -96,12 +96,16 @@ def _gone(pid, within=5.0):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(children):
-    gc.collect()
-    before = set(os.listdir("/proc/self/fd")), children(), {thread.name for thread in threading.enumerate()}
+    def held():
+        gc.collect()
+        return set(os.listdir("/proc/self/fd")), children(), {thread.name for thread in threading.enumerate()}
+
+    before = held()
     yield
-    gc.collect()
-    after = set(os.listdir("/proc/self/fd")), children(), {thread.name for thread in threading.enumerate()}
-    assert after == before
+    limit = time.monotonic() + 2  # a pool that other tests keep opens a file for a moment, to look at its workers
+    while any(left := [now - then for now, then in zip(held(), before, strict=True)]) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not any(left), left
 
 
 @pytest.fixture

@@ -242,3 +242,15 @@ def test_numbers_may_be_numpys(make_model, data, pools):
         x, y, batch_size=n(10), epochs=n(2), seed=n(3), validation_data=(x, y), validation_batch_size=n(9), verbose=0
     )
     assert len(history.history["val_loss"]) == 2
+
+
+def test_training_from_mapped_files_is_training_from_arrays(make_model, data, pools, same, tmp_path):
+    x, y = data()
+    np.save(tmp_path / "x.npy", x.astype("float64"))
+    np.save(tmp_path / "y.npy", y)
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xy"]
+    how = {"batch_size": 16, "epochs": 2, "seed": 1, "validation_split": 0.2, "verbose": 0}
+    models = [make_model() for _ in range(2)]
+    for model, arrays in zip(models, ((x, y), mapped), strict=True):
+        choros.Trainer(model, workers=2, pool=pools(2)).fit(*arrays, **how)
+    same(*models, tolerance=0)
