@@ -17,7 +17,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$roo
 
 # Side by side, in two halves that take about as long: most tests wait for ranks to start, to meet or to time out, and
 # leave the cores idle.
-whole_runs="tests/cli tests/test_examples.py tests/report"
+apart="tests/cli tests/test_examples.py tests/report tests/launch tests/runner"  # of processes and whole runs
 others=$room/others
 {
     failed=0
@@ -27,11 +27,11 @@ others=$room/others
             --ignore=tests/laws/test_5_loud.py --ignore=tests/laws/test_7_safe.py --ignore=tests/laws/test_8_cheap.py \
             "$@" || failed=1
     done
-    KERAS_BACKEND=jax "$python" -m pytest $whole_runs "$@" || failed=1
+    KERAS_BACKEND=jax "$python" -m pytest $apart "$@" || failed=1
     exit $failed
 } >"$others" 2>&1 &
 failed=0
-KERAS_BACKEND=jax "$python" -m pytest $(printf -- '--ignore=%s ' $whole_runs) "$@" || failed=1
+KERAS_BACKEND=jax "$python" -m pytest $(printf -- '--ignore=%s ' $apart) "$@" || failed=1
 wait $! || failed=1
 cat "$others"
 exit $failed
