@@ -76,7 +76,7 @@ def bare_functions():
     model.compile(
         "sgd",
         lambda y, p: FACTOR * keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, p)),
-        metrics=[lambda y, p: keras.ops.mean(p) * FACTOR],
+        metrics=[lambda y, p: p[:, 0] * FACTOR],
     )
     return model
 
