@@ -251,33 +251,13 @@ def test_its_logs_are_of_all_workers_that_step_by_themselves(pools, data, backen
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
 
 
-def own_metrics(backend, optimizer=None):
-    """A model whose train_step keeps its own running loss, as Keras' guides do."""
+def stepping(backend):
+    """A class of models with a train_step of their own, as Keras' guides write it; ``tell`` makes its logs."""
 
-    class Own(keras.Sequential):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.own = [keras.metrics.Mean(name="loss"), keras.metrics.SparseCategoricalAccuracy(name="hits")]
+    def loss_of(y, prediction):
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, prediction))
 
-        @property
-        def metrics(self):
-            return self.own
-
-        def loss_of(self, y, prediction):
-            return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, prediction))
-
-        def tell(self, state, *told):
-            """Stateless on JAX: return the metrics' new variables, and the logs."""
-            logs, kept = {"more": told[0][0] * 3}, []
-            for metric, what in zip(self.own, told, strict=True):
-                if backend == "jax":
-                    kept += metric.stateless_update_state(state[len(kept) : len(kept) + 2], *what)
-                    logs[metric.name] = metric.stateless_result(kept[-2:])
-                else:
-                    metric.update_state(*what)
-                    logs[metric.name] = metric.result()
-            return {"loss": logs.pop("loss"), "several": logs}, kept  # as the metric that compile makes of several
-
+    class Stepping(keras.Sequential):
         if backend == "jax":
 
             def train_step(self, state, data):
@@ -288,11 +268,11 @@ def own_metrics(backend, optimizer=None):
 
                 def loss(trained):
                     prediction, kept = self.stateless_call(trained, others, x, training=True)
-                    return self.loss_of(y, prediction), (prediction, kept)
+                    return loss_of(y, prediction), (prediction, kept)
 
                 (value, (prediction, kept)), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
                 trained, slots = self.optimizer.stateless_apply(slots, gradients, trained)
-                logs, metrics = self.tell(metrics, (value,), (y, prediction))
+                logs, metrics = self.tell(metrics, value, y, prediction)
                 return logs, (trained, kept, slots, metrics)
         elif backend == "torch":
 
@@ -302,11 +282,11 @@ def own_metrics(backend, optimizer=None):
                 x, y = data
                 self.zero_grad()
                 prediction = self(x, training=True)
-                value = self.loss_of(y, prediction)
+                value = loss_of(y, prediction)
                 value.backward()
                 with torch.no_grad():
                     self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
-                return self.tell(None, (value.detach(),), (y, prediction))[0]
+                return self.tell(None, value.detach(), y, prediction)[0]
         else:
 
             def train_step(self, data):
@@ -315,62 +295,54 @@ def own_metrics(backend, optimizer=None):
                 x, y = data
                 with tf.GradientTape() as tape:
                     prediction = self(x, training=True)
-                    value = self.loss_of(y, prediction)
+                    value = loss_of(y, prediction)
                 gradients = tape.gradient(value, [v.value for v in self.trainable_weights])
                 self.optimizer.apply(gradients, self.trainable_weights)
-                return self.tell(None, (value,), (y, prediction))[0]
+                return self.tell(None, value, y, prediction)[0]
 
+    return Stepping
+
+
+def small(kind, optimizer=None, *compiled):
     keras.utils.set_random_seed(0)
-    model = Own([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax")])
-    model.compile(optimizer or keras.optimizers.Adam(1e-2))
+    model = kind([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax")])
+    model.compile(optimizer or keras.optimizers.Adam(1e-2), *compiled)
     return model
+
+
+def own_metrics(backend, optimizer=None):
+    """A model whose train_step keeps its own running loss."""
+
+    class Own(stepping(backend)):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.own = [keras.metrics.Mean(name="loss"), keras.metrics.SparseCategoricalAccuracy(name="hits")]
+
+        @property
+        def metrics(self):
+            return self.own
+
+        def tell(self, state, value, *rows):
+            logs, kept = {}, []
+            for metric, what in zip(self.own, [(value,), rows], strict=True):
+                if backend == "jax":
+                    kept += metric.stateless_update_state(state[len(kept) : len(kept) + 2], *what)
+                    logs[metric.name] = metric.stateless_result(kept[-2:])
+                else:
+                    metric.update_state(*what)
+                    logs[metric.name] = metric.result()
+            several = {"hits": logs["hits"], "more": value * 3}  # as the metric that compile makes of several
+            return {"loss": logs["loss"], "several": several}, kept
+
+    return small(Own, optimizer)
 
 
 def own_logs(backend, names):
     """A model whose train_step logs what Keras' metrics do not know."""
-    keras.utils.set_random_seed(0)
-    told = lambda logs: {name: logs[name] for name in names}
 
-    class Own(keras.Sequential):
-        if backend == "jax":
+    class Own(stepping(backend)):
+        def tell(self, metrics, value, *rows):
+            logs = {"loss": value, "mine": value * 2}
+            return {name: logs[name] for name in names}, metrics
 
-            def train_step(self, state, data):
-                import jax
-
-                trained, others, slots, metrics = state
-                x, y = data
-
-                def loss(trained):
-                    prediction, kept = self.stateless_call(trained, others, x, training=True)
-                    return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, prediction)), kept
-
-                (value, kept), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
-                trained, slots = self.optimizer.stateless_apply(slots, gradients, trained)
-                return told({"loss": value, "mine": value * 2}), (trained, kept, slots, metrics)
-        elif backend == "torch":
-
-            def train_step(self, data):
-                import torch
-
-                x, y = data
-                self.zero_grad()
-                value = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
-                value.backward()
-                with torch.no_grad():
-                    self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
-                return told({"loss": value, "mine": value * 2})
-        else:
-
-            def train_step(self, data):
-                import tensorflow as tf
-
-                x, y = data
-                with tf.GradientTape() as tape:
-                    value = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
-                gradients = tape.gradient(value, [v.value for v in self.trainable_weights])
-                self.optimizer.apply(gradients, self.trainable_weights)
-                return told({"loss": value, "mine": value * 2})
-
-    model = Own([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax")])
-    model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy")
-    return model
+    return small(Own, None, "sparse_categorical_crossentropy")

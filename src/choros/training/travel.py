@@ -43,7 +43,7 @@ def pack_model(model: Any) -> tuple[bytes, bytes]:
     said = unsaid(model, _read_back(model, data, custom) if read else model)
     gc.collect()  # a second model should not stay
     try:
-        return data, _dumps({"objects": custom, "unsaid": [tuple(one) for one in said], "lean": is_lean()}, model)
+        return data, _dumps({"objects": custom, "unsaid": said, "lean": is_lean()}, model)
     except NotSerializable:
         raise
     except Exception as error:
