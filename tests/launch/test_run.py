@@ -20,7 +20,8 @@ sys.exit(run(**json.loads(sys.argv[1])).code)
 
 @contextlib.contextmanager
 def launcher(code, size=2, **more):
-    """The engine in a process of its own, the ranks running ``code``."""
+    """The engine in a process of its own, its output buffered as is usual, the ranks running ``code``."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     arguments = json.dumps({"command": [sys.executable, "-c", code], "size": size, **more})
     with subprocess.Popen(
         [sys.executable, "-c", ENGINE, arguments],
@@ -29,6 +30,7 @@ def launcher(code, size=2, **more):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=env,
     ) as process:
         try:
             yield process

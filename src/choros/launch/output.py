@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from choros.errors import BadInput
 
@@ -102,7 +104,22 @@ class Output:
                 binary.write(f"{text}\n".encode(errors="replace"))
             stream.flush()
         except (BrokenPipeError, ValueError):
+            _drop(stream)
             self.on_broken()
+
+
+def _drop(stream: Any) -> None:
+    """Forget what a stream holds that nobody reads: at the end Python would try again, and exit with 120."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        number = stream.fileno()
+        broken, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, number, inheritable=True)
+            stream.flush()
+        finally:
+            os.dup2(broken, number, inheritable=True)
+            os.close(broken)
+            os.close(nowhere)
 
 
 def _now() -> str:
