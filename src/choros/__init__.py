@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Single,
     )
     from choros.cluster import Place
+    from choros.data import files
     from choros.errors import BadInput, ChorosError, WorkerFailed
     from choros.runner import run
     from choros.trainer import Trainer
@@ -43,6 +44,7 @@ _WHERE = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
     "Place": "choros.cluster",
+    "files": "choros.data",
     "run": "choros.runner",
     "Trainer": "choros.trainer",
     "WorkerPool": "choros.training.pool",
@@ -73,6 +75,7 @@ __all__ = [
     "WorkerPool",
     "WorkerRecord",
     "algorithms",
+    "files",
     "run",
 ]
 

@@ -122,7 +122,7 @@ class Trainer:
 
         Args:
             x, y, sample_weight: arrays, nested arrays, or ``x`` a ``keras.utils.PyDataset`` whose items are global
-                batches.
+                batches, or ``choros.files``.
             batch_size: int. The global batch, divided among the workers. Defaults to 32.
             steps_per_epoch: int. Global batches in an epoch, going on where the last one stopped and, where the rows
                 run out, into their next pass. Defaults to all.
@@ -169,8 +169,7 @@ class Trainer:
         algorithm = self._bind(sample)
         arrays: list[Any] = []
         blobs: list[bytes] = []
-        packed = packing.pack(source, arrays, blobs)[0]
-        packed_validation = None if validation is None else packing.pack(validation, arrays, blobs)[0]
+        packed, packed_validation = self._pack(source, validation, arrays, blobs)
         model_bytes, custom = pack_model(self.model)
         verbose = 1 if verbose == "auto" else verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
@@ -231,6 +230,16 @@ class Trainer:
                 self._pool.close()
         conductor.end()
         return self._finish(conductor, record, verbose)
+
+    def _pack(
+        self, source: Any, validation: Any, arrays: list[Any], blobs: list[bytes]
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Take the sources apart for workers; a rank of a job has its own."""
+
+        def one(part: Any) -> dict[str, Any]:
+            return {} if self._place.size > 1 else packing.pack(part, arrays, blobs)[0]
+
+        return one(source), None if validation is None else one(validation)
 
     def _finish(self, conductor: Conductor, record: RunRecord, verbose: int) -> Any:
         conductor.history.run = record

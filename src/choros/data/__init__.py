@@ -10,19 +10,23 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from choros.data.arrays import ArraySource
-from choros.data.convert import is_py_dataset
+from choros.data.checks import check_alone_in_call
+from choros.data.convert import brings_targets, is_py_dataset
 from choros.data.dataset import PyDatasetSource
+from choros.data.stored import FileSource, files
 from choros.data.weights import with_class_weight
-from choros.errors import BadData
 from choros.types import Batch
 
-__all__ = ["ArraySource", "PyDatasetSource", "Source", "make_source"]
+__all__ = ["ArraySource", "FileSource", "PyDatasetSource", "Source", "files", "make_source"]
 
 
 class Source(Protocol):
     """What the training loops need of data."""
 
-    rows: int | None  # rows in a pass; None where that is not known beforehand
+    @property
+    def rows(self) -> int | None:
+        """Rows in a pass; None where that is not known beforehand."""
+        ...
 
     def steps(self, batch_size: int) -> int | None:
         """Global batches in a pass; None where there is no end."""
@@ -54,11 +58,12 @@ class Source(Protocol):
 
 def make_source(
     x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, floatx: str = "float32"
-) -> ArraySource | PyDatasetSource:
-    """A source from what ``model.fit`` takes: nested arrays, or a ``keras.utils.PyDataset``.
+) -> Source:
+    """A source from what ``model.fit`` takes: nested arrays, or a ``keras.utils.PyDataset``; or from files.
 
     Args:
-        x: Nested arrays or tensors of any library, or a PyDataset (then without y and sample_weight).
+        x: Nested arrays or tensors of any library, or a PyDataset or ``files`` (then without y and
+            sample_weight).
         y: Nested arrays, or None.
         sample_weight: One array for all of y, or one for each of its arrays.
         class_weight: From class number to weight, for a single y; multiplied with ``sample_weight``.
@@ -75,11 +80,12 @@ def make_source(
         >>> make_source(np.zeros((10, 3)), np.zeros(10)).steps(4)
         3
     """
-    if is_py_dataset(x):
-        for name, value in (("y", y), ("sample_weight", sample_weight)):
-            if value is not None:
-                raise BadData(f"{name} was given beside a {type(x).__name__}: let its __getitem__ return it instead.")
-        return PyDatasetSource(x, class_weight, floatx)
+    if brings_targets(x):
+        check_alone_in_call(x, y, sample_weight)
+        if is_py_dataset(x):
+            return PyDatasetSource(x, class_weight, floatx)
+        source: FileSource = x if class_weight is None else x.with_class_weight(class_weight)
+        return source
     if class_weight is not None:
         sample_weight = with_class_weight(y, sample_weight, class_weight, floatx)
     return ArraySource(x, y, sample_weight, floatx)

@@ -113,7 +113,9 @@ class ArraySource:
         parts = pieces(
             self.rows, rank=rank, size=size, together=together, batch_size=batch_size, epoch=epoch, steps=steps
         )
-        return self._ordered(parts, seed) if shuffle else self._straight(parts)
+        if not shuffle:
+            return self._straight(parts)
+        return self.ordered(parts, lambda turn: permutation(self.rows, seed, turn))
 
     def part(self, rank: int, size: int, seed: int) -> ArraySource:
         """Every ``size``-th row of a permutation drawn from ``seed``: one of ``size`` disjoint shards, copied."""
@@ -127,11 +129,12 @@ class ArraySource:
         for _, start, stop, total in parts:
             yield Batch(*self._cut(slice(start, stop)), rows=stop - start, total=total)
 
-    def _ordered(self, parts: Iterator[Piece], seed: int) -> Iterator[Batch]:
-        turn, order = -1, np.empty(0, np.int64)
+    def ordered(self, parts: Iterator[Piece], order_of: Callable[[int], Any]) -> Iterator[Batch]:
+        """The batches of these pieces; ``order_of(turn)[start:stop]`` are the numbers of a pass' rows."""
+        turn, order = -1, None
         for piece in parts:
-            if piece.turn != turn:
-                turn, order = piece.turn, permutation(self.rows, seed, piece.turn)
+            if order is None or piece.turn != turn:
+                turn, order = piece.turn, order_of(piece.turn)
             rows = piece.stop - piece.start
             yield Batch(*self._pick(order[piece.start : piece.stop]), rows=rows, total=piece.total)
 

@@ -6,7 +6,7 @@ import math
 import numbers
 from typing import Any
 
-from choros.data.convert import as_arrays, is_py_dataset
+from choros.data.convert import as_arrays, brings_targets, is_py_dataset
 from choros.data.tree import is_nested, leaves, map_leaves, same_shape
 from choros.errors import BadData
 
@@ -22,7 +22,7 @@ def check(
     steps: Any = None,
     validation_split: Any = 0.0,
 ) -> None:
-    """Refuse what could not be trained; ``x`` is nested arrays or a ``keras.utils.PyDataset``.
+    """Refuse what could not be trained; ``x`` is nested arrays, a ``keras.utils.PyDataset`` or ``choros.files``.
 
     Raises:
         BadData: In one sentence, what does not fit and what to give instead.
@@ -38,10 +38,10 @@ def check(
     if steps is not None and not _whole(steps, 1):
         raise BadData(f"steps_per_epoch={steps!r}: give a whole number of global batches, 1 or more, or None.")
     _check_fraction(validation_split)
-    if is_py_dataset(x):
-        _check_alone_in_call(x, y, sample_weight)
+    if brings_targets(x):
+        check_alone_in_call(x, y, sample_weight)
         if validation_split:
-            raise BadData("validation_split cannot cut a PyDataset: give a second one as validation_data.")
+            raise BadData(_no_split(x))
     else:
         check_arrays(as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight"))
 
@@ -112,8 +112,8 @@ def split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple[An
         (array([0, 1, 2, 3, 4, 5, 6]), array([7, 8, 9]))
     """
     _check_fraction(fraction)
-    if is_py_dataset(x):
-        raise BadData("validation_split cannot cut a PyDataset: give a second one as validation_data.")
+    if brings_targets(x):
+        raise BadData(_no_split(x))
     data = (as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight"))
     rows = check_arrays(*data)
     cut = math.floor(rows * (1.0 - fraction))
@@ -136,7 +136,7 @@ def unpack(validation_data: Any) -> tuple[Any, Any, Any]:
         >>> unpack(("x", "y"))
         ('x', 'y', None)
     """
-    if is_py_dataset(validation_data):
+    if brings_targets(validation_data):
         return validation_data, None, None
     if not isinstance(validation_data, tuple | list) or not 1 <= len(validation_data) <= 3:
         what = type(validation_data).__name__
@@ -156,11 +156,21 @@ def _check_fraction(fraction: Any) -> None:
         raise BadData(f"validation_split={fraction!r}: give a fraction of the rows, 0 or more and less than 1.")
 
 
-def _check_alone_in_call(x: Any, y: Any, sample_weight: Any) -> None:
-    """A PyDataset brings its own y and weights."""
+def _no_split(x: Any) -> str:
+    what = "PyDataset" if is_py_dataset(x) else type(x).__name__
+    return f"validation_split cannot cut a {what}: give a second one as validation_data."
+
+
+def check_alone_in_call(x: Any, y: Any, sample_weight: Any) -> None:
+    """Refuse targets or weights beside data that bring their own.
+
+    Raises:
+        BadData: the message names which.
+    """
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
-            raise BadData(f"{name} was given beside a {type(x).__name__}: let its __getitem__ return {name} instead.")
+            how = "let its __getitem__ return" if is_py_dataset(x) else "let it have"
+            raise BadData(f"{name} was given beside a {type(x).__name__}: {how} {name} instead.")
 
 
 def _check_weights(y: Any, sample_weight: Any) -> None:

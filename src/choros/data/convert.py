@@ -10,7 +10,7 @@ from choros.data.tree import map_leaves
 from choros.errors import BadData
 from choros.types import Array
 
-_REMEDY = "convert it to numpy arrays, or wrap it in a keras.utils.PyDataset"
+_REMEDY = "convert it to numpy arrays, name files by choros.files, or wrap it in a keras.utils.PyDataset"
 
 
 def is_py_dataset(value: Any) -> bool:
@@ -24,6 +24,16 @@ def is_py_dataset(value: Any) -> bool:
         parent.__name__ in ("PyDataset", "Sequence") and parent.__module__.split(".")[0] == "keras"
         for parent in type(value).__mro__
     )
+
+
+def brings_targets(value: Any) -> bool:
+    """Whether ``value`` yields y and weights itself: a PyDataset, or rows of files.
+
+    Example:
+        >>> brings_targets([1, 2])
+        False
+    """
+    return is_py_dataset(value) or hasattr(value, "with_class_weight")
 
 
 def as_array(value: Any, name: str = "x") -> Array:

@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 
-def permutation(rows: int, seed: int, epoch: int, shuffle: bool = True) -> npt.NDArray[np.int64]:
+def permutation(
+    rows: int, seed: int, epoch: int, shuffle: bool = True, within: int | None = None
+) -> npt.NDArray[np.int64]:
     """The order in which the rows are gone through in one epoch.
 
     Each row gets a random key of 64 bits whose low bits are its own number, and the keys are sorted. The keys are
@@ -18,6 +20,7 @@ def permutation(rows: int, seed: int, epoch: int, shuffle: bool = True) -> npt.N
         seed: Not negative.
         epoch: Not negative.
         shuffle: False gives ``0, 1, 2 ...``.
+        within: The number of a part of the epoch that has an order of its own.
 
     Returns:
         ``rows`` int64 row numbers, each once.
@@ -32,7 +35,10 @@ def permutation(rows: int, seed: int, epoch: int, shuffle: bool = True) -> npt.N
         return np.arange(rows, dtype=np.int64)
     low = np.uint64((rows - 1).bit_length())
     one = np.uint64(1)
-    keys = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(rows)
+    key = (
+        (seed, epoch) if within is None else (seed, epoch, within + 1)
+    )  # a SeedSequence takes no notice of zeros at the end
+    keys = np.random.PCG64(np.random.SeedSequence(key)).random_raw(rows)
     keys = ((keys >> low) << low) | np.arange(rows, dtype=np.uint64)
     keys.sort()
     numbers: npt.NDArray[np.int64] = (keys & ((one << low) - one)).astype(np.int64)

@@ -2,7 +2,7 @@
 
 The arrays are written once into memory that all workers map (64-byte aligned, so that a backend may use them where
 they lie); each worker makes read-only views of them and a source from those. Arrays that are a mapped file are not
-copied: each worker maps the file.
+copied: each worker maps the file. Files go by their names.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from choros.data.arrays import ArraySource
 from choros.data.dataset import PyDatasetSource
 from choros.data.mapped import open_place, place_in_file
+from choros.data.stored import FileSource, reopen
 from choros.errors import NotSerializable
 from choros.types import Array
 
@@ -23,15 +24,16 @@ ALIGN = 64
 
 
 def pack(
-    source: ArraySource | PyDatasetSource, arrays: list[Array] | None = None, blobs: list[bytes] | None = None
+    source: Any, arrays: list[Array] | None = None, blobs: list[bytes] | None = None
 ) -> tuple[dict[str, Any], list[Array], list[bytes]]:
     """Take a source apart: a description that JSON can hold, its arrays, and blobs.
 
     An array that occurs twice is packed once, also when it is in another source that was packed into the same lists.
-    A PyDataset is one blob, by cloudpickle: it goes over the parent's pipe, never over a socket.
+    A PyDataset is one blob, by cloudpickle, and so is the ``decode`` of files: these go over the parent's pipe, never
+    over a socket.
 
     Args:
-        source: The source.
+        source: What ``make_source`` gave.
         arrays: The list to append to; a new one if None.
         blobs: The same.
 
@@ -39,7 +41,7 @@ def pack(
         ``(spec, arrays, blobs)``.
 
     Raises:
-        NotSerializable: The PyDataset holds something that cannot travel; the message says what.
+        NotSerializable: The PyDataset or ``decode`` holds something that cannot travel; the message says what.
 
     Example:
         >>> shared = np.zeros(3, "float32")
@@ -49,17 +51,26 @@ def pack(
     """
     arrays = [] if arrays is None else arrays
     blobs = [] if blobs is None else blobs
-    if isinstance(source, PyDatasetSource):
-        blobs.append(_dump(source.dataset))
+    if isinstance(source, PyDatasetSource | FileSource):
         weights = source.class_weight
-        table = None if weights is None else [[int(label), float(weight)] for label, weight in weights.items()]
-        return {"kind": "pydataset", "blob": len(blobs) - 1, "classes": table, "floatx": source.floatx}, arrays, blobs
+        spec: dict[str, Any] = {"classes": None, "blob": None, "floatx": source.floatx}
+        if weights is not None:
+            spec["classes"] = [[int(label), float(weight)] for label, weight in weights.items()]
+        if isinstance(source, FileSource):
+            spec |= {"kind": "files", **source.spec()}
+        else:
+            spec["kind"] = "pydataset"
+        code = source.decode if isinstance(source, FileSource) else source.dataset
+        if code is not None:
+            spec["blob"] = len(blobs)
+            blobs.append(_dump(code))
+        return spec, arrays, blobs
     places = {_identity(array): i for i, array in enumerate(arrays)}
     tree = _spec((source.x, source.y, source.sample_weight), arrays, places)
     return {"kind": "arrays", "data": tree, "floatx": source.floatx}, arrays, blobs
 
 
-def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]) -> ArraySource | PyDatasetSource:
+def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]) -> Any:
     """The source that ``pack`` took apart.
 
     Args:
@@ -72,10 +83,19 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
         >>> source.x
         (array([1., 1.], dtype=float32), None)
     """
-    if spec["kind"] == "pydataset":
-        classes = spec["classes"]
-        weights = None if classes is None else dict(classes)
-        return PyDatasetSource(pickle.loads(blobs[spec["blob"]]), weights, spec["floatx"])
+    if spec["kind"] != "arrays":
+        weights = None if spec["classes"] is None else dict(spec["classes"])
+        code = None if spec["blob"] is None else pickle.loads(blobs[spec["blob"]])
+        if spec["kind"] == "pydataset":
+            return PyDatasetSource(code, weights, spec["floatx"])
+        return FileSource(
+            reopen(spec["table"]),
+            **dict(zip(("x", "y", "sample_weight"), spec["choice"], strict=True)),
+            decode=code,
+            floatx=spec["floatx"],
+            spill=spec["spill"],
+            class_weight=weights,
+        )
     x, y, weight = _build(spec["data"], arrays)
     return ArraySource(x, y, weight, spec["floatx"])
 
@@ -161,14 +181,15 @@ def _build(spec: Any, arrays: Sequence[Array]) -> Any:
     return built if kind == "list" else tuple(built)
 
 
-def _dump(dataset: Any) -> bytes:
+def _dump(code: Any) -> bytes:
     import cloudpickle
 
     try:
-        blob: bytes = cloudpickle.dumps(dataset)
+        blob: bytes = cloudpickle.dumps(code)
     except Exception as error:
+        name = f"function {code.__name__}" if hasattr(code, "__name__") else f"dataset {type(code).__name__}"
         raise NotSerializable(
-            f"The dataset {type(dataset).__name__} cannot travel to the workers ({type(error).__name__}: {error}): "
+            f"The {name} cannot travel to the workers ({type(error).__name__}: {error}): "
             f"let it open files, locks and connections when it reads its first batch, not when it is made."
         ) from error
     return blob

@@ -15,6 +15,7 @@ import numpy as np
 
 from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
+from choros.data import FileSource
 from choros.errors import BadInput
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Tally
@@ -187,6 +188,8 @@ def fit(
     base.timeout = job.first_timeout
     check_one_machine(base)
     job = agree(base, job, {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)})
+    for part in (source, validation):
+        decode_together(base, part)
     replica = build_replica(model, job, algorithm, source)
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(rank, job.fold_seed)
@@ -239,6 +242,14 @@ def check_one_machine(group: Group) -> None:
             f"A Trainer's ranks share memory, which takes one machine: {apart}. Start them all on one, or train by "
             "choros.hvd (DistributedOptimizer), whose ranks meet by MPI alone."
         )
+
+
+def decode_together(group: Group, source: Any) -> None:
+    """Give all ranks what rank 0 has decoded of files, and decodes."""
+    files = isinstance(source, FileSource)
+    said = group.gather(source.spill.path.encode() if files and not group.rank else b"")
+    if files and group.rank:
+        source.join(said[0].decode())
 
 
 def agree(group: Group, job: Job, facts: dict[str, Any]) -> Job:

@@ -1,0 +1,105 @@
+"""Which columns become the inputs, the targets and the weights of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from choros.data.stored.table import Columns, stack
+from choros.data.tree import leaves
+from choros.errors import BadData
+from choros.types import Array
+
+_TILE = 4096  # rows that are turned from columns at once: they fit the cache
+
+
+class Leaf:
+    """One array of a batch: a column, or several side by side.
+
+    Args:
+        names: of one column, whose rows may have any shape, or a list of columns of one number a row.
+    """
+
+    def __init__(self, names: str | Sequence[str]) -> None:
+        self.names = [names] if isinstance(names, str) else list(names)
+        self.alone = isinstance(names, str)
+
+    def of(self, columns: Columns, dtype: Any = None) -> Array:
+        """Return this array for these columns.
+
+        Raises:
+            BadData: a column is missing, no numbers, or has a shape that cannot stand beside another.
+        """
+        parts = [stack(get(columns, name), f"The column {name!r}") for name in self.names]
+        if self.alone:
+            return parts[0] if dtype is None else parts[0].astype(dtype, copy=False)
+        wide = [part[:, None] if part.ndim == 1 else part for part in parts]
+        if odd := [name for name, part in zip(self.names, wide, strict=True) if part.ndim != 2]:
+            raise BadData(f"The column {odd[0]!r} has {wide[0].ndim - 1} axes a row: give it by itself, not in a list.")
+        ends = np.cumsum([part.shape[1] for part in wide])
+        kind = np.result_type(*parts) if dtype is None else np.dtype(dtype)
+        rows = np.empty((len(parts[0]), int(ends[-1])), kind)
+        for top in range(0, len(rows), _TILE):
+            for end, part in zip(ends, wide, strict=True):
+                rows[top : top + _TILE, end - part.shape[1] : end] = part[top : top + _TILE]
+        return rows
+
+
+def get(columns: Columns, name: str) -> Any:
+    """Return a column.
+
+    Raises:
+        BadData: there is none of this name.
+    """
+    if name not in columns:
+        raise BadData(f"There is no column {name!r}: there are {', '.join(map(repr, columns))}.")
+    return columns[name]
+
+
+def check_choice(choice: Any, name: str) -> None:
+    """Refuse what is no name, list of names, or dict of them.
+
+    Example:
+        >>> check_choice(3, "y")
+        Traceback (most recent call last):
+            ...
+        choros.errors.BadData: y=3: give the name of a column, a list of names (side by side), or a dict of those.
+    """
+    fine = choice is None or isinstance(choice, str) or _is_names(choice)
+    if isinstance(choice, Mapping):
+        fine = bool(choice) and all(isinstance(part, str) or _is_names(part) for part in choice.values())
+    if not fine:
+        raise BadData(
+            f"{name}={choice!r}: give the name of a column, a list of names (side by side), or a dict of those."
+        )
+
+
+def _is_names(choice: Any) -> bool:
+    return isinstance(choice, list | tuple) and bool(choice) and all(isinstance(name, str) for name in choice)
+
+
+def leaf_tree(choice: Any) -> Any:
+    """Return the choice with a ``Leaf`` for each array.
+
+    Example:
+        >>> leaf_tree({"wide": ["a", "b"]})["wide"].names
+        ['a', 'b']
+    """
+    if choice is None:
+        return None
+    if isinstance(choice, Mapping):
+        return {str(key): Leaf(part) for key, part in choice.items()}
+    return Leaf(choice)
+
+
+def all_names(*choices: Any) -> list[str]:
+    """Return every column that is chosen, once.
+
+    Example:
+        >>> all_names(["a", "b"], "c", None)
+        ['a', 'b', 'c']
+    """
+    trees = [leaf_tree(choice) for choice in choices]
+    return list(dict.fromkeys(name for tree in trees for _, leaf in leaves(tree) for name in leaf.names))

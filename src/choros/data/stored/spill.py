@@ -1,0 +1,144 @@
+"""Rows decoded once, into a file without a name that all workers map and fill together.
+
+What a reader decodes is written where it stays: the file is as long as all rows, its pages belong to the system's
+cache and not to any worker, and a second epoch decodes nothing. Whoever needs a block first decodes it under a lock of
+the kernel on that block's byte, which the death of its holder opens.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+import numpy as np
+
+from choros.errors import BadData
+from choros.types import Array
+
+_PAGE = 4096
+Form = tuple[str, tuple[int, ...]]  # dtype, shape of a row
+
+
+class Spill:
+    """The file and the arrays in it.
+
+    Args:
+        path: str. Of a file that ``Spill.create`` made, in whichever process.
+        blocks: int. How many blocks there are.
+        rows: int. How many rows.
+        forms: of each array, its dtype and the shape of a row.
+
+    Attributes:
+        arrays: list. As long as all rows; those of a block are there once ``fill`` has returned.
+    """
+
+    def __init__(self, path: str, blocks: int, rows: int, forms: Sequence[Form]) -> None:
+        self.path = path
+        self._blocks = blocks
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        places, end = _layout(blocks, rows, forms)
+        whole = np.memmap(path, np.uint8, "r+", 0, (end,)).view(np.ndarray)
+        self._state: Array = whole[:blocks]
+        self.arrays = [
+            whole[at : at + size].view(dtype).reshape(rows, *shape)
+            for (at, size), (dtype, shape) in zip(places, forms, strict=True)
+        ]
+        self._known: set[int] = set()
+        self._thread = threading.Lock()  # the kernel's lock does not keep the threads of one process apart
+        self._owned: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, blocks: int, rows: int, forms: Sequence[Form], folder: str | None = None) -> Spill:
+        """Make the file, in ``folder`` or where ``TMPDIR`` says.
+
+        Raises:
+            BadData: the disk has too little room; the message says how much is needed.
+        """
+        folder = folder or tempfile.gettempdir()
+        _, nbytes = _layout(blocks, rows, forms)
+        try:
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the spill closes it
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an error here, not a fault at some write
+        except OSError as error:
+            raise BadData(
+                f"The rows take {nbytes / 1e9:.2f} GB once they are decoded, and {folder} cannot hold them "
+                f"({error.strerror}): give spill_dir, or set TMPDIR, to a directory with that much room."
+            ) from error
+        spill = cls(f"/proc/{os.getpid()}/fd/{file.fileno()}", blocks, rows, forms)
+        spill._owned = file
+        return spill
+
+    def close(self) -> None:
+        """Let the file go; arrays that are in use stay as they are."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if self._owned is not None:
+            self._owned.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def fill(self, blocks: Iterable[int], decode: Callable[[int], None]) -> None:
+        """Return when these blocks are there.
+
+        Args:
+            blocks: which; those that another process is at are left to it.
+            decode: writes one block's rows into ``arrays``.
+        """
+        with self._thread:
+            missing = [block for block in blocks if block not in self._known]
+            for wait in (False, True):
+                missing = [block for block in missing if not self._fill(block, decode, wait)]
+
+    def _fill(self, block: int, decode: Callable[[int], None], wait: bool) -> bool:
+        with self._locked(block, wait) as held:
+            if not held:
+                return False
+            if not self._state[block]:
+                decode(block)
+                self._state[block] = 1
+        self._known.add(block)
+        return True
+
+    @contextmanager
+    def _locked(self, block: int, wait: bool) -> Iterator[bool]:
+        """Hold a block's lock; it orders what was written before, too."""
+        ours = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, block, 1, 0)
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, ours)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, block, 1, 0))
+
+
+def _layout(blocks: int, rows: int, forms: Sequence[Form]) -> tuple[list[tuple[int, int]], int]:
+    """Return each array's (offset, bytes), and the file's length; the blocks' states come first."""
+    places: list[tuple[int, int]] = []
+    end = blocks
+    for dtype, shape in forms:
+        at = -(-end // _PAGE) * _PAGE
+        size = rows * int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        places.append((at, size))
+        end = at + size
+    return places, max(end, 1)
+
+
+def form(array: Any) -> Form:
+    """Return dtype and shape of a row.
+
+    Example:
+        >>> form(np.zeros((3, 2), "float32"))
+        ('float32', (2,))
+    """
+    return array.dtype.name, tuple(array.shape[1:])
