@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,20 +42,27 @@ class ParquetTable:
                 groups += [[number, i, facts.row_group(i).num_rows] for i in range(facts.num_row_groups)]
         self._groups = [group for group in groups if group[2]]
         self.rows = [group[2] for group in self._groups]
+        self._open = threading.local()
         self.name = name_of(self.files)
+
+    def _file(self, number: int) -> Any:
+        """One open file a thread: a reader is not for several, and its footer is long."""
+        if getattr(self._open, "number", None) != number:
+            self._open.number = number
+            self._open.file = pyarrow.parquet.ParquetFile(self.files[number], memory_map=True, pre_buffer=False)
+        return self._open.file
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
         """Yield a row group in parts."""
         number, group, _ = self._groups[block]
-        with pyarrow.parquet.ParquetFile(self.files[number]) as file:
-            names = None if wanted is None else [name for name in wanted if name in file.schema_arrow.names]
-            yield from map(columns, file.iter_batches(_PART, row_groups=[group], columns=names))
+        file = self._file(number)
+        names = None if wanted is None else [name for name in wanted if name in file.schema_arrow.names]
+        yield from map(columns, file.iter_batches(_PART, row_groups=[group], columns=names, use_threads=False))
 
     def peek(self, wanted: Sequence[str] | None) -> Columns:
         """Return the first rows."""
         number, group, _ = self._groups[0]
-        with pyarrow.parquet.ParquetFile(self.files[number]) as file:
-            return columns(next(file.iter_batches(32, row_groups=[group])))
+        return columns(next(self._file(number).iter_batches(32, row_groups=[group])))
 
     def spec(self) -> dict[str, Any]:
         """Return the files and the row groups."""

@@ -15,7 +15,7 @@ from choros.data.checks import check_batch
 from choros.data.convert import to_floatx
 from choros.data.division import pieces
 from choros.data.order import permutation
-from choros.data.stored.choose import all_names, check_choice, leaf_tree
+from choros.data.stored.choose import all_names, check_choice, get, leaf_tree
 from choros.data.stored.spill import Spill, form
 from choros.data.stored.table import Columns, Table
 from choros.data.tree import leaves, map_leaves
@@ -197,15 +197,15 @@ class FileSource:
         at, end = int(self.starts[block]), int(self.starts[block + 1])
         for columns in self.table.read(block, self._wanted(*self.choice)):
             decoded = self._decoded(columns)
-            for leaf, array, (dtype, shape) in zip(self._leaves, self.spill.arrays, self._forms, strict=True):
-                rows = leaf.of(decoded, dtype)
-                if rows.shape[1:] != shape or at + len(rows) > end:
-                    raise BadData(
-                        f"{self.table.name}: {leaf.names[0]!r} has rows of shape {rows.shape[1:]} in block {block}, "
-                        f"and {shape} in the first rows; all must be alike."
-                    )
-                array[at : at + len(rows)] = rows
-            at += len(rows)
+            rows = len(get(decoded, self._leaves[0].names[0]))
+            if at + rows > end:
+                raise BadData(f"{self.table.name}: block {block} has more rows than when it was opened.")
+            for leaf, array in zip(self._leaves, self.spill.arrays, strict=True):
+                try:
+                    leaf.write(decoded, array[at : at + rows])
+                except BadData as error:
+                    raise BadData(f"{self.table.name}, block {block}: {error}") from None
+            at += rows
         if at != end:
             raise BadData(f"{self.table.name}: block {block} has {end - at} rows fewer than when it was opened.")
 

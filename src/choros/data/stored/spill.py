@@ -13,6 +13,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -86,16 +87,18 @@ class Spill:
         self.close()
 
     def fill(self, blocks: Iterable[int], decode: Callable[[int], None]) -> None:
-        """Return when these blocks are there.
+        """Return when these blocks are there, decoded by as many threads as this process has cores.
 
         Args:
             blocks: which; those that another process is at are left to it.
             decode: writes one block's rows into ``arrays``.
         """
-        with self._thread:
+        cores = len(os.sched_getaffinity(0))
+        with self._thread, ThreadPoolExecutor(cores, thread_name_prefix="choros-decode") as threads:
             missing = [block for block in blocks if block not in self._known]
             for wait in (False, True):
-                missing = [block for block in missing if not self._fill(block, decode, wait)]
+                done = threads.map(lambda block, wait=wait: self._fill(block, decode, wait), missing)
+                missing = [block for block, there in zip(missing, done, strict=True) if not there]
 
     def _fill(self, block: int, decode: Callable[[int], None], wait: bool) -> bool:
         with self._locked(block, wait) as held:
