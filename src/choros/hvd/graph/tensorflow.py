@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -28,7 +30,7 @@ def operate(
         out.set_shape(shape(tuple(tensor.shape)) if tensor.shape.rank is not None else None)
         return out
 
-    tensor = tf.convert_to_tensor(value)
+    tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
     if not (tensor.dtype.is_floating and _recorded(tensor)):
         return either(tensor)
     return tf.custom_gradient(lambda tensor: (either(tensor), gradient))(tensor)
@@ -64,6 +66,35 @@ def next_batch(iterator: Any) -> Any:
     if data is None:
         return None
     return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+
+
+@contextmanager
+def untuned_pipelines() -> Iterator[None]:
+    """For a while, let Keras make its pipelines of arrays and PyDatasets without tf.data's tuning.
+
+    The thread that tunes sleeps twice as long each time, and an epoch that is over waits for it to wake: seconds, a
+    different number of them on each rank, and the others wait too. A user's own ``tf.data.Dataset`` stays as it is.
+    """
+    from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
+
+    def untuned(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def get_tf_dataset(self: Any) -> Any:
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            return plain(self).with_options(options)
+
+        return get_tf_dataset
+
+    adapters = (array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter)
+    before = [adapter.get_tf_dataset for adapter in adapters]
+    for adapter, plain in zip(adapters, before, strict=True):
+        adapter.get_tf_dataset = untuned(plain)
+    try:
+        yield
+    finally:
+        for adapter, plain in zip(adapters, before, strict=True):
+            adapter.get_tf_dataset = plain
 
 
 def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]], local: list[Any]) -> Any:

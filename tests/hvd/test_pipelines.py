@@ -1,0 +1,47 @@
+"""How Keras' loop is fed on TensorFlow while ranks wait for each other."""
+
+import keras
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="KERAS_BACKEND names another backend")
+
+
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.ones((4, 3), "float32"), np.ones(4)
+
+
+class Options(keras.callbacks.Callback):
+    """Notes how the pipelines are made while ``fit`` runs."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen = tuned()
+
+
+def tuned():
+    """Whether Keras' pipelines of arrays and of a PyDataset are tuned; None where nothing is said of it."""
+    from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
+
+    made = (
+        array_data_adapter.ArrayDataAdapter(np.ones((4, 3)), np.ones(4), batch_size=2),
+        py_dataset_adapter.PyDatasetAdapter(Rows(), class_weight=None),
+    )
+    return [adapter.get_tf_dataset().options().autotune.enabled for adapter in made]
+
+
+def test_keras_pipelines_are_not_tuned_during_fit_and_are_as_before_after_it():
+    from choros.hvd.fitting import pipelines
+
+    assert tuned() == [None, None]
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    options = Options()
+    with pytest.raises(KeyboardInterrupt), pipelines():
+        model.fit(Rows(), callbacks=[options], epochs=2, verbose=0)
+        raise KeyboardInterrupt
+    assert options.seen == [False, False]
+    assert tuned() == [None, None]
