@@ -141,6 +141,13 @@ _INSTEAD = {
     "local_rank_op": "hvd.local_rank()",
     "local_size_op": "hvd.local_size()",
     "process_set_included_op": "ProcessSet.included()",
+    "gpu_available": "the backend's own list of devices",
+    "check_num_rank_power_of_2": "nothing, Adasum says itself that it needs a power of 2 of ranks",
+    "broadcast_parameters": "hvd.broadcast_variables(model.variables, root_rank), with a Keras model on PyTorch",
+    "broadcast_optimizer_state": "hvd.broadcast_variables(optimizer.variables, root_rank)",
+    **dict.fromkeys(
+        ("tf_data_service", "send_to_data_service", "TfDataServiceConfig"), "hvd.shard, which gives each rank its rows"
+    ),
 }
 
 

@@ -219,3 +219,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Count."""
         self.state.epoch = self._first + epoch + 1
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TensorFlowState":
+        raise AttributeError("choros.hvd.elastic has no TensorFlowState: use KerasState(model, optimizer).")
+    raise AttributeError(f"module 'choros.hvd.elastic' has no attribute {name!r}")
