@@ -14,7 +14,7 @@ from choros.backend import check_exact
 from choros.backend.additive import not_additive
 from choros.backend.caller import build_model
 from choros.cluster import Place
-from choros.data import checks, make_source, packing
+from choros.data import StreamSource, checks, make_source, make_validation, packing
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
 from choros.training import joined
 from choros.training.conductor import Conductor, values
@@ -122,7 +122,9 @@ class Trainer:
 
         Args:
             x, y, sample_weight: arrays, nested arrays, or ``x`` a ``keras.utils.PyDataset`` whose items are global
-                batches, or ``choros.files``.
+                batches, ``choros.files``, or what yields global batches: a ``tf.data.Dataset``, a PyTorch
+                ``DataLoader``, a Grain loader, a generator (with ``steps_per_epoch`` where it does not end). These are
+                read in this process and divided as they come; their order is their own business.
             batch_size: int. The global batch, divided among the workers. Defaults to 32.
             steps_per_epoch: int. Global batches in an epoch, going on where the last one stopped and, where the rows
                 run out, into their next pass. Defaults to all.
@@ -161,7 +163,9 @@ class Trainer:
         source = make_source(x, y, sample_weight, class_weight, floatx)
         validation = None
         if validation_data is not None:
-            validation = make_source(*checks.unpack(validation_data), floatx=floatx)
+            validation = make_validation(validation_data, validation_steps, floatx)
+        if isinstance(source, StreamSource):
+            source.check(epochs - initial_epoch, steps_per_epoch)
         steps = steps_per_epoch or source.steps(batch_size)
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
@@ -222,7 +226,8 @@ class Trainer:
             return self._finish(conductor, record, verbose)  # its callbacks have ended already
         try:
             cargo = Cargo(model_bytes, custom, arrays, blobs)
-            engine = Engine(self.model, algorithm, job, cargo, self._pool, begun)
+            stream = source if isinstance(source, StreamSource) else None
+            engine = Engine(self.model, algorithm, job, cargo, self._pool, begun, stream)
             record = engine.run(conductor)
             self.models = engine.gather_members()
         finally:

@@ -176,8 +176,6 @@ class _FakeLoader:
 
 
 REFUSED = [
-    (_generator(), "generator"),
-    (iter([1]), "generator or iterator"),
     (lambda: None, "a function"),
     (_FakeLoader(), "grain"),
     ("train.csv", "a str"),
@@ -202,7 +200,7 @@ def test_what_is_no_array_is_refused_with_its_remedy(x, message):
         make_source(x)
 
 
-def test_loaders_of_the_frameworks_are_refused_by_name():
+def test_loaders_of_the_frameworks_are_refused_as_targets_by_name():
     import tensorflow as tf
     import torch
 
@@ -210,10 +208,12 @@ def test_loaders_of_the_frameworks_are_refused_by_name():
     for x, name in (
         (tf.data.Dataset.from_tensor_slices(np.zeros(4)), "a tf.data.Dataset"),
         (torch.utils.data.DataLoader(data), "a PyTorch DataLoader"),
-        (data, "a PyTorch Dataset"),
+        (data, "a PyTorch Dataset without a DataLoader"),
+        (_generator(), "generator"),
+        (iter([1]), "generator or iterator"),
         (tf.RaggedTensor.from_row_lengths([1.0, 2.0], [1, 1]), "RaggedTensor"),
         (tf.sparse.from_dense(np.eye(3)), "SparseTensor"),
     ):
         with pytest.raises(BadData, match=name) as caught:
-            make_source(x)
+            make_source(np.zeros(4), x)
         assert "numpy" in str(caught.value) or "dense" in str(caught.value)

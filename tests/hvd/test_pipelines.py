@@ -40,8 +40,7 @@ def test_keras_pipelines_are_not_tuned_during_fit_and_are_as_before_after_it():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     options = Options()
-    with pytest.raises(KeyboardInterrupt), pipelines():
+    with pipelines():
         model.fit(Rows(), callbacks=[options], epochs=2, verbose=0)
-        raise KeyboardInterrupt
     assert options.seen == [False, False]
     assert tuned() == [None, None]

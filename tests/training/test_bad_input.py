@@ -116,7 +116,7 @@ def test_numbers_of_workers(workers, refused):
         ({"y": np.zeros(59)}, "x has 60 rows and y has 59"),
         ({"x": np.array(["text"] * 60)}, "convert"),
         ({"x": [1.0, 2.0], "y": None}, r"np\.array"),
-        ({"x": (row for row in range(3)), "y": None}, "generator.*PyDataset"),
+        ({"x": (row for row in range(3)), "y": None}, r"batch 1 of the generator .* is a int: yield \(x,\)"),
         ({"validation_data": 7}, "validation_data is a int"),
         ({"validation_data": (np.zeros((4, 8)), np.zeros(3))}, "4 rows and y has 3"),
         ({"class_weight": [1.0]}, "give a dict"),
@@ -132,10 +132,10 @@ def test_what_fit_is_given(fit, words, refused):
 def test_other_libraries_datasets(refused):
     tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     dataset = tf.data.Dataset.from_tensor_slices((np.zeros((4, 8)), np.zeros(4)))
-    refused(BadData, r"tf\.data\.Dataset.*PyDataset", x=dataset, y=None)
+    refused(BadData, "y of batch 1 .* is a single number", x=dataset, y=None)  # not batched
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 8)))
-    refused(BadData, "DataLoader.*PyDataset", x=loader, y=None)
+    dataset = torch.utils.data.TensorDataset(torch.zeros(4, 8))
+    refused(BadData, "PyTorch Dataset without a DataLoader.*PyDataset", x=dataset, y=None)
 
 
 def test_batches_and_meetings(refused):

@@ -1,14 +1,17 @@
-"""Training from what is not arrays: files that the workers read themselves."""
+"""Training from what is not arrays: files that the workers read, and streams that the caller reads for them."""
 
+import itertools
 import subprocess
 import sys
 import textwrap
+import threading
 
 import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 
 import choros
 
@@ -105,3 +108,113 @@ def test_ranks_of_a_job_decode_together(folder, tmp_path):
     lines = [line.split("decoded")[1].split() for line in done.stdout.splitlines() if "decoded" in line]
     assert len(lines) == 2
     assert sorted(map(int, lines[0] + lines[1])) == list(range(14))  # each row group once, by one of the ranks
+
+
+def rows():
+    x = np.random.default_rng(0).normal(size=(203, 4)).astype("float32")
+    return x, (x.sum(1) > 0).astype("int64")
+
+
+def batches(count=None, size=37):
+    """Global batches, of 37 rows and of what is left, again and again."""
+    x, y = rows()
+    tops = itertools.islice(itertools.cycle(range(0, len(x), size)), count)
+    yield from ((x[top : top + size], y[top : top + size]) for top in tops)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_trains_as_keras_does(pools, workers):
+    x, y = rows()
+    plain, trained, again = model(), model(), model()
+    history = plain.fit(x, y, batch_size=37, epochs=3, shuffle=False, verbose=0, validation_data=(x, y)).history
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.tensor, (x, y))), batch_size=37)
+    trainer = choros.Trainer(trained, workers=workers, pool=pools(workers))
+    told = trainer.fit(loader, epochs=3, verbose=0, validation_data=loader)
+    trainer = choros.Trainer(again, workers=workers, pool=pools(workers))
+    trainer.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0)
+    for a, b, c in zip(plain.get_weights(), trained.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+        np.testing.assert_allclose(a, c, atol=1e-6)
+    for name, values in history.items():
+        np.testing.assert_allclose(values, told.history[name], rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("algorithm", ["localsgd", "aeasgd"])
+def test_a_stream_trains_every_row_once_by_other_algorithms(pools, algorithm):
+    trained = model()
+    record = (
+        choros.Trainer(trained, algorithm, pool=pools(2)).fit(batches(), steps_per_epoch=6, epochs=2, verbose=0).run
+    )
+    assert sum(worker.rows for worker in record.workers) == 2 * 203
+
+
+def test_the_end_of_a_stream_and_its_errors_are_the_callers(pools):
+    def broken():
+        yield from batches(7)
+        raise ZeroDivisionError("in the user's generator")
+
+    trainer = choros.Trainer(model(), workers=2, pool=pools(2))
+    given = trainer.model.get_weights()
+    with pytest.raises(ZeroDivisionError, match="in the user's generator"):
+        trainer.fit(broken(), steps_per_epoch=6, epochs=3, verbose=0)
+    with pytest.raises(
+        choros.BadInput, match="A generator ended after 7 batches, in the middle of an epoch of 6 steps"
+    ):
+        trainer.fit(batches(7), steps_per_epoch=6, epochs=3, verbose=0)
+    with pytest.raises(choros.BadInput, match="can be gone through once, and 3 epochs"):
+        trainer.fit(batches(7), epochs=3, verbose=0)
+    assert all(map(np.array_equal, given, trainer.model.get_weights()))
+    with pytest.raises(choros.BadInput, match="which a stream does not give"):
+        choros.Trainer(model(), "ensemble", workers=2, pool=pools(2)).fit(batches(6), verbose=0)
+    trainer.fit(batches(6), verbose=0)  # the pool is as good as new
+
+
+def test_a_callback_that_stops_ends_the_reading_of_an_endless_stream(pools):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 3
+
+    read = []
+    stream = (read.append(1) or batch for batch in batches())
+    history = choros.Trainer(model(), workers=2, pool=pools(2)).fit(
+        stream, steps_per_epoch=100, epochs=5, verbose=0, callbacks=[Stop()]
+    )
+    assert len(history.history["loss"]) == 1
+    assert 4 <= len(read) < 12
+    assert not [thread for thread in threading.enumerate() if thread.name == "choros-feeder"]
+
+
+def test_ranks_of_a_job_take_their_shares_and_must_see_the_same_stream(tmp_path):
+    script = """
+        import os, sys
+        if os.environ["KERAS_BACKEND"] != "tensorflow":
+            sys.modules["tensorflow"] = None
+        import keras, numpy as np
+        import choros
+        from choros.cluster import Place
+
+        def batches(seed):
+            rng = np.random.default_rng(seed)
+            for _ in range(5):
+                x = rng.normal(size=(7, 4)).astype("float32")
+                yield x, x.sum(1, keepdims=True)
+
+        def train(seed, **how):
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.05), "mse")
+            (choros.Trainer(model).fit if Place.here().size > 1 and not how else model.fit)(batches(seed), verbose=0)
+            return np.concatenate([w.ravel() for w in model.get_weights()])
+
+        np.testing.assert_allclose(train(0), train(0, plain=True), atol=1e-6)
+        try:
+            train(Place.here().rank)
+        except choros.BadInput as error:
+            assert "were told different things: first_batch" in str(error), error
+            print("refused")
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", str(tmp_path / "train.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("refused") == 2

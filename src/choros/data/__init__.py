@@ -10,14 +10,24 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from choros.data.arrays import ArraySource
-from choros.data.checks import check_alone_in_call
-from choros.data.convert import brings_targets, is_py_dataset
+from choros.data.checks import check_alone_in_call, unpack
+from choros.data.convert import brings_targets, is_py_dataset, is_stream
 from choros.data.dataset import PyDatasetSource
 from choros.data.stored import FileSource, files
+from choros.data.streams import StreamSource, read_all
 from choros.data.weights import with_class_weight
 from choros.types import Batch
 
-__all__ = ["ArraySource", "FileSource", "PyDatasetSource", "Source", "files", "make_source"]
+__all__ = [
+    "ArraySource",
+    "FileSource",
+    "PyDatasetSource",
+    "Source",
+    "StreamSource",
+    "files",
+    "make_source",
+    "make_validation",
+]
 
 
 class Source(Protocol):
@@ -59,11 +69,11 @@ class Source(Protocol):
 def make_source(
     x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, floatx: str = "float32"
 ) -> Source:
-    """A source from what ``model.fit`` takes: nested arrays, or a ``keras.utils.PyDataset``; or from files.
+    """A source from what ``model.fit`` takes, and from files.
 
     Args:
-        x: Nested arrays or tensors of any library, or a PyDataset or ``files`` (then without y and
-            sample_weight).
+        x: Nested arrays or tensors of any library; or, without y and sample_weight, a PyDataset, ``files``, or what
+            yields batches (a generator, tf.data.Dataset, DataLoader, Grain loader).
         y: Nested arrays, or None.
         sample_weight: One array for all of y, or one for each of its arrays.
         class_weight: From class number to weight, for a single y; multiplied with ``sample_weight``.
@@ -73,7 +83,7 @@ def make_source(
         The source.
 
     Raises:
-        BadData: A generator, a tf.data.Dataset, a DataLoader, text, or arrays that do not fit together.
+        BadData: Text, or arrays that do not fit together.
 
     Example:
         >>> import numpy as np
@@ -84,8 +94,22 @@ def make_source(
         check_alone_in_call(x, y, sample_weight)
         if is_py_dataset(x):
             return PyDatasetSource(x, class_weight, floatx)
+        if is_stream(x):
+            return StreamSource(x, class_weight, floatx)
         source: FileSource = x if class_weight is None else x.with_class_weight(class_weight)
         return source
     if class_weight is not None:
         sample_weight = with_class_weight(y, sample_weight, class_weight, floatx)
     return ArraySource(x, y, sample_weight, floatx)
+
+
+def make_validation(data: Any, steps: int | None = None, floatx: str = "float32") -> Source:
+    """A source from what ``fit`` takes as ``validation_data``; a stream is read here and now.
+
+    Args:
+        data: A tuple of arrays, or what brings its own y.
+        steps: Of a stream, the batches to read; None is all.
+        floatx: As for ``make_source``.
+    """
+    source = make_source(*unpack(data), floatx=floatx)
+    return ArraySource(*read_all(source, steps)) if isinstance(source, StreamSource) else source

@@ -65,11 +65,13 @@ def check_members(source: Any, members: int) -> None:
     """Refuse data of which each member of an ensemble cannot have a part of its own.
 
     Raises:
-        BadData: There are fewer rows, or batches of a PyDataset, than members.
+        BadData: There are fewer rows, batches of a PyDataset or blocks of files than members, or it is a stream.
     """
     count, what = (source.steps(1), "batches") if source.rows is None else (source.rows, "rows")
     if count is not None and count < members:
         raise BadData(f"{count} {what} cannot be divided among {members} members: give more {what} or fewer workers.")
+    if not hasattr(source, "x"):  # not arrays, of which a part is a copy
+        source.part(0, members, seed=0)
 
 
 def check_arrays(x: Any, y: Any, sample_weight: Any) -> int:

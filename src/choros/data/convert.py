@@ -27,13 +27,31 @@ def is_py_dataset(value: Any) -> bool:
 
 
 def brings_targets(value: Any) -> bool:
-    """Whether ``value`` yields y and weights itself: a PyDataset, or rows of files.
+    """Whether ``value`` yields y and weights itself: a PyDataset, rows of files, or a stream of batches.
 
     Example:
         >>> brings_targets([1, 2])
         False
     """
-    return is_py_dataset(value) or hasattr(value, "with_class_weight")
+    return is_py_dataset(value) or hasattr(value, "with_class_weight") or is_stream(value)
+
+
+def is_stream(value: Any) -> bool:
+    """Whether ``value`` yields batches: it can be iterated, and is no array and no container of arrays.
+
+    Example:
+        >>> is_stream(iter([1])), is_stream([1]), is_stream("text")
+        (True, False, False)
+    """
+    if isinstance(value, dict | list | tuple | set | str | bytes | type) or hasattr(value, "__array__"):
+        return False
+    if _has_no_rows(value):
+        return False
+    return hasattr(value, "__iter__") or hasattr(value, "__next__")
+
+
+def _has_no_rows(value: Any) -> bool:
+    return hasattr(value, "tocoo") or "Ragged" in type(value).__name__ or "Sparse" in type(value).__name__
 
 
 def as_array(value: Any, name: str = "x") -> Array:
@@ -56,7 +74,7 @@ def as_array(value: Any, name: str = "x") -> Array:
         (3,)
     """
     library = type(value).__module__.split(".")[0]
-    if hasattr(value, "tocoo") or "Ragged" in type(value).__name__ or "Sparse" in type(value).__name__:
+    if _has_no_rows(value):
         raise BadData(f"{name} is a {type(value).__name__}, which has no fixed rows: give a dense array instead.")
     if library == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -132,13 +150,13 @@ def _describe(value: Any) -> str:
     if "torch" in modules and "DataLoader" in names:
         return "a PyTorch DataLoader"
     if "torch" in modules and "Dataset" in names:
-        return "a PyTorch Dataset"
+        return "a PyTorch Dataset without a DataLoader"
     if "grain" in modules:
         return f"a grain {kind.__name__}"
     if isinstance(value, type):
         return f"the class {value.__name__}, not an object of it"
     if hasattr(value, "__next__"):
-        return f"a generator or iterator ({kind.__name__}), which cannot be divided among workers"
+        return f"a generator or iterator ({kind.__name__})"
     if callable(value):
         return f"a function ({getattr(value, '__name__', kind.__name__)})"
     return f"of type {kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else f"a {kind.__name__}"

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from choros.data.checks import check_arrays
-from choros.data.convert import as_arrays, is_py_dataset, to_floatx
+from choros.data.convert import is_py_dataset
 from choros.data.division import share, visits
 from choros.data.order import permutation
-from choros.data.tree import is_nested, map_leaves
-from choros.data.weights import check_class_weight, with_class_weight
+from choros.data.standard import cut, standard
+from choros.data.weights import check_class_weight
 from choros.errors import BadData
 from choros.types import Batch
 
@@ -108,13 +107,7 @@ class PyDatasetSource:
             first, stride = (0, 1) if together else (rank, size)
             with closing(self._ahead(self._indices(seed, epoch, shuffle, first, stride, steps))) as batches:
                 for x, y, weight, total in batches:
-                    mine = share(total, rank, size) if together else slice(0, total)
-                    rows = mine.stop - mine.start
-                    if rows == 0:
-                        yield Batch(None, None, None, rows=0, total=total)
-                    else:
-                        x, y, weight = (map_leaves(lambda a, s=mine: a[s], part) for part in (x, y, weight))
-                        yield Batch(x, y, weight, rows=rows, total=total)
+                    yield cut(x, y, weight, total, share(total, rank, size) if together else slice(0, total))
         finally:
             with _same_randomness(seed, epoch, 1):
                 self.dataset.on_epoch_end()
@@ -152,30 +145,9 @@ class PyDatasetSource:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _read(self, index: int) -> tuple[Any, Any, Any, int]:
-        batch = self.dataset[index]
         name = f"batch {index} of {self._name}"
-        if isinstance(batch, list):
-            batch = tuple(batch)
-        if isinstance(batch, dict) or hasattr(batch, "__array__"):
-            batch = (batch,)
-        if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
-            raise BadData(
-                f"{name} is a {type(batch).__name__}: __getitem__ must return (x,), (x, y) or (x, y, sample_weight)."
-            )
-        x, y, weight = (*batch, None, None)[:3]
-        x, y = as_arrays(x, f"x of {name}"), as_arrays(y, f"y of {name}")
-        weight = as_arrays(weight, f"sample_weight of {name}")
-        if self.class_weight is not None:
-            weight = with_class_weight(y, weight, self.class_weight, self.floatx)
-        try:
-            rows = check_arrays(x, y, weight)
-        except BadData as error:
-            raise BadData(f"In {name}: {error}") from None
-        if is_nested(y) and weight is not None and not is_nested(weight):
-            one = weight
-            weight = map_leaves(lambda _: one, y)
-        x, y, weight = to_floatx((x, y, weight), self.floatx)
-        return x, y, weight, rows
+        how = "__getitem__ must return (x,), (x, y) or (x, y, sample_weight)"
+        return standard(self.dataset[index], name, how, self.class_weight, self.floatx)
 
 
 def _part(dataset: Any, rank: int, size: int) -> Any:

@@ -17,8 +17,9 @@ from choros.data.arrays import ArraySource
 from choros.data.dataset import PyDatasetSource
 from choros.data.mapped import open_place, place_in_file
 from choros.data.stored import FileSource, reopen
+from choros.data.streams import StreamSource
 from choros.errors import NotSerializable
-from choros.types import Array
+from choros.types import Array, Batch
 
 ALIGN = 64
 
@@ -66,12 +67,16 @@ def pack(
             blobs.append(_dump(code))
         return spec, arrays, blobs
     places = {_identity(array): i for i, array in enumerate(arrays)}
+    if isinstance(source, StreamSource):  # the caller reads it; workers build their models from its first batch
+        first = source.sample()
+        tree = _spec((first.x, first.y, first.sample_weight), arrays, places)
+        return {"kind": "stream", "data": tree, "rows": first.rows}, arrays, blobs
     tree = _spec((source.x, source.y, source.sample_weight), arrays, places)
     return {"kind": "arrays", "data": tree, "floatx": source.floatx}, arrays, blobs
 
 
 def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]) -> Any:
-    """The source that ``pack`` took apart.
+    """The source that ``pack`` took apart; of a stream, its first batch.
 
     Args:
         spec: What ``pack`` returned, also after a journey through JSON.
@@ -83,7 +88,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
         >>> source.x
         (array([1., 1.], dtype=float32), None)
     """
-    if spec["kind"] != "arrays":
+    if spec["kind"] in ("files", "pydataset"):
         weights = None if spec["classes"] is None else dict(spec["classes"])
         code = None if spec["blob"] is None else pickle.loads(blobs[spec["blob"]])
         if spec["kind"] == "pydataset":
@@ -96,7 +101,9 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
             spill=spec["spill"],
             class_weight=weights,
         )
-    x, y, weight = _build(spec["data"], arrays)
+    x, y, weight = nested(spec["data"], arrays)
+    if spec["kind"] == "stream":
+        return Batch(x, y, weight, rows=spec["rows"], total=spec["rows"])
     return ArraySource(x, y, weight, spec["floatx"])
 
 
@@ -148,16 +155,33 @@ def _identity(array: Array) -> tuple[Any, ...]:
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
 
-def _spec(structure: Any, arrays: list[Array], places: dict[tuple[Any, ...], int]) -> Any:
+def flat(batch: Batch) -> tuple[Any, list[Array]]:
+    """A batch's structure in JSON's terms, and its arrays.
+
+    Example:
+        >>> flat(Batch({"a": np.ones(2)}, np.zeros(2), None, rows=2, total=2))[0]
+        ['tuple', [['dict', [['a', 0]]], 1, None]]
+    """
+    arrays: list[Array] = []
+    return _spec((batch.x, batch.y, batch.sample_weight), arrays, {}, mapped=False), arrays
+
+
+def nested(tree: Any, arrays: Sequence[Array]) -> tuple[Any, Any, Any]:
+    """``(x, y, sample_weight)`` of a batch that ``flat`` took apart."""
+    x, y, weight = _build(tree, arrays)
+    return x, y, weight
+
+
+def _spec(structure: Any, arrays: list[Array], places: dict[tuple[Any, ...], int], mapped: bool = True) -> Any:
     """The structure in JSON's terms: None, the number of an array, its place in a file, or ``[container, parts]``."""
     if structure is None:
         return None
     if isinstance(structure, dict):
-        return ["dict", [[key, _spec(value, arrays, places)] for key, value in structure.items()]]
+        return ["dict", [[key, _spec(value, arrays, places, mapped)] for key, value in structure.items()]]
     if isinstance(structure, list | tuple):
         kind = "list" if isinstance(structure, list) else "tuple"
-        return [kind, [_spec(value, arrays, places) for value in structure]]
-    place = place_in_file(structure)
+        return [kind, [_spec(value, arrays, places, mapped) for value in structure]]
+    place = place_in_file(structure) if mapped else None
     if place is not None:
         return place
     key = _identity(structure)

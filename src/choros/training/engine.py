@@ -11,9 +11,10 @@ import numpy as np
 
 from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors, flat_vectors, split_vector
-from choros.data import packing
+from choros.data import StreamSource, packing
 from choros.errors import MeetingTimeout, WorkerFailed
 from choros.training.conductor import Conductor, values
+from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Tally
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import create_meeting
@@ -51,11 +52,21 @@ class Engine:
         cargo: Cargo.
         pool: WorkerPool with at least ``job.workers`` workers.
         begun: float. ``time.perf_counter()`` when ``fit`` was called.
+        stream: StreamSource that this process reads for the workers, or None.
     """
 
-    def __init__(self, model: Any, algorithm: Any, job: Job, cargo: Cargo, pool: WorkerPool, begun: float) -> None:
+    def __init__(
+        self,
+        model: Any,
+        algorithm: Any,
+        job: Job,
+        cargo: Cargo,
+        pool: WorkerPool,
+        begun: float,
+        stream: StreamSource | None = None,
+    ) -> None:
         self.model, self.algorithm, self.job, self.cargo, self.workers = model, algorithm, job, cargo, pool
-        self.begun, self.ranks = begun, range(job.workers)
+        self.begun, self.ranks, self.stream = begun, range(job.workers), stream
         self.members: dict[int, tuple[float, list[Array]]] = {}
         self.losses: list[tuple[float, int, float]] = []
 
@@ -75,6 +86,7 @@ class Engine:
         self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
         packing.write(self.entries, self.cargo.arrays, self.data.array(np.uint8, self.data_bytes, 0))
         self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
+        self.feeder = None if self.stream is None else Feeder(self.stream, job)
         self.centre: SharedCentre | None = None
         if job.alone and self.meeting is not None:
             self.centre = SharedCentre(self.meeting, self.algorithm, None, job.workers)
@@ -82,7 +94,7 @@ class Engine:
     def close(self) -> None:
         """Let the segments go."""
         self.buffer = np.empty(0)
-        for part in (self.centre, self.board, self.weights, self.data, self.meeting):
+        for part in (self.feeder, self.centre, self.board, self.weights, self.data, self.meeting):
             if part is not None:
                 part.close()
 
@@ -129,12 +141,16 @@ class Engine:
             "weights_bytes": self.nbytes,
             "arrays": self.entries,
             "data_bytes": self.data_bytes,
+            "fed": self.feeder is not None,
         }
-        segments = [self.board.segment, self.weights, self.data, *([self.meeting] if self.meeting else [])]
+        parts = (self.board.segment, self.weights, self.data, self.feeder and self.feeder.ring.segment, self.meeting)
+        segments = [part for part in parts if part]
         blobs = [self.cargo.model, self.cargo.custom, *self.cargo.blobs]
         self.sent = time.perf_counter()
         for rank in self.ranks:
             self.pool.send(rank, message, blobs, [segment.fd for segment in segments])
+        if self.feeder is not None:
+            self.feeder.start()
 
     def follow(self) -> list[Tally]:
         """Follow the run to its end: start all when all are ready, drive the callbacks, notice who fails or hangs."""
@@ -143,6 +159,8 @@ class Engine:
         beats, moved = self.board.beats(), time.monotonic()
         while len(tallies) < self.job.workers:
             found = self.next(0.5)
+            if self.feeder is not None and self.feeder.error is not None:
+                raise self.feeder.error
             if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
                 beats, moved = latest, time.monotonic()
             if found is None:

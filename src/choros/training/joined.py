@@ -6,6 +6,7 @@ rank 0 drives the callbacks. The ranks share a machine, so they meet in shared m
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import numpy as np
 
 from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
-from choros.data import FileSource
+from choros.data import FileSource, StreamSource, packing
 from choros.errors import BadInput
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Tally
@@ -29,7 +30,7 @@ from choros.transport import Group
 from choros.transport.peers import machine, spread
 from choros.transport.segment import Segment
 from choros.transport.shared_group import share
-from choros.types import Array
+from choros.types import Array, Batch
 
 _LINE = 1 << 14  # bytes for the logs of an epoch, which workers who never wait leave for rank 0
 _RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what only rank 0 knows
@@ -187,7 +188,10 @@ def fit(
     base = join(rank, job.workers, job.first_timeout)
     base.timeout = job.first_timeout
     check_one_machine(base)
-    job = agree(base, job, {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)})
+    facts = {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)}
+    if isinstance(source, StreamSource):
+        facts["first_batch"] = digest(source.sample())
+    job = agree(base, job, facts)
     for part in (source, validation):
         decode_together(base, part)
     replica = build_replica(model, job, algorithm, source)
@@ -250,6 +254,14 @@ def decode_together(group: Group, source: Any) -> None:
     said = group.gather(source.spill.path.encode() if files and not group.rank else b"")
     if files and group.rank:
         source.join(said[0].decode())
+
+
+def digest(batch: Batch) -> str:
+    """Return what tells two batches apart."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in packing.flat(batch)[1]:
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def agree(group: Group, job: Job, facts: dict[str, Any]) -> Job:

@@ -10,6 +10,7 @@ import numpy as np
 
 from choros import algorithms
 from choros.data import packing
+from choros.training.feeding import DEPTH, FedSource
 from choros.training.job import Job, Orders
 from choros.training.lean import lean
 from choros.training.loops import train
@@ -18,6 +19,7 @@ from choros.training.parts import build_replica, join_meeting
 from choros.training.run import Run
 from choros.training.travel import fresh_clone, unpack_model
 from choros.transport import Group
+from choros.transport.ring import Ring
 from choros.transport.segment import Segment
 
 
@@ -60,7 +62,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         link: the line to the caller.
         message: dict with ``job``, and the layouts of what the segments hold.
         blobs: the model, its custom objects, then what sources could not put into arrays.
-        fds: descriptors of the segments: board, weights, data, and the group's or the centre's where there is one.
+        fds: descriptors of the segments: board, weights, data, a stream's where there is one, and the group's or the
+            centre's where there is one.
     """
     arrived = time.perf_counter()
     job = Job(**message["job"])
@@ -77,13 +80,17 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             model = member(model, bytes(blobs[1]), job.seed, link.rank)
         shown = (message["weights"], weights.array(np.uint8, message["weights_bytes"], 0))
         source, validation = sources(job, message, blobs[2:], data)
+        if message["fed"]:
+            source = FedSource(source, Ring(Segment.attach(fds[3]), job.workers, DEPTH), link.rank, job.timeout)
+            held.append(source)
         if job.ensemble:
             source = source.part(link.rank, job.workers, job.seed)
         replica = build_replica(model, job, algorithm, source)
         if not own:
             replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
         replica.fold_seeds(link.rank, job.fold_seed)
-        group, centre = join_meeting(job, algorithm, fds[3] if len(fds) > 3 else None, link.rank)
+        meeting = fds[3 + message["fed"] :]
+        group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
         held[:0] = [part for part in (group, centre) if part is not None]
         one = Run(
             rank=link.rank,

@@ -1,0 +1,64 @@
+"""What a data set yields as one batch, as nested numpy arrays of x, y and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from choros.data.checks import check_arrays
+from choros.data.convert import as_arrays, to_floatx
+from choros.data.tree import is_nested, map_leaves
+from choros.data.weights import with_class_weight
+from choros.errors import BadData
+from choros.types import Batch
+
+
+def standard(
+    batch: Any, name: str, how: str, class_weight: Mapping[int, float] | None, floatx: str
+) -> tuple[Any, Any, Any, int]:
+    """Return ``(x, y, sample_weight, rows)`` of one batch.
+
+    Args:
+        batch: ``(x,)``, ``(x, y)``, ``(x, y, sample_weight)``, an array or a dict; tensors of any library.
+        name: what errors call it.
+        how: what to give instead, where it is none of these.
+        class_weight: from class number to weight, or None.
+        floatx: what floating point numbers become.
+
+    Raises:
+        BadData: it is malformed.
+
+    Example:
+        >>> import numpy as np
+        >>> standard((np.zeros((2, 3)), np.zeros(2)), "a batch", "give (x, y)", None, "float32")[3]
+        2
+    """
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    if isinstance(batch, dict) or hasattr(batch, "__array__"):
+        batch = (batch,)
+    if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
+        raise BadData(f"{name} is a {type(batch).__name__}: {how}.")
+    x, y, weight = (*batch, None, None)[:3]
+    x, y = as_arrays(x, f"x of {name}"), as_arrays(y, f"y of {name}")
+    weight = as_arrays(weight, f"sample_weight of {name}")
+    if class_weight is not None:
+        weight = with_class_weight(y, weight, class_weight, floatx)
+    try:
+        rows = check_arrays(x, y, weight)
+    except BadData as error:
+        raise BadData(f"In {name}: {error}") from None
+    if is_nested(y) and weight is not None and not is_nested(weight):
+        one = weight
+        weight = map_leaves(lambda _: one, y)
+    x, y, weight = to_floatx((x, y, weight), floatx)
+    return x, y, weight, rows
+
+
+def cut(x: Any, y: Any, weight: Any, total: int, mine: slice) -> Batch:
+    """One rank's rows of a global batch of ``total``."""
+    rows = mine.stop - mine.start
+    if rows == 0:
+        return Batch(None, None, None, rows=0, total=total)
+    x, y, weight = (map_leaves(lambda a: a[mine], part) for part in (x, y, weight))
+    return Batch(x, y, weight, rows=rows, total=total)

@@ -1,0 +1,171 @@
+"""What yields batches one after the other (generators, tf.data, DataLoader, Grain) as a source of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from choros.data.division import share
+from choros.data.standard import cut, standard
+from choros.data.tree import map_leaves
+from choros.data.weights import check_class_weight
+from choros.errors import BadData
+from choros.types import Batch
+
+_HOW = "yield (x,), (x, y) or (x, y, sample_weight)"
+
+
+class StreamSource:
+    """Batches in the order in which something yields them; each is one global batch.
+
+    What cannot be indexed is divided by slicing: together, each rank has its ``share`` of every batch; alone, batch i
+    goes to rank i mod size as a whole. The order is the stream's own, so shuffling is its business.
+
+    Args:
+        stream: a generator or iterator, which is gone through once; or what can be iterated again, once an epoch: a
+            ``tf.data.Dataset``, a PyTorch ``DataLoader``, a Grain loader.
+        class_weight: from class number to weight, or None.
+        floatx: what floating point numbers become.
+
+    Attributes:
+        rows: None: how many there are is known only when all batches were read.
+
+    Raises:
+        BadData: it yields no batch, or the class weights are malformed.
+
+    Example:
+        >>> import numpy as np
+        >>> source = StreamSource((np.arange(3), np.arange(3)) for _ in range(2))
+        >>> batches = source.epoch(rank=1, size=2, together=True, batch_size=0, seed=0, epoch=0, shuffle=False)
+        >>> [(batch.x.tolist(), batch.total) for batch in batches]
+        [([2], 3), ([2], 3)]
+    """
+
+    rows: int | None = None
+
+    def __init__(self, stream: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32") -> None:
+        if class_weight is not None:
+            check_class_weight(class_weight, None)
+        self.stream, self.class_weight, self.floatx = stream, class_weight, floatx
+        self.name = f"the {type(stream).__name__} given as x"
+        self.once = hasattr(stream, "__next__")
+        self._running: Iterator[Any] | None = None
+        self._first: list[Any] = []  # what was looked at before its turn
+        self._number = 0
+        self._sample: Batch | None = None
+
+    def steps(self, batch_size: int = 0) -> int | None:
+        """Batches in a pass; None where the stream does not tell."""
+        if hasattr(self.stream, "cardinality"):
+            count = int(self.stream.cardinality())
+            return count if count >= 0 else None
+        try:
+            return len(self.stream)
+        except TypeError:
+            return None
+
+    def check(self, epochs: int, steps: int | None) -> None:
+        """Refuse what could not last.
+
+        Raises:
+            BadData: a generator for several epochs without a number of steps.
+        """
+        if self.once and steps is None and epochs > 1:
+            raise BadData(
+                f"A {type(self.stream).__name__} can be gone through once, and {epochs} epochs were asked for: give "
+                "steps_per_epoch, or what can be iterated again."
+            )
+
+    def sample(self, batch_size: int = 0) -> Batch:
+        """The first batch, which is still there for training."""
+        if self._sample is None:
+            self._running = iter(self.stream)
+            self._first = list(islice(self._running, 1))
+            if not self._first:
+                raise BadData(f"A {type(self.stream).__name__} that yields no batch was given: give at least one.")
+            x, y, weight, rows = self._standard(self._first[0])
+            self._sample = Batch(x, y, weight, rows=rows, total=rows)
+        return self._sample
+
+    def part(self, rank: int, size: int, seed: int) -> StreamSource:
+        """One of ``size`` disjoint shards.
+
+        Raises:
+            BadData: always; a stream cannot be divided beforehand.
+        """
+        raise BadData("An Ensemble's members have a part of the rows each, which a stream does not give: give arrays.")
+
+    def batches(self, steps: int | None) -> Iterator[tuple[Any, Any, Any, int]]:
+        """One epoch's global batches, (x, y, sample_weight, rows): a pass, or the next ``steps``.
+
+        Raises:
+            BadData: a batch is malformed, or a stream that can be gone through once has ended too early.
+        """
+        taken = 0
+        while steps is None or taken < steps:
+            if self._running is None:
+                self._running = iter(self.stream)
+            found, self._first = self._first or list(islice(self._running, 1)), []
+            if found:
+                taken, self._number = taken + 1, self._number + 1
+                yield self._standard(found[0])
+                continue
+            self._running = None
+            if steps is None:
+                return
+            if self.once or not taken:
+                raise BadData(
+                    f"A {type(self.stream).__name__} ended after {self._number} batches, in the middle of an epoch of "
+                    f"{steps} steps: give one that lasts for all epochs, or what can be iterated again."
+                )
+
+    def _standard(self, batch: Any) -> tuple[Any, Any, Any, int]:
+        return standard(batch, f"batch {max(1, self._number)} of {self.name}", _HOW, self.class_weight, self.floatx)
+
+    def epoch(
+        self,
+        *,
+        rank: int,
+        size: int,
+        together: bool,
+        batch_size: int = 0,
+        seed: int,
+        epoch: int,
+        shuffle: bool,
+        steps: int | None = None,
+    ) -> Iterator[Batch]:
+        """One rank's batches of one epoch, where each rank has the stream; see ``divided``."""
+        return divided(self.batches(steps), rank, size, together)
+
+
+def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
+    """Return the rows of a stream as arrays, for validation: they are the same after every epoch.
+
+    Args:
+        source: StreamSource.
+        steps: batches to read; None is all.
+
+    Raises:
+        BadData: the batches' rows are of different shapes.
+    """
+    parts = [batch[:3] for batch in source.batches(steps)]
+    try:
+        x, y, weight = (map_leaves(lambda *rows: np.concatenate(rows), *column) for column in zip(*parts, strict=True))
+    except ValueError as error:
+        raise BadData(
+            f"The batches of validation_data, a {type(source.stream).__name__}, do not make one array ({error}): give "
+            f"arrays or a keras.utils.PyDataset."
+        ) from None
+    return x, y, weight
+
+
+def divided(batches: Iterator[tuple[Any, Any, Any, int]], rank: int, size: int, together: bool) -> Iterator[Batch]:
+    """One rank's part of global batches: its share of each (together), or every ``size``-th whole (alone)."""
+    for number, (x, y, weight, total) in enumerate(batches):
+        if together:
+            yield cut(x, y, weight, total, share(total, rank, size))
+        elif number % size == rank:
+            yield cut(x, y, weight, total, slice(0, total))

@@ -1,0 +1,108 @@
+"""What yields batches, as a source: each divided, its order kept, its end noticed."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from choros.data import ArraySource, StreamSource, make_source, make_validation
+from choros.data.checks import check
+from choros.data.convert import is_stream
+from choros.errors import BadData
+
+X, Y = np.arange(20, dtype="float32").reshape(10, 2), np.arange(10)
+
+
+def batches(size=4):
+    for top in range(0, 10, size):
+        yield X[top : top + size], Y[top : top + size]
+
+
+def loader(size=4):
+    return DataLoader(TensorDataset(torch.tensor(X), torch.tensor(Y)), batch_size=size)
+
+
+def epoch(source, rank=0, size=1, together=True, steps=None):
+    how = dict(rank=rank, size=size, together=together, batch_size=0, seed=0, epoch=0, shuffle=True, steps=steps)
+    return [(b.y if b.y is None else b.y.tolist(), b.rows, b.total) for b in source.epoch(**how)]
+
+
+def test_each_batch_is_divided_in_order():
+    both = [epoch(StreamSource(batches()), rank, 2) for rank in range(2)]
+    assert both[0] == [([0, 1], 2, 4), ([4, 5], 2, 4), ([8], 1, 2)]
+    assert both[1] == [([2, 3], 2, 4), ([6, 7], 2, 4), ([9], 1, 2)]
+    third = epoch(StreamSource(batches()), 2, 3)
+    assert third[-1] == (None, 0, 2)
+
+
+def test_alone_each_rank_has_whole_batches():
+    both = [epoch(StreamSource(batches()), rank, 2, together=False) for rank in range(2)]
+    assert both[0] == [([0, 1, 2, 3], 4, 4), ([8, 9], 2, 2)]
+    assert both[1] == [([4, 5, 6, 7], 4, 4)]
+
+
+@pytest.mark.parametrize("make", [batches, loader])
+def test_the_sample_is_trained_too(make):
+    source = make_source(make())
+    np.testing.assert_array_equal(source.sample(2).x, X[:4])
+    assert [rows for _, rows, _ in epoch(source)] == [4, 4, 2]
+
+
+def test_what_can_be_iterated_again_is_for_each_epoch_and_goes_on_within_steps():
+    source = StreamSource(loader())
+    assert source.steps() == 3
+    assert epoch(source) == epoch(source)
+    assert [y for y, _, _ in epoch(source, steps=2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [y for y, _, _ in epoch(source, steps=2)] == [[8, 9], [0, 1, 2, 3]]
+
+
+def test_a_generator_goes_on_and_its_end_is_an_error_where_steps_were_asked_for():
+    source = StreamSource(batches())
+    assert source.steps() is None
+    assert len(epoch(source, steps=2)) == 2
+    with pytest.raises(BadData, match="A generator ended after 3 batches, in the middle of an epoch of 2 steps"):
+        epoch(source, steps=2)
+    with pytest.raises(BadData, match="can be gone through once, and 2 epochs were asked for: give steps_per_epoch"):
+        StreamSource(batches()).check(2, None)
+    StreamSource(batches()).check(1, None)
+    StreamSource(batches()).check(2, 5)
+
+
+def test_validation_is_read_once_as_arrays():
+    source = make_validation(loader(3), None)
+    assert isinstance(source, ArraySource)
+    np.testing.assert_array_equal(source.x, X)
+    np.testing.assert_array_equal(make_validation(batches(3), 2).y, Y[:6])
+    with pytest.raises(BadData, match="do not make one array"):
+        make_validation((np.ones((2, n)), np.ones(2)) for n in (3, 4))
+
+
+class Bad(IterableDataset):
+    def __iter__(self):
+        yield {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        (iter([]), "yields no batch"),
+        (iter([3]), "batch 1 of the list_iterator given as x is a int: yield"),
+        (iter([(X, Y[:3])]), "In batch 1 .*: x has 10 rows and y has 3"),
+        (range(3), "batch 1 of the range given as x is a int"),
+    ],
+)
+def test_malformed_batches(stream, message):
+    with pytest.raises(BadData, match=message):
+        make_source(stream).sample(1)
+
+
+def test_what_goes_beside_a_stream():
+    check(batches(), batch_size=1)
+    with pytest.raises(BadData, match="y was given beside a generator: let it have y instead"):
+        check(batches(), Y)
+    with pytest.raises(BadData, match="validation_split cannot cut a DataLoader"):
+        check(loader(), validation_split=0.2)
+    weights = make_source(batches(), class_weight={1: 5.0}).sample(4).sample_weight
+    assert weights.tolist() == [1, 5, 1, 1]
+    for no in ([1, 2], {"a": 1}, "text", X, torch.ones(2), torch.utils.data.DataLoader):
+        assert not is_stream(no)
