@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Single,
     )
     from choros.cluster import Place
-    from choros.data import files
+    from choros.data import files, prefetch
     from choros.errors import BadInput, ChorosError, WorkerFailed
     from choros.runner import run
     from choros.trainer import Trainer
@@ -44,7 +44,7 @@ _WHERE = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
     "Place": "choros.cluster",
-    "files": "choros.data",
+    **dict.fromkeys(("files", "prefetch"), "choros.data"),
     "run": "choros.runner",
     "Trainer": "choros.trainer",
     "WorkerPool": "choros.training.pool",
@@ -76,6 +76,7 @@ __all__ = [
     "WorkerRecord",
     "algorithms",
     "files",
+    "prefetch",
     "run",
 ]
 

@@ -218,3 +218,37 @@ def test_ranks_of_a_job_take_their_shares_and_must_see_the_same_stream(tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("refused") == 2
+
+
+def doubled(x):
+    assert threading.current_thread().name in (
+        "choros-ahead",
+        "choros-feeder",
+        "MainThread",
+    )  # the sample's is the last
+    return x * 2
+
+
+@pytest.mark.parametrize("kind", ["arrays", "files", "stream"])
+def test_what_is_read_ahead_and_augmented_trains_as_what_is_given_so(folder, pools, kind):
+    x, y = rows()
+    trained = []
+    for workers in (1, 2):
+        data = {
+            "arrays": lambda: (x, y),
+            "files": lambda: choros.files(folder / "train.parquet", y="label"),
+            "stream": batches,
+        }[kind]()
+        given = choros.prefetch(data, depth=3, augment=doubled)
+        trained.append(model())
+        trainer = choros.Trainer(trained[-1], workers=workers, pool=pools(workers))
+        run = trainer.fit(given, steps_per_epoch=6, epochs=2, batch_size=37, seed=1, verbose=0).run
+        assert 0 <= run.waiting <= 1
+    for a, b in zip(*(one.get_weights() for one in trained), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    if kind == "arrays":
+        plain = model()
+        trainer = choros.Trainer(plain, workers=2, pool=pools(2))
+        trainer.fit(x * 2, y, steps_per_epoch=6, epochs=2, batch_size=37, seed=1, verbose=0)
+        for a, b in zip(plain.get_weights(), trained[0].get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from choros.data.ahead import AheadSource, Prefetch, prefetch
 from choros.data.arrays import ArraySource
 from choros.data.checks import check_alone_in_call, unpack
 from choros.data.convert import brings_targets, is_py_dataset, is_stream
@@ -19,6 +20,7 @@ from choros.data.weights import with_class_weight
 from choros.types import Batch
 
 __all__ = [
+    "AheadSource",
     "ArraySource",
     "FileSource",
     "PyDatasetSource",
@@ -27,6 +29,7 @@ __all__ = [
     "files",
     "make_source",
     "make_validation",
+    "prefetch",
 ]
 
 
@@ -92,6 +95,12 @@ def make_source(
     """
     if brings_targets(x):
         check_alone_in_call(x, y, sample_weight)
+        if isinstance(x, Prefetch):
+            inner = make_source(*x.data, class_weight, floatx)
+            if isinstance(inner, StreamSource):  # is read ahead anyway
+                inner.depth, inner.augment = x.depth, x.augment
+                return inner
+            return AheadSource(inner, x.depth, x.augment)
         if is_py_dataset(x):
             return PyDatasetSource(x, class_weight, floatx)
         if is_stream(x):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.data.ahead import AheadSource
 from choros.data.arrays import ArraySource
 from choros.data.dataset import PyDatasetSource
 from choros.data.mapped import open_place, place_in_file
@@ -30,8 +31,8 @@ def pack(
     """Take a source apart: a description that JSON can hold, its arrays, and blobs.
 
     An array that occurs twice is packed once, also when it is in another source that was packed into the same lists.
-    A PyDataset is one blob, by cloudpickle, and so is the ``decode`` of files: these go over the parent's pipe, never
-    over a socket.
+    A PyDataset is one blob, by cloudpickle, and so is the ``decode`` of files and an ``augment``: these go over the
+    parent's pipe, never over a socket.
 
     Args:
         source: What ``make_source`` gave.
@@ -52,19 +53,23 @@ def pack(
     """
     arrays = [] if arrays is None else arrays
     blobs = [] if blobs is None else blobs
+    if isinstance(source, AheadSource):
+        inner = pack(source.inner, arrays, blobs)[0]
+        return (
+            {"kind": "ahead", "inner": inner, "depth": source.depth, "blob": _code(source.augment, blobs)},
+            arrays,
+            blobs,
+        )
     if isinstance(source, PyDatasetSource | FileSource):
         weights = source.class_weight
-        spec: dict[str, Any] = {"classes": None, "blob": None, "floatx": source.floatx}
+        spec: dict[str, Any] = {"classes": None, "floatx": source.floatx}
         if weights is not None:
             spec["classes"] = [[int(label), float(weight)] for label, weight in weights.items()]
         if isinstance(source, FileSource):
             spec |= {"kind": "files", **source.spec()}
         else:
             spec["kind"] = "pydataset"
-        code = source.decode if isinstance(source, FileSource) else source.dataset
-        if code is not None:
-            spec["blob"] = len(blobs)
-            blobs.append(_dump(code))
+        spec["blob"] = _code(source.decode if isinstance(source, FileSource) else source.dataset, blobs)
         return spec, arrays, blobs
     places = {_identity(array): i for i, array in enumerate(arrays)}
     if isinstance(source, StreamSource):  # the caller reads it; workers build their models from its first batch
@@ -88,9 +93,11 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
         >>> source.x
         (array([1., 1.], dtype=float32), None)
     """
+    code = None if spec.get("blob") is None else pickle.loads(blobs[spec["blob"]])
+    if spec["kind"] == "ahead":
+        return AheadSource(unpack(spec["inner"], arrays, blobs), spec["depth"], code)
     if spec["kind"] in ("files", "pydataset"):
         weights = None if spec["classes"] is None else dict(spec["classes"])
-        code = None if spec["blob"] is None else pickle.loads(blobs[spec["blob"]])
         if spec["kind"] == "pydataset":
             return PyDatasetSource(code, weights, spec["floatx"])
         return FileSource(
@@ -205,7 +212,10 @@ def _build(spec: Any, arrays: Sequence[Array]) -> Any:
     return built if kind == "list" else tuple(built)
 
 
-def _dump(code: Any) -> bytes:
+def _code(code: Any, blobs: list[bytes]) -> int | None:
+    """Append what is code, by cloudpickle, and return its number; None for none."""
+    if code is None:
+        return None
     import cloudpickle
 
     try:
@@ -216,4 +226,5 @@ def _dump(code: Any) -> bytes:
             f"The {name} cannot travel to the workers ({type(error).__name__}: {error}): "
             f"let it open files, locks and connections when it reads its first batch, not when it is made."
         ) from error
-    return blob
+    blobs.append(blob)
+    return len(blobs) - 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.data.convert import as_arrays
 from choros.data.division import share
 from choros.data.standard import cut, standard
 from choros.data.tree import map_leaves
@@ -32,6 +33,8 @@ class StreamSource:
 
     Attributes:
         rows: None: how many there are is known only when all batches were read.
+        depth: int. Batches that are read ahead for workers.
+        augment: from the x of a batch to another x, or None.
 
     Raises:
         BadData: it yields no batch, or the class weights are malformed.
@@ -50,6 +53,8 @@ class StreamSource:
         if class_weight is not None:
             check_class_weight(class_weight, None)
         self.stream, self.class_weight, self.floatx = stream, class_weight, floatx
+        self.depth = 4
+        self.augment: Any = None
         self.name = f"the {type(stream).__name__} given as x"
         self.once = hasattr(stream, "__next__")
         self._running: Iterator[Any] | None = None
@@ -123,7 +128,10 @@ class StreamSource:
                 )
 
     def _standard(self, batch: Any) -> tuple[Any, Any, Any, int]:
-        return standard(batch, f"batch {max(1, self._number)} of {self.name}", _HOW, self.class_weight, self.floatx)
+        x, y, weight, rows = standard(
+            batch, f"batch {max(1, self._number)} of {self.name}", _HOW, self.class_weight, self.floatx
+        )
+        return x if self.augment is None else as_arrays(self.augment(x), "augmented x"), y, weight, rows
 
     def epoch(
         self,

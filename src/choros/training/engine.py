@@ -141,7 +141,7 @@ class Engine:
             "weights_bytes": self.nbytes,
             "arrays": self.entries,
             "data_bytes": self.data_bytes,
-            "fed": self.feeder is not None,
+            "depth": 0 if self.stream is None else self.stream.depth,
         }
         parts = (self.board.segment, self.weights, self.data, self.feeder and self.feeder.ring.segment, self.meeting)
         segments = [part for part in parts if part]

@@ -16,7 +16,6 @@ from choros.training.job import Job
 from choros.transport.ring import Ring
 from choros.types import Array, Batch
 
-DEPTH = 4  # batches that are read ahead
 _LEAST, _TIMES = 1 << 26, 16  # bytes of a slot, and how many times the first batch; memory is taken when written
 _HEAD = 64
 
@@ -37,7 +36,7 @@ class Feeder:
         self._source, self._job, self._stopped = source, job, False
         first = packing.flat(source.sample())[1]
         nbytes = _TIMES * sum(array.nbytes for array in first)
-        self.ring = Ring.create(job.workers, DEPTH, max(_LEAST, nbytes))
+        self.ring = Ring.create(job.workers, source.depth, max(_LEAST, nbytes))
         self._thread = threading.Thread(target=self._run, name="choros-feeder", daemon=True)
 
     def start(self) -> None:

@@ -83,6 +83,7 @@ class Tally:
     exchanges: int = 0
     staleness: float = 0.0
     exchanging: float = 0.0  # seconds
+    waiting: float = 0.0  # seconds, for data
     startup: float = 0.0  # seconds from the job's arrival until all were ready, and the first step of each shape
     seconds: float = 0.0  # of training, compiling left out
     first_rows: int = 0  # the rows of those first steps

@@ -250,6 +250,7 @@ def check_one_machine(group: Group) -> None:
 
 def decode_together(group: Group, source: Any) -> None:
     """Give all ranks what rank 0 has decoded of files, and decodes."""
+    source = getattr(source, "inner", source)
     files = isinstance(source, FileSource)
     said = group.gather(source.spill.path.encode() if files and not group.rank else b"")
     if files and group.rank:

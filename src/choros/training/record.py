@@ -18,6 +18,7 @@ class WorkerRecord:
         exchanges: int. Times it met the others or the centre.
         staleness: float. Mean number of merges by others between two of its meetings; 0 where all meet together.
         exchanging: float. Share (0 to 1) of its training time spent in meetings, waiting included.
+        waiting: float. Share of its training time spent waiting for data.
         startup, seconds: float. Seconds of start-up (until all were ready, and the first step of each shape, which
             compiles), and of training.
         samples_per_second: float. Rows of the other steps over ``seconds``.
@@ -29,6 +30,7 @@ class WorkerRecord:
     exchanges: int
     staleness: float
     exchanging: float
+    waiting: float
     startup: float
     seconds: float
     samples_per_second: float
@@ -44,6 +46,7 @@ class WorkerRecord:
             tally.exchanges,
             tally.staleness / tally.exchanges if tally.exchanges else 0.0,
             min(1.0, tally.exchanging / seconds),
+            min(1.0, tally.waiting / seconds),
             tally.startup,
             tally.seconds,
             (tally.rows - tally.first_rows) / seconds,
@@ -65,6 +68,7 @@ class RunRecord:
         exchanges: int. Meetings, summed over the workers.
         staleness: float. Mean over meetings.
         exchanging: float. Mean share of training time spent in meetings.
+        waiting: float. Mean share of training time spent waiting for data.
         losses: tuple of (seconds of training, compiling left out, epoch, loss), one an epoch.
     """
 
@@ -78,6 +82,7 @@ class RunRecord:
     exchanges: int
     staleness: float
     exchanging: float
+    waiting: float
     losses: tuple[tuple[float, int, float], ...]
 
     @classmethod
@@ -99,6 +104,7 @@ class RunRecord:
             exchanges=exchanges,
             staleness=sum(tally.staleness for tally in tallies) / exchanges if exchanges else 0.0,
             exchanging=sum(worker.exchanging for worker in workers) / len(workers),
+            waiting=sum(worker.waiting for worker in workers) / len(workers),
             losses=tuple(losses),
         )
 
@@ -107,10 +113,13 @@ class RunRecord:
         text = (
             f"choros: {len(self.workers)} worker{'s' if len(self.workers) > 1 else ''}, "
             f"start-up {self.startup:.1f} s, training {self.seconds:.1f} s "
-            f"({self.samples_per_second:,.0f} samples/s), exchanging {self.exchanging:.0%}"
+            f"({self.samples_per_second:,.0f} samples/s), exchanging {self.exchanging:.0%}, "
+            f"waiting for data {self.waiting:.0%}"
         )
         if len(self.workers) > 1 and self.startup > 4 * self.seconds:
             text += "; with so little to train, one process (model.fit) is faster: most of the time was start-up"
         elif len(self.workers) > 1 and self.exchanging > 0.5:
             text += "; more than half of it exchanging: a larger batch_size or window, or fewer workers, is faster"
+        elif self.waiting > 0.3:
+            text += "; choros.prefetch reads the next batches while a step runs"
         return text

@@ -68,6 +68,7 @@ class Run:
         if job.ensemble:  # a member has a shard of its own
             rank, size, together, batch_size = 0, 1, True, max(1, batch_size // size)
         self.leaving = False
+        asked = time.perf_counter()
         for batch in self.source.epoch(
             rank=rank,
             size=size,
@@ -80,6 +81,7 @@ class Run:
         ):
             fresh = batch.rows not in self._shapes
             begun, exchanged = time.perf_counter(), tally.exchanging
+            tally.waiting += begun - asked
             yield batch
             tally.steps += 1
             self.last_rows = batch.rows
@@ -92,6 +94,7 @@ class Run:
             self.board.beat(self.rank)
             if self.leaving:
                 return
+            asked = time.perf_counter()
 
     def progress(self, epoch: int, step: int) -> None:
         """Report rank 0's step where the caller draws a bar, now and then."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from choros import algorithms
 from choros.data import packing
-from choros.training.feeding import DEPTH, FedSource
+from choros.training.feeding import FedSource
 from choros.training.job import Job, Orders
 from choros.training.lean import lean
 from choros.training.loops import train
@@ -80,8 +80,9 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             model = member(model, bytes(blobs[1]), job.seed, link.rank)
         shown = (message["weights"], weights.array(np.uint8, message["weights_bytes"], 0))
         source, validation = sources(job, message, blobs[2:], data)
-        if message["fed"]:
-            source = FedSource(source, Ring(Segment.attach(fds[3]), job.workers, DEPTH), link.rank, job.timeout)
+        if message["depth"]:
+            ring = Ring(Segment.attach(fds[3]), job.workers, message["depth"])
+            source = FedSource(source, ring, link.rank, job.timeout)
             held.append(source)
         if job.ensemble:
             source = source.part(link.rank, job.workers, job.seed)
@@ -89,7 +90,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         if not own:
             replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
         replica.fold_seeds(link.rank, job.fold_seed)
-        meeting = fds[3 + message["fed"] :]
+        meeting = fds[3 + (message["depth"] > 0) :]
         group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
         held[:0] = [part for part in (group, centre) if part is not None]
         one = Run(

@@ -1,0 +1,148 @@
+"""Batches made ready in a thread while the step before them runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from choros.data.convert import as_arrays, brings_targets
+from choros.errors import BadData
+from choros.types import Batch
+
+Augment = Callable[[Any], Any]
+
+
+class Prefetch:
+    """What ``choros.prefetch`` returns: data for ``Trainer.fit``, and how to read it.
+
+    Attributes:
+        data: ``(x, y, sample_weight)``, as for ``fit``.
+        depth: int.
+        augment: a function of x, or None.
+    """
+
+    def __init__(self, data: tuple[Any, Any, Any], depth: int, augment: Augment | None) -> None:
+        self.data, self.depth, self.augment = data, depth, augment
+
+    def with_class_weight(self, class_weight: Any) -> Prefetch:
+        """Nothing to do here: ``make_source`` gives the weights to the data."""
+        return self
+
+
+def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Prefetch:
+    """Read the next batches in a thread of each worker while it computes: decoding, slicing and augmentation.
+
+    Worth it where a batch takes long to read and a core is free for it; reading and computing share the core that a
+    worker is bound to, so give such workers two (``Trainer(threads=2)``).
+
+    Args:
+        source: what ``fit`` takes as x, or a tuple ``(x, y)`` or ``(x, y, sample_weight)``.
+        depth: int. Batches that are ready at most. Defaults to 2.
+        augment: from the x of a batch to another x, in the thread: Keras' own random layers, or numpy. It travels by
+            cloudpickle, runs in training only, and each worker has its own random numbers.
+
+    Returns:
+        What ``fit`` takes as x.
+
+    Raises:
+        BadData: ``depth`` is below 1.
+
+    Example:
+        >>> import numpy as np
+        >>> prefetch((np.zeros((4, 2)), np.zeros(4)), depth=3).depth
+        3
+    """
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+        raise BadData(f"depth={depth!r}: give a whole number of batches, 1 or more.")
+    if augment is not None and not callable(augment):
+        raise BadData(f"augment is a {type(augment).__name__}: give a function or a Keras layer.")
+    if brings_targets(source) or not isinstance(source, tuple):
+        source = (source,)
+    if not 1 <= len(source) <= 3:
+        raise BadData(f"{len(source)} parts were given: give x, (x, y) or (x, y, sample_weight).")
+    x, y, weight = (*source, None, None)[:3]
+    return Prefetch((x, y, weight), depth, augment)
+
+
+class AheadSource:
+    """Another source, read ahead.
+
+    Args:
+        inner: the source.
+        depth: batches that are ready at most.
+        augment: a function of x, or None.
+    """
+
+    def __init__(self, inner: Any, depth: int, augment: Augment | None = None) -> None:
+        self.inner, self.depth, self.augment = inner, depth, augment
+
+    @property
+    def rows(self) -> int | None:
+        """Rows in a pass."""
+        rows: int | None = self.inner.rows
+        return rows
+
+    def steps(self, batch_size: int) -> int | None:
+        """Global batches in a pass."""
+        steps: int | None = self.inner.steps(batch_size)
+        return steps
+
+    def sample(self, batch_size: int) -> Batch:
+        """A real batch, as it is trained."""
+        return self._augmented(self.inner.sample(batch_size))
+
+    def part(self, rank: int, size: int, seed: int) -> AheadSource:
+        """One of ``size`` disjoint shards."""
+        return AheadSource(self.inner.part(rank, size, seed), self.depth, self.augment)
+
+    def epoch(self, **how: Any) -> Iterator[Batch]:
+        """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
+        return ahead(map(self._augmented, self.inner.epoch(**how)), self.depth)
+
+    def _augmented(self, batch: Batch) -> Batch:
+        if self.augment is None or not batch.rows:
+            return batch
+        return Batch(
+            as_arrays(self.augment(batch.x), "augmented x"), batch.y, batch.sample_weight, batch.rows, batch.total
+        )
+
+
+def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:
+    """Yield what ``batches`` yields, read in a thread, ``depth`` ahead; its errors are raised here."""
+    ready: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(last: bool, value: Any) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put((last, value), timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+    def read() -> None:
+        try:
+            for batch in batches:
+                put(False, batch)
+                if stopped.is_set():
+                    return
+            put(True, None)
+        except BaseException as error:
+            put(True, error)
+
+    thread = threading.Thread(target=read, name="choros-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            last, value = ready.get()
+            if not last:
+                yield value
+            elif value is None:
+                return
+            else:
+                raise value
+    finally:
+        stopped.set()
+        thread.join()

@@ -1,0 +1,70 @@
+"""Batches made ready in a thread."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from choros.data import AheadSource, make_source, packing, prefetch
+from choros.data.ahead import ahead
+from choros.errors import BadData
+
+
+def test_batches_are_read_while_others_are_used_and_no_more_than_the_depth():
+    read = []
+
+    def batches():
+        for number in range(10):
+            read.append(number)
+            yield number
+
+    seen = ahead(batches(), depth=2)
+    assert next(seen) == 0
+    deadline = time.monotonic() + 30
+    while len(read) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert len(read) == 4  # the one that is used, two that are ready, and one that waits for room
+    assert list(seen) == list(range(1, 10))
+
+
+def test_an_error_comes_in_its_turn_and_a_loop_that_is_left_ends_the_thread():
+    def batches():
+        yield 1
+        raise ZeroDivisionError
+
+    seen = ahead(batches(), depth=2)
+    assert next(seen) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(seen)
+    endless = ahead(iter(int, 1), depth=2)
+    next(endless)
+    endless.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "choros-ahead"]
+
+
+def test_prefetch_changes_x_alone_and_travels():
+    x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
+    source = make_source(prefetch((x, y), depth=3, augment=lambda x: -x))
+    assert isinstance(source, AheadSource)
+    assert (source.rows, source.steps(2), source.depth) == (5, 3, 3)
+    source = packing.unpack(*packing.pack(source))
+    how = dict(rank=0, size=1, together=True, batch_size=2, seed=0, epoch=0, shuffle=False)
+    found = list(source.epoch(**how))
+    np.testing.assert_array_equal(np.concatenate([batch.x for batch in found]), -x)
+    np.testing.assert_array_equal(np.concatenate([batch.y for batch in found]), y)
+    np.testing.assert_array_equal(source.sample(2).x, -x[:2])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: prefetch(np.ones(3), depth=0), "depth=0: give a whole number"),
+        (lambda: prefetch(np.ones(3), augment=3), "augment is a int: give a function"),
+        (lambda: prefetch((1, 2, 3, 4)), "4 parts were given"),
+    ],
+)
+def test_what_cannot_be_read_ahead(call, message):
+    with pytest.raises(BadData, match=message):
+        call()
