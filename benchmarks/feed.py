@@ -1,4 +1,4 @@
-"""Feeding a worker: 1 M rows x 30 float32 from Parquet against pyarrow reading the file, and from memory maps against numpy.
+"""Feeding a worker: 1 M rows x 30 float32 from Parquet against pyarrow, and from memory maps against numpy.
 
 In every round, in turn: ``pyarrow.parquet.read_table`` of the whole file; one epoch of shuffled batches from
 ``choros.files`` that decodes (the first of a run) and one from what is decoded; one epoch from ``np.memmap`` arrays by

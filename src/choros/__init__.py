@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from choros.errors import BadInput, ChorosError, WorkerFailed
     from choros.runner import run
     from choros.trainer import Trainer
+    from choros.training.first import rank0_first
     from choros.training.pool import WorkerPool
     from choros.training.record import RunRecord, WorkerRecord
 
@@ -45,6 +46,7 @@ _WHERE = {
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
     "Place": "choros.cluster",
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
+    "rank0_first": "choros.training.first",
     "run": "choros.runner",
     "Trainer": "choros.trainer",
     "WorkerPool": "choros.training.pool",
@@ -77,6 +79,7 @@ __all__ = [
     "algorithms",
     "files",
     "prefetch",
+    "rank0_first",
     "run",
 ]
 

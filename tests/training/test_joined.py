@@ -44,6 +44,11 @@ SCRIPT = """
         else:
             raise AssertionError("not refused")
 
+    with choros.rank0_first():  # the file is made by one, and is there for the other
+        first = not os.path.exists("made")
+        open("made", "a").close()
+    assert first == (rank == 0)
+
     calls = []
     kept = {}
     keras.utils.set_random_seed(0 if rank == 0 else 9)
