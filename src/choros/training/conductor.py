@@ -57,10 +57,13 @@ class Conductor:
 
     @property
     def batch_weights(self) -> bool:
-        """Whether one of those may read or set weights (Keras' own that look at the logs alone do not)."""
+        """Whether one of those may read or set weights (those that say ``looks_only``, and one of Keras', do not)."""
         import keras
 
-        return any(_wants_batches(c) and not isinstance(c, keras.callbacks.TerminateOnNaN) for c in self.user)
+        return any(
+            _wants_batches(c) and not (getattr(c, "looks_only", False) or isinstance(c, keras.callbacks.TerminateOnNaN))
+            for c in self.user
+        )
 
     # -- what Keras' fit would call
     def begin(self, epoch: int) -> Orders:

@@ -1,0 +1,150 @@
+"""How long steps and epochs take; names and figures as in keras_experiments and keras-multi-gpu."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import keras
+
+from choros.errors import BadInput
+
+
+class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
+    """Times every step and epoch, and prints one line an epoch and one at the end.
+
+    A median of steps is not moved by the first ones, which compile; what an epoch takes beyond its steps at that speed
+    (compiling, validation, other callbacks, waiting for data between steps) is its overhead.
+
+    Args:
+        warmup: int. Steps of the first epoch that no figure has in it. Defaults to 1.
+        verbose: 0 or 1. Defaults to 1.
+
+    Attributes:
+        steps: list of float. Seconds of each step, the warm-up left out.
+        epochs: list of float. Seconds of each epoch.
+        median: float. Of ``steps``; NaN before the first.
+        overhead: list of float. Of each epoch, its seconds less its steps times the median of its steps.
+        total: float. Seconds of all epochs; ``total_but_first``: of all but the first.
+
+    Raises:
+        BadInput: ``warmup`` is negative.
+
+    Example:
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> timing = BatchTiming(verbose=0)
+        >>> _ = model.fit(np.ones((8, 2)), np.ones(8), batch_size=2, epochs=2, verbose=0, callbacks=[timing])
+        >>> len(timing.steps), len(timing.epochs), timing.total_but_first < timing.total
+        (7, 2, True)
+    """
+
+    looks_only = True  # a Trainer need not bring it the weights at every step
+
+    def __init__(self, warmup: int = 1, verbose: int = 1) -> None:
+        super().__init__()
+        if warmup < 0:
+            raise BadInput(f"warmup={warmup}: give a number of steps, 0 or more.")
+        self.warmup, self.verbose = warmup, verbose
+        self._forget()
+
+    def _forget(self) -> None:
+        self.steps: list[float] = []
+        self.epochs: list[float] = []
+        self.overhead: list[float] = []
+        self._left_out = 0
+        self._here: list[float] = []
+
+    @property
+    def median(self) -> float:
+        """Seconds of a step."""
+        return statistics.median(self.steps) if self.steps else float("nan")
+
+    @property
+    def total(self) -> float:
+        """Seconds of all epochs."""
+        return sum(self.epochs)
+
+    @property
+    def total_but_first(self) -> float:
+        """Seconds of all epochs but the first."""
+        return sum(self.epochs[1:])
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin anew."""
+        self._forget()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start an epoch's clock."""
+        self._epoch, self._here = time.perf_counter(), []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Start a step's clock."""
+        self._step = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop it."""
+        taken = time.perf_counter() - self._step
+        self._here.append(taken)
+        if self._left_out < self.warmup:
+            self._left_out += 1
+        else:
+            self.steps.append(taken)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stop the epoch's clock."""
+        self.epochs.append(time.perf_counter() - self._epoch)
+        usual = statistics.median(self._here) * len(self._here) if self._here else 0.0
+        self.overhead.append(max(0.0, self.epochs[-1] - usual))
+        self._say(f"epoch {epoch + 1}: {self.epochs[-1]:.2f} s, {self.overhead[-1]:.2f} s of it not in steps")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Say it all."""
+        if self.epochs:
+            self._say(
+                f"{len(self.epochs)} epochs in {self.total:.2f} s ({self.total_but_first:.2f} s without the first), "
+                f"a step {1e3 * self.median:.2f} ms (median)"
+            )
+
+    def _say(self, text: str) -> None:
+        if self.verbose:
+            print(f"{type(self).__name__}: {text}")
+
+
+class SamplesPerSec(BatchTiming):
+    """Rows a second, from the median step; the warm-up is left out.
+
+    Args:
+        batch_size: int. Rows of a step: of the global batch under a Trainer, of one rank's under ``choros.hvd``.
+        warmup, verbose: as for ``BatchTiming``.
+
+    Attributes:
+        samples_per_sec: float.
+
+    Raises:
+        BadInput: a batch of less than one row.
+    """
+
+    def __init__(self, batch_size: int, warmup: int = 1, verbose: int = 1) -> None:
+        super().__init__(warmup, verbose)
+        if batch_size < 1:
+            raise BadInput(f"batch_size={batch_size}: give 1 or more.")
+        self.batch_size = batch_size
+
+    @property
+    def samples_per_sec(self) -> float:
+        """Rows a second."""
+        return self.batch_size / self.median
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stop the epoch's clock."""
+        verbose, self.verbose = self.verbose, 0
+        super().on_epoch_end(epoch, logs)
+        self.verbose = verbose
+        self._say(f"epoch {epoch + 1}: {self.samples_per_sec:,.0f} samples/s (median)")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Say it all."""
+        self._say(f"{self.samples_per_sec:,.0f} samples/s (median of {len(self.steps)} steps)")
