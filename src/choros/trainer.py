@@ -124,7 +124,8 @@ class Trainer:
             x, y, sample_weight: arrays, nested arrays, or ``x`` a ``keras.utils.PyDataset`` whose items are global
                 batches, ``choros.files``, or what yields global batches: a ``tf.data.Dataset``, a PyTorch
                 ``DataLoader``, a Grain loader, a generator (with ``steps_per_epoch`` where it does not end). These are
-                read in this process and divided as they come; their order is their own business.
+                read in this process and divided as they come; their order is their own business. Such validation data
+                are read once, before training, and evaluated after each epoch.
             batch_size: int. The global batch, divided among the workers. Defaults to 32.
             steps_per_epoch: int. Global batches in an epoch, going on where the last one stopped and, where the rows
                 run out, into their next pass. Defaults to all.

@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from choros.data import packing
+from choros.data import make_source, packing
 from choros.data.blocks import BlockOrder, pools
 from choros.data.stored import files
 from choros.errors import BadData
@@ -162,8 +162,8 @@ def test_members_of_an_ensemble_have_row_groups_of_their_own(folder):
         files(folder / "whole.csv.gz", y="label").part(0, 2, seed=0)
 
 
-def decodes(spec, blobs, queue):
-    source = packing.unpack(spec, [], blobs)
+def decodes(packed, queue):
+    source = packing.unpack(*packed)
     decoded = []
     fill = source.fill
     source.fill = lambda block: (decoded.append(block), fill(block))
@@ -174,11 +174,11 @@ def decodes(spec, blobs, queue):
 
 def test_two_workers_decode_each_block_once_between_them(folder):
     source = files(folder / "whole.parquet", y="label")
-    spec, arrays, blobs = packing.pack(source)
-    assert not arrays
+    packed = packing.pack(source)
+    assert [len(array) for array in packed[1]] == [32, 32]  # what a model is built from; the rest is read by workers
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    workers = [context.Process(target=decodes, args=(spec, blobs, queue)) for _ in range(2)]
+    workers = [context.Process(target=decodes, args=(packed, queue)) for _ in range(2)]
     for worker in workers:
         worker.start()
     said = [queue.get(timeout=60) for _ in workers]
@@ -188,13 +188,13 @@ def test_two_workers_decode_each_block_once_between_them(folder):
     assert said[0][1] == said[1][1]
 
 
-def dies(spec):
-    packing.unpack(spec, [], []).spill.fill([0], lambda block: os._exit(7))
+def dies(packed):
+    packing.unpack(*packed).spill.fill([0], lambda block: os._exit(7))
 
 
 def test_a_worker_that_dies_while_it_decodes_leaves_the_block_to_another(folder):
     source = files(folder / "whole.parquet", y="label")
-    worker = multiprocessing.get_context("spawn").Process(target=dies, args=(packing.pack(source)[0],))
+    worker = multiprocessing.get_context("spawn").Process(target=dies, args=(packing.pack(source),))
     worker.start()
     worker.join(30)
     assert worker.exitcode == 7
@@ -224,11 +224,16 @@ def test_the_order_is_one_of_blocks_and_of_rows_within_a_pool_of_them():
 
 
 BAD = {
+    "nothing": (lambda d: files([]), "No files were named"),
+    "rows left out": (
+        lambda d: files(d / "whole.csv", x="a", decode=lambda c: {"a": c["a"][1:]}),
+        "decode gave 31 rows for 32: it must give one for each",
+    ),
     "no file": (lambda d: files(d / "nothing.csv"), "There is no file at .*nothing.csv"),
     "no format": (lambda d: files(d / "arrays.npz"), "has a name that tells no format: give format="),
     "wrong format": (lambda d: files(d / "whole.csv", format="xml"), "format='xml': give one of 'parquet'"),
     "several": (lambda d: files([d / "whole.csv", d / "whole.h5"]), "files of several formats"),
-    "no column": (lambda d: files(d / "whole.csv", x="e"), "There is no column 'e': there are 'a', 'b'"),
+    "no column": (lambda d: files(d / "whole.csv", x="e"), "There is no column 'e' in .*whole.csv: there are 'a', 'b'"),
     "no names": (lambda d: files(d / "whole.csv", x=3), "x=3: give the name of a column"),
     "not parquet": (lambda d: files(d / "whole.csv", format="parquet"), "whole.csv cannot be read"),
     "not hdf5": (lambda d: files(d / "whole.csv", format="hdf5"), "whole.csv cannot be read as HDF5"),
@@ -293,3 +298,61 @@ def test_what_is_decoded_is_there_for_the_next_fit_and_goes_with_the_source(fold
     path = source.spill.path
     del source
     assert not os.path.exists(path)
+
+
+def test_missing_values_that_come_late_make_fractions_of_whole_numbers_from_the_first_row(tmp_path):
+    whole, gap = pa.table({"a": [1] * 40, "b": [2] * 40}), pa.table({"a": [3, None], "b": [5, 6]})
+    for kind in ("parquet", "arrow"):
+        for name, table in (("1", whole), ("2", gap)):
+            path = tmp_path / f"{name}.{kind}"
+            if kind == "parquet":
+                pa.parquet.write_table(table, path)
+            else:
+                with pa.ipc.new_file(path, table.schema) as writer:
+                    writer.write_table(table)
+        source = files(str(tmp_path / f"*.{kind}"), x="a", y="b")
+        x, y = epoch(source, 2, shuffle=False)
+        assert (x.dtype, y.dtype) == (np.float32, np.int64)
+        np.testing.assert_array_equal(x, [1] * 40 + [3, np.nan])
+    pa.csv.write_csv(whole, tmp_path / "1.csv")
+    (tmp_path / "2.csv").write_text("a,b\n3,\n")
+    with pytest.raises(BadData, match=r"2.csv from byte 4: 'b' has fractions or missing values, and whole numbers in"):
+        epoch(files(str(tmp_path / "*.csv"), x="a", y="b"), 1)
+
+
+def test_files_that_differ_or_are_written_anew_are_refused(folder, tmp_path):
+    first, second = tmp_path / "1.parquet", tmp_path / "2.parquet"
+    pa.parquet.write_table(pa.table({"a": [1.0], "b": [1]}), first)
+    pa.parquet.write_table(pa.table({"a": [1.0]}), second)
+    with pytest.raises(BadData, match=r"no column 'b' in .*2.parquet: there are 'a'"):
+        files([first, second], y="b")
+    source = files(first, y="b")
+    make_source(source)
+    pa.parquet.write_table(pa.table({"a": [2.0], "b": [1]}), first)
+    with pytest.raises(BadData, match=r"1.parquet was written anew since choros.files looked at it"):
+        make_source(source)
+    first.unlink()
+    with pytest.raises(BadData, match=r"1.parquet cannot be read any more: No such file"):
+        make_source(source)
+    (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
+    with pytest.raises(BadData, match="two columns 'a'"):
+        files(tmp_path / "twice.csv")
+    (tmp_path / "quoted.csv").write_text('a,b\n1,"x\ny"\n2,z\n')
+    with pytest.raises(BadData, match="2 rows in 3 lines: a quoted field may not hold the end of a line"):
+        files(tmp_path / "quoted.csv", x="a")
+
+
+def test_only_the_caller_decodes_the_first_rows_besides(folder):
+    decoded = []
+
+    def decode(columns):
+        decoded.append(len(columns["a"]))
+        return columns
+
+    source = files(folder / "whole.parquet", y="label", decode=decode)
+    assert decoded == [32]
+    again = packing.unpack(*packing.pack(source))
+    epoch(again, 1)
+    assert decoded == [32]  # the worker's is a function of its own
+    epoch(source, 1)
+    assert decoded == [32]  # what one has decoded is there for all

@@ -64,6 +64,12 @@ def test_a_generator_goes_on_and_its_end_is_an_error_where_steps_were_asked_for(
         epoch(source, steps=2)
     with pytest.raises(BadData, match="can be gone through once, and 2 epochs were asked for: give steps_per_epoch"):
         StreamSource(batches()).check(2, None)
+    import tensorflow as tf
+
+    endless = StreamSource(tf.data.Dataset.from_tensors((X, Y)).repeat())
+    with pytest.raises(BadData, match="without an end was given as x: give steps_per_epoch"):
+        endless.check(1, None)
+    endless.check(1, 3)
     StreamSource(batches()).check(1, None)
     StreamSource(batches()).check(2, 5)
 

@@ -106,6 +106,7 @@ def make_source(
         if is_stream(x):
             return StreamSource(x, class_weight, floatx)
         source: FileSource = x if class_weight is None else x.with_class_weight(class_weight)
+        source.check()
         return source
     if class_weight is not None:
         sample_weight = with_class_weight(y, sample_weight, class_weight, floatx)

@@ -66,7 +66,8 @@ def pack(
         if weights is not None:
             spec["classes"] = [[int(label), float(weight)] for label, weight in weights.items()]
         if isinstance(source, FileSource):
-            spec |= {"kind": "files", **source.spec()}
+            first = _spec(source.first, arrays, {}, mapped=False)
+            spec |= {"kind": "files", **source.spec(), "first": first}
         else:
             spec["kind"] = "pydataset"
         spec["blob"] = _code(source.decode if isinstance(source, FileSource) else source.dataset, blobs)
@@ -107,6 +108,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
             floatx=spec["floatx"],
             spill=spec["spill"],
             class_weight=weights,
+            first=nested(spec["first"], arrays),
         )
     x, y, weight = nested(spec["data"], arrays)
     if spec["kind"] == "stream":

@@ -76,8 +76,10 @@ class StreamSource:
         """Refuse what could not last.
 
         Raises:
-            BadData: a generator for several epochs without a number of steps.
+            BadData: a generator for several epochs, or a stream without an end, and no number of steps.
         """
+        if steps is None and hasattr(self.stream, "cardinality") and int(self.stream.cardinality()) == -1:
+            raise BadData(f"A {type(self.stream).__name__} without an end was given as x: give steps_per_epoch.")
         if self.once and steps is None and epochs > 1:
             raise BadData(
                 f"A {type(self.stream).__name__} can be gone through once, and {epochs} epochs were asked for: give "

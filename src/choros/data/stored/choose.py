@@ -44,12 +44,17 @@ class Leaf:
         parts = self._parts(columns)
         # Two passes, each along memory: four times as fast as column after column into rows.
         found = parts[0] if self.alone else np.concatenate([part.T for part in parts]).T
+        if len(found) != len(rows):
+            raise BadData(f"decode gave {len(found)} rows for {len(rows)}: it must give one for each.")
         if found.shape != rows.shape:
             raise BadData(
                 f"{self.names[0]!r} has rows of shape {found.shape[1:]}, and the first ones {rows.shape[1:]}."
             )
         if found.dtype.kind not in "biu" and rows.dtype.kind in "biu":
-            raise BadData(f"{self.names[0]!r} has fractions or missing values, and none in the first rows.")
+            raise BadData(
+                f"{self.names[0]!r} has fractions or missing values, and whole numbers in the first rows: give "
+                "fractions everywhere (types={'a': 'double'} for CSV), or make them so in decode."
+            )
         rows[...] = found
 
     def _parts(self, columns: Columns) -> list[Array]:

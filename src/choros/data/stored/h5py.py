@@ -34,8 +34,9 @@ class Hdf5Table:
         self.files = list(files)
         self.name = name_of(self.files)
         looked = [_look(file) for file in self.files] if rows_of is None or not step else []
-        self._rows_of = list(rows_of) if rows_of is not None else [rows for rows, _ in looked]
-        self._step = step or max(1, _BLOCK // max(1, *(width for _, width in looked)))
+        self._names = [(file, names) for file, (_, _, names) in zip(self.files, looked, strict=False)]
+        self._rows_of = list(rows_of) if rows_of is not None else [rows for rows, _, _ in looked]
+        self._step = step or max(1, _BLOCK // max(1, *(width for _, width, _ in looked)))
         self._blocks = [
             (number, top, min(self._step, rows - top))
             for number, rows in enumerate(self._rows_of)
@@ -59,13 +60,22 @@ class Hdf5Table:
             names = sets if wanted is None else [name for name in wanted if name in sets]
             return {name: np.asarray(sets[name][top : top + rows]) for name in names}
 
+    def where(self, block: int) -> str:
+        """Return the file and the first row."""
+        number, top, _ = self._blocks[block]
+        return f"{self.files[number]} from row {top}"
+
+    def names(self) -> list[tuple[str, list[str]]]:
+        """Return each file and its columns."""
+        return self._names
+
     def spec(self) -> dict[str, Any]:
         """Return the files and how they are cut."""
         return {"kind": "hdf5", "files": self.files, "rows_of": self._rows_of, "step": self._step}
 
 
-def _look(path: str) -> tuple[int, int]:
-    """Return how many rows a file has, and the bytes of a row."""
+def _look(path: str) -> tuple[int, int, list[str]]:
+    """Return how many rows a file has, the bytes of a row, and its columns."""
     try:
         with h5py.File(path, "r") as file:
             found = _sets(file, None)
@@ -73,8 +83,9 @@ def _look(path: str) -> tuple[int, int]:
             if not lengths:
                 raise BadData(f"{path} holds no data set with rows.")
             rows = max(set(lengths), key=lengths.count)  # the most common
-            parts = _sets(file, rows).values()
-            return rows, sum(int(np.prod(part.shape[1:])) * part.dtype.itemsize for part in parts)
+            parts = _sets(file, rows)
+            width = sum(int(np.prod(part.shape[1:])) * part.dtype.itemsize for part in parts.values())
+            return rows, width, list(parts)
     except OSError as error:
         raise BadData(f"{path} cannot be read as HDF5: {error}.") from error
 

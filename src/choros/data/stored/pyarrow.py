@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,15 +31,19 @@ class ParquetTable:
     Args:
         files: their paths.
         groups: of each block, the number of its file, of its row group there, and its rows; None looks into the files.
+        gaps: the columns that have missing values anywhere; such whole numbers become fractions everywhere.
     """
 
-    def __init__(self, files: Sequence[str], groups: list[list[int]] | None = None) -> None:
-        self.files = list(files)
+    def __init__(self, files: Sequence[str], groups: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
+        self.files, self._gaps, self._names = list(files), set(gaps), list[tuple[str, list[str]]]()
         if groups is None:
             groups = []
             for number, file in enumerate(self.files):
-                facts = _open(pyarrow.parquet.ParquetFile, file).metadata
-                groups += [[number, i, facts.row_group(i).num_rows] for i in range(facts.num_row_groups)]
+                whole = _open(pyarrow.parquet.ParquetFile, file)
+                facts = [whole.metadata.row_group(i) for i in range(whole.metadata.num_row_groups)]
+                groups += [[number, i, fact.num_rows] for i, fact in enumerate(facts)]
+                self._names.append((file, whole.schema_arrow.names))
+                self._gaps |= {name for fact in facts for name in _gaps(fact)}
         self._groups = [group for group in groups if group[2]]
         self.rows = [group[2] for group in self._groups]
         self._open = threading.local()
@@ -57,16 +61,26 @@ class ParquetTable:
         number, group, _ = self._groups[block]
         file = self._file(number)
         names = None if wanted is None else [name for name in wanted if name in file.schema_arrow.names]
-        yield from map(columns, file.iter_batches(_PART, row_groups=[group], columns=names, use_threads=False))
+        for batch in file.iter_batches(_PART, row_groups=[group], columns=names, use_threads=False):
+            yield columns(batch, self._gaps)
 
     def peek(self, wanted: Sequence[str] | None) -> Columns:
         """Return the first rows."""
         number, group, _ = self._groups[0]
-        return columns(next(self._file(number).iter_batches(32, row_groups=[group])))
+        return columns(next(self._file(number).iter_batches(32, row_groups=[group])), self._gaps)
+
+    def where(self, block: int) -> str:
+        """Return the file and the row group."""
+        number, group, _ = self._groups[block]
+        return f"{self.files[number]}, row group {group}"
+
+    def names(self) -> list[tuple[str, list[str]]]:
+        """Return each file and its columns."""
+        return self._names
 
     def spec(self) -> dict[str, Any]:
         """Return the files and the row groups."""
-        return {"kind": "parquet", "files": self.files, "groups": self._groups}
+        return {"kind": "parquet", "files": self.files, "groups": self._groups, "gaps": sorted(self._gaps)}
 
 
 class ArrowTable:
@@ -75,15 +89,20 @@ class ArrowTable:
     Args:
         files: their paths.
         batches: of each block, the number of its file, of its batch there, and its rows; None looks into the files.
+        gaps: the columns that have missing values anywhere; such whole numbers become fractions everywhere.
     """
 
-    def __init__(self, files: Sequence[str], batches: list[list[int]] | None = None) -> None:
-        self.files = list(files)
+    def __init__(self, files: Sequence[str], batches: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
+        self.files, self._gaps, self._names = list(files), set(gaps), list[tuple[str, list[str]]]()
         if batches is None:
             batches = []
             for number, file in enumerate(self.files):
-                reader = _open(pa.ipc.open_file, pa.memory_map(file))
-                batches += [[number, i, reader.get_batch(i).num_rows] for i in range(reader.num_record_batches)]
+                reader = _open(pa.ipc.open_file, _open(pa.memory_map, file))
+                self._names.append((file, reader.schema.names))
+                for i in range(reader.num_record_batches):
+                    batch = reader.get_batch(i)
+                    batches.append([number, i, batch.num_rows])
+                    self._gaps |= {n for n, c in zip(batch.schema.names, batch.columns, strict=True) if c.null_count}
         self._batches = [batch for batch in batches if batch[2]]
         self.rows = [batch[2] for batch in self._batches]
         self.name = name_of(self.files)
@@ -98,15 +117,24 @@ class ArrowTable:
         if wanted is not None:
             batch = batch.select([name for name in wanted if name in batch.schema.names])
         for top in range(0, batch.num_rows, _PART):
-            yield columns(batch.slice(top, _PART))
+            yield columns(batch.slice(top, _PART), self._gaps)
 
     def peek(self, wanted: Sequence[str] | None) -> Columns:
         """Return the first rows."""
-        return columns(self._get(0).slice(0, 32))
+        return columns(self._get(0).slice(0, 32), self._gaps)
+
+    def where(self, block: int) -> str:
+        """Return the file and the record batch."""
+        number, batch, _ = self._batches[block]
+        return f"{self.files[number]}, record batch {batch}"
+
+    def names(self) -> list[tuple[str, list[str]]]:
+        """Return each file and its columns."""
+        return self._names
 
     def spec(self) -> dict[str, Any]:
         """Return the files and the batches."""
-        return {"kind": "arrow", "files": self.files, "batches": self._batches}
+        return {"kind": "arrow", "files": self.files, "batches": self._batches, "gaps": sorted(self._gaps)}
 
 
 class CsvTable:
@@ -139,6 +167,7 @@ class CsvTable:
         self._stretch = [part for part in stretches if part[3]]
         self.rows = [part[3] for part in self._stretch]
         self._kinds = kinds or {}
+        self._names = [] if guessed else [(file, self._header(file)) for file in self.files]
         if self._stretch and not guessed:
             self._kinds = self._guess(self._kinds)
 
@@ -158,6 +187,13 @@ class CsvTable:
                     text = text[: text.rfind(b"\n") + 1] or text + stream.readline()
                 yield [begin, begin + len(text), _lines(text)]
                 begin += len(text)
+
+    def _header(self, file: str) -> list[str]:
+        with _open(pa.input_stream, file) as stream:
+            line = stream.read(_TEXT).split(b"\n", 1)[0]
+        options = pyarrow.csv.ParseOptions(delimiter=self.delimiter)
+        names: list[str] = pyarrow.csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=options).schema.names
+        return names
 
     def _guess(self, given: dict[str, str]) -> dict[str, str]:
         """Return what the first stretch's values look like; a column without any is one of missing numbers."""
@@ -184,13 +220,24 @@ class CsvTable:
                     ),
                 )
         except pa.ArrowInvalid as error:
+            hint = ". Where the first rows look like another type, give types, like types={'a': 'double'}"
             raise BadData(
-                f"{path} cannot be read as CSV: {error}. Where the first rows look like another type, give types, "
-                f"like types={{'a': 'double'}}."
+                f"{path} cannot be read as CSV: {error}{hint if 'conversion' in str(error) else ''}."
             ) from error
-        if table.num_rows > rows:
-            raise BadData(f"{path} has {table.num_rows - rows} rows more than when it was opened.")
+        if table.num_rows != rows:
+            raise BadData(
+                f"{path} has {table.num_rows} rows in {rows} lines: a quoted field may not hold the end of a line."
+            )
         return table
+
+    def where(self, block: int) -> str:
+        """Return the file and the first byte."""
+        number, begin, _, _ = self._stretch[block]
+        return f"{self.files[number]} from byte {begin}"
+
+    def names(self) -> list[tuple[str, list[str]]]:
+        """Return each file and its columns."""
+        return self._names
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
         """Yield a block in parts."""
@@ -212,12 +259,28 @@ class CsvTable:
         }
 
 
-def columns(batch: Any) -> dict[str, Array]:
+def columns(batch: Any, gaps: Container[str] = ()) -> dict[str, Array]:
     """Return a pyarrow table's or batch's columns as numpy arrays.
 
-    Missing numbers become NaN; lists of one length become an axis; text and bytes become objects.
+    Missing numbers become NaN, and whole numbers fractions in columns with ``gaps``; lists of one length become an
+    axis; text and bytes become objects.
+
+    Raises:
+        BadData: two columns have one name.
     """
-    return {name: _column(batch.column(i)) for i, name in enumerate(batch.schema.names)}
+    names = batch.schema.names
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise BadData(f"There are two columns {twice[0]!r}: give each a name of its own.")
+    found = {name: _column(batch.column(i)) for i, name in enumerate(names)}
+    return {n: a.astype(np.float64) if n in gaps and a.dtype.kind in "biu" else a for n, a in found.items()}
+
+
+def _gaps(group: Any) -> Iterator[str]:
+    """Yield the columns of a row group that miss values, as far as the file tells."""
+    for i in range(group.num_columns):
+        column = group.column(i)
+        if column.statistics is not None and column.statistics.null_count:
+            yield column.path_in_schema.split(".")[0]
 
 
 def _column(column: Any) -> Array:

@@ -73,6 +73,15 @@ class RecordTable:
         names = list(parsed[0]) if wanted is None else [name for name in wanted if name in parsed[0]]
         return {name: _column([row.get(name) for row in parsed], name, path) for name in names}
 
+    def where(self, block: int) -> str:
+        """Return the file and the first byte."""
+        number, begin, _, _ = self._stretch[block]
+        return f"{self.files[number]} from byte {begin}"
+
+    def names(self) -> list[tuple[str, list[str]]]:
+        """Return nothing: each record says for itself what it has."""
+        return []
+
     def spec(self) -> dict[str, Any]:
         """Return the files and their stretches."""
         return {"kind": "tfrecord", "files": self.files, "stretches": self._stretch}

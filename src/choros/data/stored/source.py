@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,9 +15,9 @@ from choros.data.checks import check_batch
 from choros.data.convert import to_floatx
 from choros.data.division import pieces
 from choros.data.order import permutation
-from choros.data.stored.choose import all_names, check_choice, get, leaf_tree
+from choros.data.stored.choose import all_names, check_choice, leaf_tree
 from choros.data.stored.spill import Spill, form
-from choros.data.stored.table import Columns, Table
+from choros.data.stored.table import Columns, Table, stamp
 from choros.data.tree import leaves, map_leaves
 from choros.data.weights import check_class_weight, with_class_weight
 from choros.errors import BadData
@@ -41,10 +41,12 @@ class FileSource:
         spill_dir: where decoded rows are kept. Defaults to the directory for temporary files.
         floatx: what floating point numbers become; None is Keras' own setting.
         spill: the path of what another process has made.
+        first: the first rows as ``(x, y, sample_weight)``, where they are known.
         class_weight: from class number to weight, or None.
 
     Attributes:
         rows: int. Rows in a pass.
+        first: the first rows, 32 or fewer, as ``(x, y, sample_weight)``.
 
     Raises:
         BadData: there are no rows, or the columns are not what was asked for.
@@ -63,6 +65,7 @@ class FileSource:
         floatx: str | None = None,
         spill: str | None = None,
         class_weight: Mapping[int, float] | None = None,
+        first: tuple[Any, Any, Any] | None = None,
     ) -> None:
         for name, choice in (("x", x), ("y", y), ("sample_weight", sample_weight)):
             check_choice(choice, name)
@@ -72,24 +75,61 @@ class FileSource:
         self._blocks: Rows = np.arange(len(table.rows))
         if not self.rows:
             raise BadData(f"{table.name} has no rows: give at least one.")
-        first = self._decoded(table.peek(self._wanted(x, y, sample_weight)))
-        if x is None:
-            others = set(all_names(y, sample_weight))
-            x = [name for name in first if name not in others]
-            if not x:
-                raise BadData(f"{table.name} has no column for x beside those for y and sample_weight.")
+        self._stamps = [] if first else [stamp(file) for file in table.files]
         if floatx is None:
             import keras
 
             floatx = keras.config.floatx()
-        self.choice, self.floatx = (x, y, sample_weight), floatx
+        self.floatx = floatx
+        if first is None:
+            x, first = self._look(x, y, sample_weight)
+        self.choice, self.first = (x, y, sample_weight), first
         self._tree = leaf_tree(x), leaf_tree(y), leaf_tree(sample_weight)
         self._leaves = [leaf for _, leaf in leaves(self._tree)]
-        self._first = map_leaves(lambda leaf: to_floatx(leaf.of(first), floatx), self._tree)
-        self._forms = [form(array) for _, array in leaves(self._first)]
+        self._forms = [form(array) for _, array in leaves(first)]
         self._spill: Spill | None = None
         if spill is not None:
             self.join(spill)
+
+    def _look(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Return which columns are x, and the first rows as ``(x, y, sample_weight)``."""
+        wanted = self._wanted(x, y, sample_weight)
+        self._check_names(wanted or ())
+        columns = self.table.peek(wanted)
+        found = self._decoded(columns)
+        if x is None:
+            others = set(all_names(y, sample_weight))
+            x = [name for name in found if name not in others]
+            if not x:
+                raise BadData(f"{self.table.name} has no column for x beside those for y and sample_weight.")
+        self._check_names(self._wanted(x, y, sample_weight) or ())
+        tree = leaf_tree(x), leaf_tree(y), leaf_tree(sample_weight)
+        floatx = self.floatx
+        first: Any = map_leaves(lambda leaf: to_floatx(leaf.of(found), floatx), tree)
+        self._check_rows(columns, first)
+        return x, first
+
+    def _check_names(self, wanted: Sequence[str]) -> None:
+        for file, names in self.table.names():
+            if lacking := [name for name in wanted if name not in names]:
+                raise BadData(f"There is no column {lacking[0]!r} in {file}: there are {', '.join(map(repr, names))}.")
+
+    def _check_rows(self, columns: Columns, arrays: Any) -> None:
+        """Refuse a ``decode`` that does not give a row for each row."""
+        given = len(next(iter(columns.values())))
+        for _, array in leaves(arrays):
+            if len(array) != given:
+                raise BadData(f"decode gave {len(array)} rows for {given}: it must give one for each.")
+
+    def check(self) -> None:
+        """Refuse files that are no longer what they were.
+
+        Raises:
+            BadData: the message names the file.
+        """
+        for file, then in zip(self.table.files, self._stamps, strict=False):
+            if stamp(file) != then:
+                raise BadData(f"{file} was written anew since choros.files looked at it: call choros.files again.")
 
     def _wanted(self, *choices: Any) -> list[str] | None:
         """The columns to read: those that are used, where no function makes them and none is left open."""
@@ -130,7 +170,7 @@ class FileSource:
 
     def sample(self, batch_size: int) -> Batch:
         """The first rows, at most ``batch_size`` and 32."""
-        x, y, weight = map_leaves(lambda a: a[:batch_size], self._first)
+        x, y, weight = map_leaves(lambda a: a[:batch_size], self.first)
         rows = len(next(leaves(x))[1])
         return Batch(x, y, self._weighted(y, weight), rows=rows, total=rows)
 
@@ -197,17 +237,17 @@ class FileSource:
         at, end = int(self.starts[block]), int(self.starts[block + 1])
         for columns in self.table.read(block, self._wanted(*self.choice)):
             decoded = self._decoded(columns)
-            rows = len(get(decoded, self._leaves[0].names[0]))
+            rows = len(next(iter(columns.values())))
             if at + rows > end:
-                raise BadData(f"{self.table.name}: block {block} has more rows than when it was opened.")
+                raise BadData(f"{self.table.where(block)} has more rows than when it was opened.")
             for leaf, array in zip(self._leaves, self.spill.arrays, strict=True):
                 try:
                     leaf.write(decoded, array[at : at + rows])
                 except BadData as error:
-                    raise BadData(f"{self.table.name}, block {block}: {error}") from None
+                    raise BadData(f"{self.table.where(block)}: {error}") from None
             at += rows
         if at != end:
-            raise BadData(f"{self.table.name}: block {block} has {end - at} rows fewer than when it was opened.")
+            raise BadData(f"{self.table.where(block)} has {end - at} rows fewer than when it was opened.")
 
 
 class Ahead:

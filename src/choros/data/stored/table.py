@@ -24,6 +24,11 @@ class Table(Protocol):
         ...
 
     @property
+    def files(self) -> list[str]:
+        """Their paths."""
+        ...
+
+    @property
     def rows(self) -> Sequence[int]:
         """Of each block, its rows."""
         ...
@@ -34,6 +39,14 @@ class Table(Protocol):
 
     def peek(self, wanted: Sequence[str] | None) -> Columns:
         """Return the first rows of all, 32 or fewer."""
+        ...
+
+    def where(self, block: int) -> str:
+        """Return in which file a block is, for errors."""
+        ...
+
+    def names(self) -> list[tuple[str, list[str]]]:
+        """Return each file and its columns, where that can be told without reading the rows."""
         ...
 
     def spec(self) -> dict[str, Any]:
@@ -55,6 +68,8 @@ def find_files(where: Any) -> list[str]:
         BadData: nothing is there.
     """
     if isinstance(where, list | tuple):
+        if not where:
+            raise BadData("No files were named: give at least one path.")
         return [path for part in where for path in find_files(part)]
     try:
         path = os.path.abspath(os.fspath(where))
@@ -68,6 +83,19 @@ def find_files(where: Any) -> list[str]:
     if not found:
         raise BadData(f"There is no file at {path}.")
     return found
+
+
+def stamp(path: str) -> list[int]:
+    """Return what changes when a file is written anew: its length and its time.
+
+    Raises:
+        BadData: the file is gone.
+    """
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        raise BadData(f"{path} cannot be read any more: {error.strerror}.") from None
+    return [facts.st_size, facts.st_mtime_ns]
 
 
 def name_of(files: Sequence[str]) -> str:
