@@ -34,8 +34,8 @@ class Prefetch:
 def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Prefetch:
     """Read the next batches in a thread of each worker while it computes: decoding, slicing and augmentation.
 
-    Worth it where a batch takes long to read and a core is free for it; reading and computing share the core that a
-    worker is bound to, so give such workers two (``Trainer(threads=2)``).
+    Worth it where a batch takes long to read and a core is free for it: a worker that has two cores and computes on one
+    (``Trainer(workers=1, threads=1)`` on a machine of two) reads on the other.
 
     Args:
         source: what ``fit`` takes as x, or a tuple ``(x, y)`` or ``(x, y, sample_weight)``.
