@@ -2,8 +2,7 @@
 
 One worker with two cores and one thread to compute. A batch is decoded from PNGs, cut from the two photographs that
 come with scikit-learn; how many a row is decoded from is set so that decoding a batch takes as long as its step. Both
-ways take turns, run by run; the ratio is that of their samples a second, ``waiting`` the share of the time spent waiting
-for data.
+ways take turns, run by run; the ratio is that of their samples a second, ``waiting`` the share of time spent waiting.
 
     python benchmarks/prefetch.py --backend jax
 """
