@@ -145,4 +145,4 @@ def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:
                 raise value
     finally:
         stopped.set()
-        thread.join()
+        thread.join(5.0)  # one that does not come back from its read is left to itself
