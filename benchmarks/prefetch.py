@@ -16,7 +16,7 @@ from common import arguments, emit
 from workloads import Workload
 
 TARGET = 1.7
-SIDE = 32
+SIDE, SEEN = 160, 32  # of a square in the photograph, and of what the model sees
 
 
 def pngs(count: int) -> list[bytes]:
@@ -51,10 +51,11 @@ def rows(load: Workload, times: int) -> Any:
             return load.steps
 
         def __getitem__(self, index: int) -> tuple[Any, Any]:
-            x = np.empty((load.batch, SIDE, SIDE, 3), "float32")
+            x = np.empty((load.batch, SEEN, SEEN, 3), "float32")
             for row in range(load.batch):
                 for _ in range(times):
-                    x[row] = np.asarray(Image.open(io.BytesIO(self.files[(index + row) % len(self.files)])))
+                    square = Image.open(io.BytesIO(self.files[(index + row) % len(self.files)]))
+                    x[row] = np.asarray(square.resize((SEEN, SEEN)))
             return x / 255, np.arange(load.batch) % 10
 
     return Photographs()
