@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from choros import algorithms
+    from choros import algorithms, callbacks
     from choros.algorithms import (
         ADAG,
         AEASGD,
@@ -77,6 +77,7 @@ __all__ = [
     "WorkerPool",
     "WorkerRecord",
     "algorithms",
+    "callbacks",
     "files",
     "prefetch",
     "rank0_first",
@@ -87,8 +88,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
-    if name == "algorithms":
-        return importlib.import_module("choros.algorithms")
+    if name in ("algorithms", "callbacks"):
+        return importlib.import_module(f"choros.{name}")
     raise AttributeError(f"module 'choros' has no attribute {name!r}")
 
 

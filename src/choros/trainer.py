@@ -165,8 +165,9 @@ class Trainer:
         validation = None
         if validation_data is not None:
             validation = make_validation(validation_data, validation_steps, floatx)
-        if isinstance(source, StreamSource):
-            source.check(epochs - initial_epoch, steps_per_epoch)
+        stream = source if isinstance(source, StreamSource) else None
+        if stream is not None:
+            stream.check(epochs - initial_epoch, steps_per_epoch)
         steps = steps_per_epoch or source.steps(batch_size)
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
@@ -227,7 +228,6 @@ class Trainer:
             return self._finish(conductor, record, verbose)  # its callbacks have ended already
         try:
             cargo = Cargo(model_bytes, custom, arrays, blobs)
-            stream = source if isinstance(source, StreamSource) else None
             engine = Engine(self.model, algorithm, job, cargo, self._pool, begun, stream)
             record = engine.run(conductor)
             self.models = engine.gather_members()

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from choros.data import AheadSource, make_source, packing, prefetch
+from choros.data import AheadSource, make_source, make_validation, packing, prefetch
 from choros.data.ahead import ahead
 from choros.errors import BadData
 
@@ -55,6 +55,12 @@ def test_prefetch_changes_x_alone_and_travels():
     np.testing.assert_array_equal(np.concatenate([batch.x for batch in found]), -x)
     np.testing.assert_array_equal(np.concatenate([batch.y for batch in found]), y)
     np.testing.assert_array_equal(source.sample(2).x, -x[:2])
+
+
+def test_validation_is_not_augmented():
+    x = np.arange(10.0).reshape(5, 2)
+    source = make_validation(prefetch((x, np.arange(5)), augment=lambda x: -x))
+    np.testing.assert_array_equal(source.sample(5).x, x)
 
 
 @pytest.mark.parametrize(

@@ -98,15 +98,21 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         self.epochs.append(time.perf_counter() - self._epoch)
         usual = statistics.median(self._here) * len(self._here) if self._here else 0.0
         self.overhead.append(max(0.0, self.epochs[-1] - usual))
-        self._say(f"epoch {epoch + 1}: {self.epochs[-1]:.2f} s, {self.overhead[-1]:.2f} s of it not in steps")
+        self._say(f"epoch {epoch + 1}: {self._epoch_text()}")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Say it all."""
         if self.epochs:
-            self._say(
-                f"{len(self.epochs)} epochs in {self.total:.2f} s ({self.total_but_first:.2f} s without the first), "
-                f"a step {1e3 * self.median:.2f} ms (median)"
-            )
+            self._say(self._end_text())
+
+    def _epoch_text(self) -> str:
+        return f"{self.epochs[-1]:.2f} s, {self.overhead[-1]:.2f} s of it not in steps"
+
+    def _end_text(self) -> str:
+        return (
+            f"{len(self.epochs)} epochs in {self.total:.2f} s ({self.total_but_first:.2f} s without the first), "
+            f"a step {1e3 * self.median:.2f} ms (median)"
+        )
 
     def _say(self, text: str) -> None:
         if self.verbose:
@@ -138,13 +144,8 @@ class SamplesPerSec(BatchTiming):
         """Rows a second."""
         return self.batch_size / self.median
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop the epoch's clock."""
-        verbose, self.verbose = self.verbose, 0
-        super().on_epoch_end(epoch, logs)
-        self.verbose = verbose
-        self._say(f"epoch {epoch + 1}: {self.samples_per_sec:,.0f} samples/s (median)")
+    def _epoch_text(self) -> str:
+        return f"{self.samples_per_sec:,.0f} samples/s (median)"
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Say it all."""
-        self._say(f"{self.samples_per_sec:,.0f} samples/s (median of {len(self.steps)} steps)")
+    def _end_text(self) -> str:
+        return f"{self.samples_per_sec:,.0f} samples/s (median of {len(self.steps)} steps)"

@@ -121,5 +121,7 @@ def make_validation(data: Any, steps: int | None = None, floatx: str = "float32"
         steps: Of a stream, the batches to read; None is all.
         floatx: As for ``make_source``.
     """
+    if isinstance(data, Prefetch):
+        data = Prefetch(data.data, data.depth, augment=None)
     source = make_source(*unpack(data), floatx=floatx)
     return ArraySource(*read_all(source, steps)) if isinstance(source, StreamSource) else source

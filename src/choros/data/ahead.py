@@ -23,12 +23,10 @@ class Prefetch:
         augment: a function of x, or None.
     """
 
+    brings_targets = True
+
     def __init__(self, data: tuple[Any, Any, Any], depth: int, augment: Augment | None) -> None:
         self.data, self.depth, self.augment = data, depth, augment
-
-    def with_class_weight(self, class_weight: Any) -> Prefetch:
-        """Nothing to do here: ``make_source`` gives the weights to the data."""
-        return self
 
 
 def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Prefetch:
@@ -41,7 +39,7 @@ def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Pre
         source: what ``fit`` takes as x, or a tuple ``(x, y)`` or ``(x, y, sample_weight)``.
         depth: int. Batches that are ready at most. Defaults to 2.
         augment: from the x of a batch to another x, in the thread: Keras' own random layers, or numpy. It travels by
-            cloudpickle, runs in training only, and each worker has its own random numbers.
+            cloudpickle and runs in training only; each worker has a copy, the state of its random numbers included.
 
     Returns:
         What ``fit`` takes as x.

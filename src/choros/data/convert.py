@@ -33,7 +33,7 @@ def brings_targets(value: Any) -> bool:
         >>> brings_targets([1, 2])
         False
     """
-    return is_py_dataset(value) or hasattr(value, "with_class_weight") or is_stream(value)
+    return is_py_dataset(value) or getattr(value, "brings_targets", False) is True or is_stream(value)
 
 
 def is_stream(value: Any) -> bool:

@@ -35,10 +35,8 @@ def permutation(
         return np.arange(rows, dtype=np.int64)
     low = np.uint64((rows - 1).bit_length())
     one = np.uint64(1)
-    key = (
-        (seed, epoch) if within is None else (seed, epoch, within + 1)
-    )  # a SeedSequence takes no notice of zeros at the end
-    keys = np.random.PCG64(np.random.SeedSequence(key)).random_raw(rows)
+    part = () if within is None else (within + 1,)  # a SeedSequence takes no notice of zeros at the end
+    keys = np.random.PCG64(np.random.SeedSequence((seed, epoch, *part))).random_raw(rows)
     keys = ((keys >> low) << low) | np.arange(rows, dtype=np.uint64)
     keys.sort()
     numbers: npt.NDArray[np.int64] = (keys & ((one << low) - one)).astype(np.int64)

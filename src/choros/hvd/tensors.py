@@ -36,7 +36,7 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
         if is_symbolic(value):
             raise _symbolic(value, name, "run_eagerly=True or outside of tf.function")
         back = _to_tensorflow if "CPU" in value.device else sys.modules["tensorflow"].convert_to_tensor
-        return np.asarray(value.numpy()), lambda out: back(out)
+        return np.asarray(value.numpy()), back
     if library in ("jax", "jaxlib"):
         module = sys.modules["jax"]
         if is_symbolic(value):

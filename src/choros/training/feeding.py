@@ -14,6 +14,7 @@ from choros.data.streams import StreamSource, divided
 from choros.data.tree import map_leaves
 from choros.training.job import Job
 from choros.transport.ring import Ring
+from choros.transport.segment import align
 from choros.types import Array, Batch
 
 _LEAST, _TIMES = 1 << 26, 16  # bytes of a slot, and how many times the first batch; memory is taken when written
@@ -59,7 +60,7 @@ class Feeder:
         tree, arrays = packing.flat(batch)
         entries, nbytes = packing.layout(arrays)
         head = json.dumps([tree, entries, batch.rows]).encode()
-        begin = _HEAD + -(-len(head) // _HEAD) * _HEAD
+        begin = align(_HEAD + len(head))
 
         def write(memory: Array) -> None:
             memory[:8].view(np.int64)[0] = len(head)
@@ -118,7 +119,7 @@ class FedSource:
                 return
             length = int(memory[:8].view(np.int64)[0])
             tree, entries, rows = json.loads(memory[_HEAD : _HEAD + length].tobytes())
-            begin = _HEAD + -(-length // _HEAD) * _HEAD
+            begin = align(_HEAD + length)
             batch = packing.nested(tree, packing.views(entries, memory[begin:]))
             yield *batch, rows
             self._ring.let_go(self._rank)

@@ -24,13 +24,13 @@ class Leaf:
         self.names = [names] if isinstance(names, str) else list(names)
         self.alone = isinstance(names, str)
 
-    def of(self, columns: Columns) -> Array:
-        """Return this array for these columns.
+    def of(self, columns: Columns, rows: int) -> Array:
+        """Return this array for these columns, which were made of so many rows.
 
         Raises:
-            BadData: a column is missing, no numbers, or has a shape that cannot stand beside another.
+            BadData: a column is missing, no numbers, of a shape that cannot stand beside another, or lacks rows.
         """
-        parts = self._parts(columns)
+        parts = self._parts(columns, rows)
         if self.alone:
             return parts[0]
         return np.concatenate(parts, axis=1)
@@ -41,11 +41,9 @@ class Leaf:
         Raises:
             BadData: the rows are of another shape.
         """
-        parts = self._parts(columns)
+        parts = self._parts(columns, len(rows))
         # Two passes, each along memory: four times as fast as column after column into rows.
         found = parts[0] if self.alone else np.concatenate([part.T for part in parts]).T
-        if len(found) != len(rows):
-            raise BadData(f"decode gave {len(found)} rows for {len(rows)}: it must give one for each.")
         if found.shape != rows.shape:
             raise BadData(
                 f"{self.names[0]!r} has rows of shape {found.shape[1:]}, and the first ones {rows.shape[1:]}."
@@ -57,9 +55,11 @@ class Leaf:
             )
         rows[...] = found
 
-    def _parts(self, columns: Columns) -> list[Array]:
+    def _parts(self, columns: Columns, rows: int) -> list[Array]:
         """The columns; several as two axes each."""
         parts = [stack(get(columns, name), f"The column {name!r}") for name in self.names]
+        if wrong := [len(part) for part in parts if len(part) != rows]:
+            raise BadData(f"decode gave {wrong[0]} rows for {rows}: it must give one for each.")
         if self.alone:
             return parts
         wide = [part[:, None] if part.ndim == 1 else part for part in parts]

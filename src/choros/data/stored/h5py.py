@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.data.stored.table import Columns, name_of
+from choros.data.stored.table import Columns, Table
 from choros.errors import BadData
 
 try:
@@ -18,60 +18,38 @@ except ImportError as error:
 _BLOCK = 1 << 22  # bytes of a block
 
 
-class Hdf5Table:
+class Hdf5Table(Table):
     """HDF5 files whose data sets have one row for each sample; several files follow each other.
 
-    A data set in a group has its path for a name (``train/x``). Those with another number of rows than
-    most are not part of the table.
-
-    Args:
-        files: their paths.
-        rows_of: of each file, the rows; None looks into the files.
-        step: rows of a block.
+    A data set in a group has its path for a name (``train/x``). Those with another number of rows than most are not
+    part of the table. Of each block: the number of its file, its first row there, and its rows.
     """
 
-    def __init__(self, files: Sequence[str], rows_of: Sequence[int] | None = None, step: int = 0) -> None:
-        self.files = list(files)
-        self.name = name_of(self.files)
-        looked = [_look(file) for file in self.files] if rows_of is None or not step else []
-        self._names = [(file, names) for file, (_, _, names) in zip(self.files, looked, strict=False)]
-        self._rows_of = list(rows_of) if rows_of is not None else [rows for rows, _, _ in looked]
-        self._step = step or max(1, _BLOCK // max(1, *(width for _, width, _ in looked)))
-        self._blocks = [
-            (number, top, min(self._step, rows - top))
-            for number, rows in enumerate(self._rows_of)
-            for top in range(0, rows, self._step)
-        ]
-        self.rows = [rows for _, _, rows in self._blocks]
+    kind, unit = "hdf5", " from row"
+
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield stretches of rows."""
+        rows, width, names = _look(file)
+        self.names.append((file, names))
+        step = max(1, _BLOCK // max(1, width))
+        for top in range(0, rows, step):
+            yield [top, min(step, rows - top)]
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
         """Yield a block."""
-        number, top, rows = self._blocks[block]
-        yield self._get(number, top, rows, wanted)
+        yield self._get(block, wanted)
 
-    def peek(self, wanted: Sequence[str] | None) -> Columns:
+    def peek(self) -> Columns:
         """Return the first rows."""
-        number, top, rows = self._blocks[0]
-        return self._get(number, top, min(32, rows), None)
+        return {name: column[:32] for name, column in self._get(0, None).items()}
 
-    def _get(self, number: int, top: int, rows: int, wanted: Sequence[str] | None) -> Columns:
+    def _get(self, block: int, wanted: Sequence[str] | None) -> Columns:
+        number, top, rows = self.blocks[block]
+        whole = sum(rows for file, _, rows in self.blocks if file == number)
         with h5py.File(self.files[number], "r") as file:
-            sets = _sets(file, self._rows_of[number])
+            sets = _sets(file, whole)
             names = sets if wanted is None else [name for name in wanted if name in sets]
             return {name: np.asarray(sets[name][top : top + rows]) for name in names}
-
-    def where(self, block: int) -> str:
-        """Return the file and the first row."""
-        number, top, _ = self._blocks[block]
-        return f"{self.files[number]} from row {top}"
-
-    def names(self) -> list[tuple[str, list[str]]]:
-        """Return each file and its columns."""
-        return self._names
-
-    def spec(self) -> dict[str, Any]:
-        """Return the files and how they are cut."""
-        return {"kind": "hdf5", "files": self.files, "rows_of": self._rows_of, "step": self._step}
 
 
 def _look(path: str) -> tuple[int, int, list[str]]:

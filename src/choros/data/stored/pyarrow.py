@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.data.stored.table import Columns, name_of
+from choros.data.stored.table import Columns, Table
 from choros.errors import BadData
 from choros.types import Array
 
@@ -25,29 +25,40 @@ _PART = 1 << 16  # rows that are decoded at once
 _TEXT = 1 << 22  # bytes of a block of CSV
 
 
-class ParquetTable:
-    """Parquet files; a block is a row group.
+class _Gapped(Table):
+    """Files that tell which columns miss values, before their rows are read.
 
     Args:
-        files: their paths.
-        groups: of each block, the number of its file, of its row group there, and its rows; None looks into the files.
+        files, blocks: as for ``Table``.
         gaps: the columns that have missing values anywhere; such whole numbers become fractions everywhere.
     """
 
-    def __init__(self, files: Sequence[str], groups: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
-        self.files, self._gaps, self._names = list(files), set(gaps), list[tuple[str, list[str]]]()
-        if groups is None:
-            groups = []
-            for number, file in enumerate(self.files):
-                whole = _open(pyarrow.parquet.ParquetFile, file)
-                facts = [whole.metadata.row_group(i) for i in range(whole.metadata.num_row_groups)]
-                groups += [[number, i, fact.num_rows] for i, fact in enumerate(facts)]
-                self._names.append((file, whole.schema_arrow.names))
-                self._gaps |= {name for fact in facts for name in _gaps(fact)}
-        self._groups = [group for group in groups if group[2]]
-        self.rows = [group[2] for group in self._groups]
+    def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
+        self.gaps = set(gaps)
+        super().__init__(files, blocks)
+
+    def spec(self) -> dict[str, Any]:
+        """Return also the gaps."""
+        return {**super().spec(), "gaps": sorted(self.gaps)}
+
+
+class ParquetTable(_Gapped):
+    """Parquet files; a block is a row group: the number of its file, its own there, its rows."""
+
+    kind, unit = "parquet", ", row group"
+
+    def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
         self._open = threading.local()
-        self.name = name_of(self.files)
+        super().__init__(files, blocks, gaps)
+
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield the row groups, from the footer."""
+        whole = _open(pyarrow.parquet.ParquetFile, file)
+        self.names.append((file, whole.schema_arrow.names))
+        for i in range(whole.metadata.num_row_groups):
+            facts = whole.metadata.row_group(i)
+            self.gaps.update(_gaps(facts))
+            yield [i, facts.num_rows]
 
     def _file(self, number: int) -> Any:
         """One open file a thread: a reader is not for several, and its footer is long."""
@@ -58,57 +69,34 @@ class ParquetTable:
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
         """Yield a row group in parts."""
-        number, group, _ = self._groups[block]
+        number, group, _ = self.blocks[block]
         file = self._file(number)
         names = None if wanted is None else [name for name in wanted if name in file.schema_arrow.names]
         for batch in file.iter_batches(_PART, row_groups=[group], columns=names, use_threads=False):
-            yield columns(batch, self._gaps)
+            yield columns(batch, self.gaps)
 
-    def peek(self, wanted: Sequence[str] | None) -> Columns:
+    def peek(self) -> Columns:
         """Return the first rows."""
-        number, group, _ = self._groups[0]
-        return columns(next(self._file(number).iter_batches(32, row_groups=[group])), self._gaps)
-
-    def where(self, block: int) -> str:
-        """Return the file and the row group."""
-        number, group, _ = self._groups[block]
-        return f"{self.files[number]}, row group {group}"
-
-    def names(self) -> list[tuple[str, list[str]]]:
-        """Return each file and its columns."""
-        return self._names
-
-    def spec(self) -> dict[str, Any]:
-        """Return the files and the row groups."""
-        return {"kind": "parquet", "files": self.files, "groups": self._groups, "gaps": sorted(self._gaps)}
+        number, group, _ = self.blocks[0]
+        return columns(next(self._file(number).iter_batches(32, row_groups=[group])), self.gaps)
 
 
-class ArrowTable:
-    """Arrow's own files (IPC, Feather), mapped; a block is a record batch.
+class ArrowTable(_Gapped):
+    """Arrow's own files (IPC, Feather), mapped; a block is a record batch: its file, its number there, its rows."""
 
-    Args:
-        files: their paths.
-        batches: of each block, the number of its file, of its batch there, and its rows; None looks into the files.
-        gaps: the columns that have missing values anywhere; such whole numbers become fractions everywhere.
-    """
+    kind, unit = "arrow", ", record batch"
 
-    def __init__(self, files: Sequence[str], batches: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
-        self.files, self._gaps, self._names = list(files), set(gaps), list[tuple[str, list[str]]]()
-        if batches is None:
-            batches = []
-            for number, file in enumerate(self.files):
-                reader = _open(pa.ipc.open_file, _open(pa.memory_map, file))
-                self._names.append((file, reader.schema.names))
-                for i in range(reader.num_record_batches):
-                    batch = reader.get_batch(i)
-                    batches.append([number, i, batch.num_rows])
-                    self._gaps |= {n for n, c in zip(batch.schema.names, batch.columns, strict=True) if c.null_count}
-        self._batches = [batch for batch in batches if batch[2]]
-        self.rows = [batch[2] for batch in self._batches]
-        self.name = name_of(self.files)
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield the record batches."""
+        reader = _open(pa.ipc.open_file, _open(pa.memory_map, file))
+        self.names.append((file, reader.schema.names))
+        for i in range(reader.num_record_batches):
+            batch = reader.get_batch(i)
+            self.gaps |= {n for n, c in zip(batch.schema.names, batch.columns, strict=True) if c.null_count}
+            yield [i, batch.num_rows]
 
     def _get(self, block: int) -> Any:
-        number, batch, _ = self._batches[block]
+        number, batch, _ = self.blocks[block]
         return pa.ipc.open_file(pa.memory_map(self.files[number])).get_batch(batch)
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
@@ -117,63 +105,48 @@ class ArrowTable:
         if wanted is not None:
             batch = batch.select([name for name in wanted if name in batch.schema.names])
         for top in range(0, batch.num_rows, _PART):
-            yield columns(batch.slice(top, _PART), self._gaps)
+            yield columns(batch.slice(top, _PART), self.gaps)
 
-    def peek(self, wanted: Sequence[str] | None) -> Columns:
+    def peek(self) -> Columns:
         """Return the first rows."""
-        return columns(self._get(0).slice(0, 32), self._gaps)
-
-    def where(self, block: int) -> str:
-        """Return the file and the record batch."""
-        number, batch, _ = self._batches[block]
-        return f"{self.files[number]}, record batch {batch}"
-
-    def names(self) -> list[tuple[str, list[str]]]:
-        """Return each file and its columns."""
-        return self._names
-
-    def spec(self) -> dict[str, Any]:
-        """Return the files and the batches."""
-        return {"kind": "arrow", "files": self.files, "batches": self._batches, "gaps": sorted(self._gaps)}
+        return columns(self._get(0).slice(0, 32), self.gaps)
 
 
-class CsvTable:
+class CsvTable(Table):
     """CSV files with one line of names, one row a line; a block is 4 MB of lines, or a whole compressed file.
 
-    A field that is quoted may hold commas but no ends of lines.
+    A field that is quoted may hold commas but no ends of lines. Of each block: the number of its file, where it begins
+    and ends there in bytes (-1: the whole file), and its rows.
 
     Args:
-        files: their paths.
+        files, blocks: as for ``Table``.
         delimiter: between fields.
-        stretches: of each block, the number of its file, where it begins and ends there, and its rows; None looks into
-            the files.
         kinds: by name, the type of columns, in pyarrow's words. Others are what the first file's first megabytes look
             like.
-        guessed: whether ``kinds`` has them all.
     """
+
+    kind, unit = "csv", " from byte"
 
     def __init__(
         self,
         files: Sequence[str],
+        blocks: list[list[int]] | None = None,
         delimiter: str = ",",
-        stretches: list[list[int]] | None = None,
         kinds: dict[str, str] | None = None,
-        guessed: bool = False,
     ) -> None:
-        self.files, self.delimiter = list(files), delimiter
-        self.name = name_of(self.files)
-        if stretches is None:
-            stretches = [[i, *part] for i, file in enumerate(self.files) for part in self._stretches(file)]
-        self._stretch = [part for part in stretches if part[3]]
-        self.rows = [part[3] for part in self._stretch]
-        self._kinds = kinds or {}
-        self._names = [] if guessed else [(file, self._header(file)) for file in self.files]
-        if self._stretch and not guessed:
-            self._kinds = self._guess(self._kinds)
+        self.delimiter, self.kinds = delimiter, kinds or {}
+        super().__init__(files, blocks)
+        if blocks is None and self.blocks:
+            self.kinds = self._guess(self.kinds)
+
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield the stretches of whole lines after the first one."""
+        self.names.append((file, self._header(file)))
+        return self._stretches(file)
 
     def _stretches(self, file: str) -> Iterator[list[int]]:
         """Yield the stretches of whole lines of a file after its first one, and how many lines each has."""
-        if _packed(file):
+        if file.endswith((".gz", ".bz2", ".zst", ".lz4", ".br")):
             with _open(pa.input_stream, file) as stream:
                 yield [0, -1, _lines(stream.read()) - 1]
             return
@@ -201,7 +174,7 @@ class CsvTable:
         return {name: "double" if kind == "null" else kind for name, kind in found.items()}
 
     def _parse(self, block: int, kinds: dict[str, str]) -> Any:
-        number, begin, end, rows = self._stretch[block]
+        number, begin, end, rows = self.blocks[block]
         path = self.files[number]
         if end < 0:
             source = pa.input_stream(path)
@@ -230,33 +203,17 @@ class CsvTable:
             )
         return table
 
-    def where(self, block: int) -> str:
-        """Return the file and the first byte."""
-        number, begin, _, _ = self._stretch[block]
-        return f"{self.files[number]} from byte {begin}"
-
-    def names(self) -> list[tuple[str, list[str]]]:
-        """Return each file and its columns."""
-        return self._names
-
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
         """Yield a block in parts."""
-        yield from map(columns, self._parse(block, self._kinds).to_batches(_PART))
+        yield from map(columns, self._parse(block, self.kinds).to_batches(_PART))
 
-    def peek(self, wanted: Sequence[str] | None) -> Columns:
+    def peek(self) -> Columns:
         """Return the first rows."""
-        return columns(self._parse(0, self._kinds).slice(0, 32))
+        return columns(self._parse(0, self.kinds).slice(0, 32))
 
     def spec(self) -> dict[str, Any]:
-        """Return the files, their stretches and the columns' types."""
-        return {
-            "kind": "csv",
-            "files": self.files,
-            "delimiter": self.delimiter,
-            "stretches": self._stretch,
-            "kinds": self._kinds,
-            "guessed": True,
-        }
+        """Return also the delimiter and the columns' types."""
+        return {**super().spec(), "delimiter": self.delimiter, "kinds": self.kinds}
 
 
 def columns(batch: Any, gaps: Container[str] = ()) -> dict[str, Array]:
@@ -304,8 +261,9 @@ def _lists(column: Any) -> Array:
     """Return lists as rows, where all are as long as the first; else as objects."""
     values = _column(column.flatten())
     if len(column) and not column.null_count and values.dtype != object:
-        lengths = column.value_lengths().to_numpy(zero_copy_only=False) if not _fixed(column) else None
-        if lengths is None or (lengths == lengths[0]).all():
+        fixed = pa.types.is_fixed_size_list(column.type)
+        lengths = np.zeros(1) if fixed else column.value_lengths().to_numpy(zero_copy_only=False)
+        if (lengths == lengths[0]).all():
             return values.reshape(len(column), -1, *values.shape[1:])
     rows = np.empty(len(column), object)
     for i, part in enumerate(column):
@@ -313,19 +271,11 @@ def _lists(column: Any) -> Array:
     return rows
 
 
-def _fixed(column: Any) -> bool:
-    return bool(pa.types.is_fixed_size_list(column.type))
-
-
 def _open(opener: Any, source: Any) -> Any:
     try:
         return opener(source)
     except (pa.ArrowInvalid, OSError) as error:
         raise BadData(f"{source} cannot be read: {error}") from error
-
-
-def _packed(file: str) -> bool:
-    return file.endswith((".gz", ".bz2", ".zst", ".lz4", ".br"))
 
 
 def _lines(text: bytes) -> int:

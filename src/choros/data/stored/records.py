@@ -11,11 +11,12 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from choros.data.stored.table import Columns, name_of
+from choros.data.stored.table import Columns, Table
 from choros.errors import BadData
 
 try:
@@ -28,63 +29,40 @@ except ImportError as error:
 
 _BLOCK = 1 << 22  # bytes of a block
 _HEAD, _TAIL = 12, 4
+_CUT = "{} ends in the middle of a record: it was not written to its end."
 _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
-class RecordTable:
+class RecordTable(Table):
     """TFRecord files, plain or compressed (then a block is a whole file); several files follow each other.
 
     A feature of one value a record is a column of numbers, of n values one of n numbers a row, of bytes one of bytes.
-
-    Args:
-        files: their paths.
-        stretches: of each block, the number of its file, where it begins and ends there, and its records; None looks
-            into the files.
+    Of each block: the number of its file, where it begins and ends there in bytes (-1: the whole file), its records.
     """
 
-    def __init__(self, files: Sequence[str], stretches: list[list[int]] | None = None) -> None:
-        self.files = list(files)
-        self.name = name_of(self.files)
-        if stretches is None:
-            stretches = [[i, *part] for i, file in enumerate(self.files) for part in _stretches(file)]
-        self._stretch = [part for part in stretches if part[3]]
-        self.rows = [part[3] for part in self._stretch]
+    kind, unit = "tfrecord", " from byte"
+
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield the stretches; each record says for itself what it has."""
+        return _stretches(file)
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
         """Yield a block."""
-        number, begin, end, _ = self._stretch[block]
+        yield self._columns(block, None, wanted)
+
+    def peek(self) -> Columns:
+        """Return the first records."""
+        return self._columns(0, 32, None)
+
+    def _columns(self, block: int, most: int | None, wanted: Sequence[str] | None) -> Columns:
+        number, begin, end, _ = self.blocks[block]
         path = self.files[number]
         with open(path, "rb") as file:
             file.seek(begin)
             text = file.read(end - begin) if end >= 0 else _unpacked(file.read(), path)
-        yield self._columns(records(text, path), wanted, path)
-
-    def peek(self, wanted: Sequence[str] | None) -> Columns:
-        """Return the first records."""
-        number, begin, end, rows = self._stretch[0]
-        path = self.files[number]
-        with open(path, "rb") as file:
-            text = file.read(end - begin) if end >= 0 else _unpacked(file.read(), path)
-        found = records(text, path)
-        return self._columns((next(found) for _ in range(min(rows, 32))), None, path)
-
-    def _columns(self, found: Iterator[bytes], wanted: Sequence[str] | None, path: str) -> Columns:
-        parsed = [_features(text, path) for text in found]
+        parsed = [_features(record, path) for record in islice(records(text, path), most)]
         names = list(parsed[0]) if wanted is None else [name for name in wanted if name in parsed[0]]
         return {name: _column([row.get(name) for row in parsed], name, path) for name in names}
-
-    def where(self, block: int) -> str:
-        """Return the file and the first byte."""
-        number, begin, _, _ = self._stretch[block]
-        return f"{self.files[number]} from byte {begin}"
-
-    def names(self) -> list[tuple[str, list[str]]]:
-        """Return nothing: each record says for itself what it has."""
-        return []
-
-    def spec(self) -> dict[str, Any]:
-        """Return the files and their stretches."""
-        return {"kind": "tfrecord", "files": self.files, "stretches": self._stretch}
 
 
 def records(text: bytes, path: str) -> Iterator[bytes]:
@@ -95,18 +73,24 @@ def records(text: bytes, path: str) -> Iterator[bytes]:
     """
     at = 0
     while at < len(text):
-        if at + _HEAD > len(text):
-            raise BadData(f"{path} ends in the middle of a record: it was not written to its end.")
-        length, sum_of_length = struct.unpack_from("<QI", text, at)
-        if _masked(text[at : at + 8]) != sum_of_length:
-            raise BadData(f"{path} is no TFRecord file, or damaged: the checksum of a length is wrong.")
+        length = _length(text[at : at + _HEAD], path)
         body = text[at + _HEAD : at + _HEAD + length]
         at += _HEAD + length + _TAIL
         if at > len(text):
-            raise BadData(f"{path} ends in the middle of a record: it was not written to its end.")
+            raise BadData(_CUT.format(path))
         if _masked(body) != struct.unpack_from("<I", text, at - _TAIL)[0]:
             raise BadData(f"{path} is damaged: the checksum of a record is wrong.")
         yield body
+
+
+def _length(head: bytes, path: str) -> int:
+    """Return how long the record with this head is."""
+    if len(head) < _HEAD:
+        raise BadData(_CUT.format(path))
+    length, checksum = struct.unpack("<QI", head)
+    if _masked(head[:8]) != checksum:
+        raise BadData(f"{path} is no TFRecord file, or damaged: the checksum of a length is wrong.")
+    return int(length)
 
 
 def _masked(text: bytes) -> int:
@@ -126,13 +110,7 @@ def _stretches(path: str) -> Iterator[list[int]]:
         begin = at = count = 0
         while at < end:
             file.seek(at)
-            head = file.read(_HEAD)
-            if len(head) < _HEAD:
-                raise BadData(f"{path} ends in the middle of a record: it was not written to its end.")
-            length, checksum = struct.unpack("<QI", head)
-            if _masked(head[:8]) != checksum:
-                raise BadData(f"{path} is no TFRecord file, or damaged: the checksum of a length is wrong.")
-            at += _HEAD + length + _TAIL
+            at += _HEAD + _length(file.read(_HEAD), path) + _TAIL
             count += 1
             if at - begin >= _BLOCK or at >= end:
                 yield [begin, at, count]
@@ -154,46 +132,30 @@ def _unpacked(text: bytes, path: str) -> bytes:
 @cache
 def _example() -> Any:
     """Return the class of ``tf.train.Example``, made from its definition, in a pool of its own."""
-    field = descriptor_pb2.FieldDescriptorProto
+    kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="choros/example.proto", package="choros.example", syntax="proto3")
-    for name, kind in (
-        ("BytesList", field.TYPE_BYTES),
-        ("FloatList", field.TYPE_FLOAT),
-        ("Int64List", field.TYPE_INT64),
-    ):
-        file.message_type.add(name=name).field.add(name="value", number=1, type=kind, label=field.LABEL_REPEATED)
+
+    def field(message: Any, number: int, name: str, kind: int | str, repeated: bool = False, **more: Any) -> None:
+        label = kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
+        if isinstance(kind, str):
+            more |= {"type_name": f".choros.example.{kind}"}
+            kind = kinds.TYPE_MESSAGE
+        message.field.add(name=name, number=number, type=kind, label=label, **more)
+
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
-    for number, name in enumerate(("BytesList", "FloatList", "Int64List"), 1):
-        feature.field.add(
-            name=f"{name[:-4].lower()}_list",
-            number=number,
-            type=field.TYPE_MESSAGE,
-            label=field.LABEL_OPTIONAL,
-            type_name=f".choros.example.{name}",
-            oneof_index=0,
-        )
+    for number, (name, kind) in enumerate(
+        (("Bytes", kinds.TYPE_BYTES), ("Float", kinds.TYPE_FLOAT), ("Int64", kinds.TYPE_INT64)), 1
+    ):
+        field(file.message_type.add(name=f"{name}List"), 1, "value", kind, repeated=True)
+        field(feature, number, f"{name.lower()}_list", f"{name}List", oneof_index=0)
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    value = {"type": field.TYPE_MESSAGE, "type_name": ".choros.example.Feature", "label": field.LABEL_OPTIONAL}
-    entry.field.add(name="value", number=2, **value)
-    features.field.add(
-        name="feature",
-        number=1,
-        type=field.TYPE_MESSAGE,
-        label=field.LABEL_REPEATED,
-        type_name=".choros.example.Features.FeatureEntry",
-    )
-    example = file.message_type.add(name="Example")
-    example.field.add(
-        name="features",
-        number=1,
-        type=field.TYPE_MESSAGE,
-        label=field.LABEL_OPTIONAL,
-        type_name=".choros.example.Features",
-    )
+    field(entry, 1, "key", kinds.TYPE_STRING)
+    field(entry, 2, "value", "Feature")
+    field(features, 1, "feature", "Features.FeatureEntry", repeated=True)
+    field(file.message_type.add(name="Example"), 1, "features", "Features")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("choros.example.Example"))

@@ -29,8 +29,8 @@ Decode = Callable[[dict[str, Any]], Columns]
 class FileSource:
     """Rows of files, gone through by permuted blocks and by permuted rows within pools of up to 64 of them.
 
-    Made by ``choros.files``. What is decoded is kept in a file without a name
-    (``Spill``), so memory holds no more than the blocks that are just being decoded.
+    Made by ``choros.files``. What is decoded is kept in a file without a name (``Spill``), so memory holds no more than
+    the blocks that are just being decoded.
 
     Args:
         table: the reader.
@@ -53,6 +53,7 @@ class FileSource:
     """
 
     rows: int
+    brings_targets = True
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class FileSource:
         """Return which columns are x, and the first rows as ``(x, y, sample_weight)``."""
         wanted = self._wanted(x, y, sample_weight)
         self._check_names(wanted or ())
-        columns = self.table.peek(wanted)
+        columns = self.table.peek()
         found = self._decoded(columns)
         if x is None:
             others = set(all_names(y, sample_weight))
@@ -104,22 +105,13 @@ class FileSource:
                 raise BadData(f"{self.table.name} has no column for x beside those for y and sample_weight.")
         self._check_names(self._wanted(x, y, sample_weight) or ())
         tree = leaf_tree(x), leaf_tree(y), leaf_tree(sample_weight)
-        floatx = self.floatx
-        first: Any = map_leaves(lambda leaf: to_floatx(leaf.of(found), floatx), tree)
-        self._check_rows(columns, first)
-        return x, first
+        rows, floatx = _count(columns), self.floatx
+        return x, map_leaves(lambda leaf: to_floatx(leaf.of(found, rows), floatx), tree)
 
     def _check_names(self, wanted: Sequence[str]) -> None:
-        for file, names in self.table.names():
+        for file, names in self.table.names:
             if lacking := [name for name in wanted if name not in names]:
                 raise BadData(f"There is no column {lacking[0]!r} in {file}: there are {', '.join(map(repr, names))}.")
-
-    def _check_rows(self, columns: Columns, arrays: Any) -> None:
-        """Refuse a ``decode`` that does not give a row for each row."""
-        given = len(next(iter(columns.values())))
-        for _, array in leaves(arrays):
-            if len(array) != given:
-                raise BadData(f"decode gave {len(array)} rows for {given}: it must give one for each.")
 
     def check(self) -> None:
         """Refuse files that are no longer what they were.
@@ -237,7 +229,7 @@ class FileSource:
         at, end = int(self.starts[block]), int(self.starts[block + 1])
         for columns in self.table.read(block, self._wanted(*self.choice)):
             decoded = self._decoded(columns)
-            rows = len(next(iter(columns.values())))
+            rows = _count(columns)
             if at + rows > end:
                 raise BadData(f"{self.table.where(block)} has more rows than when it was opened.")
             for leaf, array in zip(self._leaves, self.spill.arrays, strict=True):
@@ -248,6 +240,10 @@ class FileSource:
             at += rows
         if at != end:
             raise BadData(f"{self.table.where(block)} has {end - at} rows fewer than when it was opened.")
+
+
+def _count(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
 
 
 class Ahead:

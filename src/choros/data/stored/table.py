@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,43 +16,57 @@ from choros.types import Array
 Columns = Mapping[str, Any]  # by name, arrays whose first axis is the rows; objects for text and bytes
 
 
-class Table(Protocol):
-    """A data set in files."""
+class Table(ABC):
+    """A data set in files: rows in blocks, each read by itself.
+
+    Args:
+        files: their paths.
+        blocks: of each block, the number of its file, where it begins there, what else its reader wants, and last its
+            rows; None looks into the files.
+
+    Attributes:
+        files: list of str.
+        blocks: those that have rows.
+        rows: of each block, its rows.
+        names: each file that was looked into and its columns, where that can be told without reading the rows.
+    """
+
+    kind: ClassVar[str]  # what ``reopen`` knows it by
+    unit: ClassVar[str]  # between a file's name and where a block begins
+
+    def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None) -> None:
+        self.files = list(files)
+        self.names: list[tuple[str, list[str]]] = []
+        if blocks is None:
+            blocks = [[number, *block] for number, file in enumerate(self.files) for block in self.look(file)]
+        self.blocks = [block for block in blocks if block[-1]]
+        self.rows = [block[-1] for block in self.blocks]
 
     @property
     def name(self) -> str:
         """What to call it in an error."""
-        ...
+        return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
 
-    @property
-    def files(self) -> list[str]:
-        """Their paths."""
-        ...
+    @abstractmethod
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield a file's blocks, without its number; note its columns in ``names``."""
 
-    @property
-    def rows(self) -> Sequence[int]:
-        """Of each block, its rows."""
-        ...
-
+    @abstractmethod
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
         """Yield a block's rows in order, in parts; ``wanted=None`` is every column."""
-        ...
 
-    def peek(self, wanted: Sequence[str] | None) -> Columns:
-        """Return the first rows of all, 32 or fewer."""
-        ...
+    @abstractmethod
+    def peek(self) -> Columns:
+        """Return the first rows of all, 32 or fewer, with every column."""
 
     def where(self, block: int) -> str:
-        """Return in which file a block is, for errors."""
-        ...
-
-    def names(self) -> list[tuple[str, list[str]]]:
-        """Return each file and its columns, where that can be told without reading the rows."""
-        ...
+        """Return in which file a block is and where, for errors."""
+        number, begin, *_ = self.blocks[block]
+        return f"{self.files[number]}{self.unit} {begin}"
 
     def spec(self) -> dict[str, Any]:
         """Return in JSON's terms what ``reopen`` makes this table from again, without reading any file."""
-        ...
+        return {"kind": self.kind, "files": self.files, "blocks": self.blocks}
 
 
 def find_files(where: Any) -> list[str]:
@@ -96,16 +111,6 @@ def stamp(path: str) -> list[int]:
     except OSError as error:
         raise BadData(f"{path} cannot be read any more: {error.strerror}.") from None
     return [facts.st_size, facts.st_mtime_ns]
-
-
-def name_of(files: Sequence[str]) -> str:
-    """Return what to call these files.
-
-    Example:
-        >>> name_of(["a.csv", "b.csv"])
-        'a.csv and 1 more'
-    """
-    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
 
 
 def stack(value: Any, what: str) -> Array:
