@@ -135,18 +135,7 @@ class StreamSource:
         )
         return x if self.augment is None else as_arrays(self.augment(x), "augmented x"), y, weight, rows
 
-    def epoch(
-        self,
-        *,
-        rank: int,
-        size: int,
-        together: bool,
-        batch_size: int = 0,
-        seed: int,
-        epoch: int,
-        shuffle: bool,
-        steps: int | None = None,
-    ) -> Iterator[Batch]:
+    def epoch(self, *, rank: int, size: int, together: bool, steps: int | None = None, **_: Any) -> Iterator[Batch]:
         """One rank's batches of one epoch, where each rank has the stream; see ``divided``."""
         return divided(self.batches(steps), rank, size, together)
 
