@@ -43,6 +43,26 @@ def test_digits(tmp_path):
     assert (tmp_path / "digits.keras").stat().st_size > 10_000
 
 
+def test_cifar10_cnn_mgpu(tmp_path):
+    """On PyTorch, which does not compile; the example asserts that the loss falls."""
+    options = ["--mgpu", 2, "--epochs", 2, "--aug", "--checkpt", tmp_path / "c.keras"]
+    said = run(EXAMPLES / "cifar10_cnn_mgpu.py", *options, backend="torch")
+    assert "over 2 devices (cpu:0, cpu:1): a model on each" in said
+    assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.9
+    assert "choros" not in keras.models.load_model(tmp_path / "c.keras").to_json()
+
+
+def test_mnist_tfrecord_mgpu(mnist):
+    said = run(EXAMPLES / "mnist_tfrecord_mgpu.py", "--data", mnist, "--epochs", 2, backend="torch")
+    assert "over 2 devices" in said
+    assert float(re.search(r"accuracy ([\d.]+) on 256 images", said)[1]) > 0.7
+
+
+def test_cifar10_cnn_distrib():
+    said = run(EXAMPLES / "cifar10_cnn_distrib.py", "--algorithm", "adag", "--aug", backend="torch")
+    assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.6
+
+
 def test_ranks():
     said = ranks("ranks.py")
     sums = re.findall(r"rank (\d) of 2: the weights sum to (\S+)", said)

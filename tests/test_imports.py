@@ -34,13 +34,20 @@ ROOMS = {
     "callbacks": set(),
     "collectives": {"transport"},
     "runner": {"cluster", "launch", "machine", "transport"},
-    "hvd": {"cluster", "collectives", "training", "transport", "backend", "data"},
+    "hvd": {"callbacks", "cluster", "collectives", "training", "transport", "backend", "data"},
     "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
 }
-NOBODY_IMPORTS = {"trainer", "hvd", "cli", "demo", "__main__"}  # but each other and the package's own lazy table
-ALL_OF_IT = {"trainer", "cli", "demo", "__main__", "__init__"}
+NOBODY_IMPORTS = {
+    "trainer",
+    "hvd",
+    "parallel",
+    "cli",
+    "demo",
+    "__main__",
+}  # but each other and the package's own lazy table
+ALL_OF_IT = {"trainer", "parallel", "cli", "demo", "__main__", "__init__"}
 OUTSIDE = {
-    "keras": {"backend", "callbacks", "hvd", "data", "training", "trainer", "cli", "demo"},
+    "keras": {"backend", "callbacks", "hvd", "data", "training", "trainer", "parallel", "cli", "demo"},
     "h5py": {"hvd", "data"},
     "google": {"data"},
     "google_crc32c": {"data"},
@@ -51,9 +58,11 @@ OUTSIDE = {
         "exchange",
         "transport",
         "backend",
+        "callbacks",
         "data",
         "training",
         "trainer",
+        "parallel",
         "cli",
         "demo",
     },
@@ -195,7 +204,7 @@ def test_a_model_travels_without_loading_tensorflow():
     """Keras would load it, where it is installed, to ask whether something is of its types: 3 s for nothing."""
     script = """
     import sys, keras
-    from choros.trainer import keras_settings
+    from choros.training.arguments import keras_settings
     from choros.training.travel import pack_model, unpack_model
     from choros.training.worker import configure_keras
 

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from choros import algorithms, callbacks
+    from choros import algorithms, callbacks, parallel
     from choros.algorithms import (
         ADAG,
         AEASGD,
@@ -79,6 +79,7 @@ __all__ = [
     "algorithms",
     "callbacks",
     "files",
+    "parallel",
     "prefetch",
     "rank0_first",
     "run",
@@ -88,7 +89,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
-    if name in ("algorithms", "callbacks"):
+    if name in ("algorithms", "callbacks", "parallel"):
         return importlib.import_module(f"choros.{name}")
     raise AttributeError(f"module 'choros' has no attribute {name!r}")
 

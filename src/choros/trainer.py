@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,25 @@ from choros.backend import check_exact
 from choros.backend.additive import not_additive
 from choros.backend.caller import build_model
 from choros.cluster import Place
-from choros.data import StreamSource, checks, make_source, make_validation, packing
+from choros.data import StreamSource, checks, make_source, make_validation
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
 from choros.training import joined
+from choros.training.arguments import (
+    check_devices,
+    check_epochs,
+    check_meet,
+    check_model,
+    check_numbers,
+    check_place,
+    check_rest,
+    keras_settings,
+)
 from choros.training.conductor import Conductor, values
 from choros.training.engine import Cargo, Engine
-from choros.training.job import Job
-from choros.training.lean import lean
-from choros.training.pool import WorkerPool, check_workers, default_workers
+from choros.training.job import Job, Plan
+from choros.training.layout import check_layout, say_mesh
+from choros.training.parts import several_models
+from choros.training.pool import WorkerPool, check_workers, default_workers, each_devices
 from choros.training.record import RunRecord
 from choros.training.travel import pack_model
 
@@ -40,6 +53,11 @@ class Trainer:
         meet: "together" or "alone": how the workers meet. Defaults to the algorithm's own way.
         pool: WorkerPool to use instead of starting workers of its own.
         threads, bind, devices, echo: as in ``WorkerPool``.
+        devices_per_worker: int, or one for each worker. Each batch of a worker is divided among its devices, exactly,
+            whatever the algorithm between the workers. Defaults to 1 (a pool's own).
+        layout: how a worker's devices divide the model's weights (JAX): a ``keras.distribution.LayoutMap``, a
+            ``ModelParallel``, or a dict from patterns of variables' paths to a tuple with "model" or None for each
+            dimension. Defaults to None: each device has all.
         timeout: float. Seconds without a step after which a worker counts as hung. Defaults to 300; the first step
             may take ``first_timeout`` (1,800) seconds.
         strict: bool. Whether settings outside an algorithm's stability bound are refused; else they warn.
@@ -71,6 +89,8 @@ class Trainer:
         threads: int | None = None,
         bind: bool = True,
         devices: str = "auto",
+        devices_per_worker: int | Sequence[int] | None = None,
+        layout: Any = None,
         echo: bool = True,
         timeout: float = 300.0,
         first_timeout: float = 1800.0,
@@ -84,7 +104,7 @@ class Trainer:
             raise BadInput(str(error)) from None
         check_model(model)
         single = isinstance(self.algorithm, algorithms.Single)
-        self._place = check_place(workers, self.algorithm, pool)
+        self._place = self._where(workers, self.algorithm, pool)
         if self._place.size > 1:
             workers = self._place.size
         if workers is None:
@@ -95,8 +115,17 @@ class Trainer:
         self.meet = check_meet(self.algorithm, meet)
         self.model, self.models = model, list[Any]()
         self.timeout, self.first_timeout, self.strict = timeout, first_timeout, strict
-        self._pool = pool or WorkerPool(self.workers, threads=threads, bind=bind, devices=devices, echo=echo)
+        own = 1 if devices_per_worker is None else devices_per_worker
+        self._pool = pool or WorkerPool(
+            self.workers, threads=threads, bind=bind, devices=devices, devices_per_worker=own, echo=echo
+        )
         self._own, self._kept = pool is None, False
+        self._each = each_devices(own, self.workers) if self._own else self._pool.per_worker[: self.workers]
+        self._layout = check_devices(self._each, devices_per_worker, layout)
+        if self._layout is not None and self._place.size > 1:
+            raise BadInput(
+                "layout= is for workers that the Trainer starts: run the script without a launcher of ranks."
+            )
 
     def fit(  # noqa: D417 - those of Keras are named together
         self,
@@ -117,6 +146,7 @@ class Trainer:
         validation_batch_size: int | None = None,
         validation_freq: int | list[int] = 1,
         seed: int | None = None,
+        initial_batch: int = 0,
     ) -> Any:
         """Train, as ``model.fit`` does.
 
@@ -131,6 +161,8 @@ class Trainer:
                 run out, into their next pass. Defaults to all.
             seed: int. Order of the rows and the state of random layers. Defaults to a draw from Python's ``random``
                 (so ``keras.utils.set_random_seed`` makes runs repeatable).
+            initial_batch: int. Global batches of the first epoch that a run with this ``seed`` and these data trained
+                before it was cut short: this one goes on with the rest. Defaults to 0.
             epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight, initial_epoch,
                 validation_steps, validation_batch_size, validation_freq: as in Keras.
 
@@ -154,7 +186,7 @@ class Trainer:
             steps=steps_per_epoch,
             validation_split=validation_split,
         )
-        check_epochs(epochs, initial_epoch)
+        check_epochs(epochs, initial_epoch, initial_batch)
         check_numbers(seed, verbose, validation_steps, validation_batch_size, validation_freq)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = checks.split(x, y, sample_weight, validation_split)
@@ -169,24 +201,16 @@ class Trainer:
         if stream is not None:
             stream.check(epochs - initial_epoch, steps_per_epoch)
         steps = steps_per_epoch or source.steps(batch_size)
+        check_rest(initial_batch, steps)
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
         sample = source.sample(min(batch_size, 32))
         algorithm = self._bind(sample)
-        arrays: list[Any] = []
-        blobs: list[bytes] = []
-        packed, packed_validation = self._pack(source, validation, arrays, blobs)
-        model_bytes, custom = pack_model(self.model)
+        written = self._write()
         verbose = 1 if verbose == "auto" else verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
             callbacks, verbose = None, 0
-        engine: Engine | None = None
-
-        def fetch() -> None:
-            if engine is not None:
-                engine.fetch()
-
-        conductor = Conductor(self.model, callbacks, verbose, epochs, steps, fetch)
+        conductor = Conductor(self.model, callbacks, verbose, epochs, steps, int(initial_batch))
         job = Job(
             algorithm=algorithms.to_config(algorithm),
             meet=self.meet,
@@ -194,6 +218,7 @@ class Trainer:
             batch_size=int(batch_size),
             epochs=int(epochs),
             initial_epoch=int(initial_epoch),
+            initial_batch=int(initial_batch),
             steps=_int(steps_per_epoch),
             shuffle=bool(shuffle),
             seed=random.getrandbits(31) if seed is None else int(seed),
@@ -201,8 +226,7 @@ class Trainer:
             validation_batch_size=_int(validation_batch_size),
             validation_steps=_int(validation_steps),
             validation_freq=list(map(int, validation_freq)) if np.iterable(validation_freq) else int(validation_freq),
-            source=packed,
-            validation=packed_validation,
+            has_validation=validation is not None,
             keras=keras_settings(),
             per_batch=conductor.per_batch,
             batch_weights=conductor.batch_weights,
@@ -210,54 +234,58 @@ class Trainer:
             timeout=self.timeout,
             first_timeout=self.first_timeout,
             metric_values=1 + sum(int(np.prod(v.shape)) for v in self.model.metrics_variables),
-            averaged_metrics=not_additive(self.model, sample) if self.workers > 1 else [],
+            averaged_metrics=not_additive(self.model, sample) if self._replicas > 1 else [],
             spin=self.workers <= (os.cpu_count() or 1),
+            devices=self._each if max(self._each) > 1 else [],
+            layout=self._layout,
+            gradients=algorithm.level == "gradients",
             hand_back=algorithm.level == "gradients" or self.workers == 1,
         )
-        if self._place.size > 1:
-            record = joined.fit(
-                self.model,
-                algorithm,
-                job,
-                source,
-                validation,
-                conductor,
-                self._place.rank,
-                begun,
-            )
-            return self._finish(conductor, record, verbose)  # its callbacks have ended already
-        try:
-            cargo = Cargo(model_bytes, custom, arrays, blobs)
-            engine = Engine(self.model, algorithm, job, cargo, self._pool, begun, stream)
-            record = engine.run(conductor)
-            self.models = engine.gather_members()
-        finally:
-            if self._own and not self._kept:
-                self._pool.close()
-        conductor.end()
-        return self._finish(conductor, record, verbose)
-
-    def _pack(
-        self, source: Any, validation: Any, arrays: list[Any], blobs: list[bytes]
-    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Take the sources apart for workers; a rank of a job has its own."""
-
-        def one(part: Any) -> dict[str, Any]:
-            return {} if self._place.size > 1 else packing.pack(part, arrays, blobs)[0]
-
-        return one(source), None if validation is None else one(validation)
-
-    def _finish(self, conductor: Conductor, record: RunRecord, verbose: int) -> Any:
+        if verbose and job.devices:
+            print(say_mesh(self.workers, job.devices, job.layout, self.model))
+        record = self._train(Plan(self.model, algorithm, job, source, validation, conductor, written, begun))
         conductor.history.run = record
         if verbose:
             print(record.line())
         return conductor.history
 
+    @property
+    def _replicas(self) -> int:
+        """How many models a global batch is divided among."""
+        return sum(self._each) if several_models(max(self._each)) else self.workers
+
+    def _where(self, workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
+        """Where this process is."""
+        return check_place(workers, algorithm, pool)
+
+    def _write(self) -> tuple[bytes, bytes]:
+        """Write the model down for workers; a rank of a job has its own."""
+        needed = self._place.size == 1 or self._replicas > self.workers
+        return pack_model(self.model) if needed else (b"", b"")
+
+    def _train(self, plan: Plan) -> RunRecord:
+        """Train on worker processes; inside a job, as one rank of it."""
+        if self._place.size > 1:
+            return joined.fit(plan, self._place.rank)
+        cargo = Cargo(*plan.written, [], [])
+        plan = replace(plan, job=cargo.load(plan))
+        try:
+            engine = Engine(plan, cargo, self._pool)
+            record = engine.run()
+            self.models = engine.gather_members()
+        finally:
+            if self._own and not self._kept:
+                self._pool.close()
+        plan.conductor.end()
+        return record
+
     def _bind(self, sample: Any) -> Any:
         """Build the model as ``fit`` would, check what must hold, and fill in the algorithm."""
         build_model(self.model, sample)
-        if self.algorithm.level == "gradients" and self.workers > 1:
-            check_exact(self.model, self.workers, sample)
+        if (self.algorithm.level == "gradients" and self.workers > 1) or self._replicas > self.workers:
+            check_exact(self.model, self._replicas, sample)
+        if self._layout is not None:
+            check_layout(self._layout, self.model)
         try:
             return self.algorithm.bound(
                 self.workers, float(values([self.model.optimizer.learning_rate])[0]), strict=self.strict
@@ -294,83 +322,3 @@ class Trainer:
 
 def _int(value: Any) -> int | None:
     return None if value is None else int(value)
-
-
-def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
-    """Return where this process is; inside a job a Trainer starts nothing and joins as that rank."""
-    if os.environ.get("CHOROS_WORKER"):
-        raise BadInput("This process is itself a worker of a Trainer: do not train inside a callback or a layer.")
-    place = Place.here()
-    if place.size == 1:
-        return place
-    if workers not in (None, place.size) or pool is not None:
-        raise BadInput(
-            f"This process is rank {place.rank} of {place.size} (started by {place.launcher}), so the Trainer has "
-            f"{place.size} workers: leave workers and pool out."
-        )
-    if algorithm.meets == "never":
-        raise BadInput(f"{type(algorithm).__name__} has workers that never meet: run it outside a job.")
-    return place
-
-
-def check_model(model: Any) -> None:
-    """Refuse what is not a compiled Keras model."""
-    import keras
-
-    if not isinstance(model, keras.Model):
-        raise BadInput(f"The model is a {type(model).__name__}: give a compiled keras.Model.")
-    if not getattr(model, "compiled", False) or model.optimizer is None:
-        raise BadInput(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
-
-
-def check_meet(algorithm: Any, meet: str | None) -> str:
-    """Return how the workers meet; refuse what has no meaning."""
-    if meet is None or meet == algorithm.meets:
-        return str(algorithm.meets)
-    name = type(algorithm).__name__
-    if meet not in ("together", "alone"):
-        raise BadInput(f"meet={meet!r}: give 'together' or 'alone'.")
-    if algorithm.meets == "never":
-        raise BadInput(f"{name} has workers that never meet: leave meet out.")
-    if meet == "alone" and (algorithm.level == "gradients" or algorithm.weighted):
-        raise BadInput(f"{name} is a mean over all workers, which needs them together: use AEASGD or DynSGD alone.")
-    return meet
-
-
-def check_epochs(epochs: Any, initial_epoch: Any) -> None:
-    """Refuse what is not a number of epochs."""
-    for name, value in (("epochs", epochs), ("initial_epoch", initial_epoch)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-            raise BadInput(f"{name}={value!r}: give a whole number, 0 or more.")
-    if epochs <= initial_epoch:
-        raise BadInput(f"epochs={epochs} with initial_epoch={initial_epoch} leaves nothing to train: give more epochs.")
-
-
-def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: Any) -> None:
-    """Refuse a seed, a verbosity and settings of validation that have no meaning."""
-
-    def whole(value: Any, least: int) -> bool:
-        return bool(not isinstance(value, bool) and isinstance(value, (int, np.integer)) and value >= least)
-
-    if seed is not None and not whole(seed, 0):
-        raise BadInput(f"seed={seed!r}: give a whole number, 0 or more, or None.")
-    if verbose not in ("auto", 0, 1, 2):
-        raise BadInput(f"verbose={verbose!r}: give 0 (silent), 1 (a progress bar), 2 (one line an epoch) or 'auto'.")
-    for name, value in (("validation_steps", steps), ("validation_batch_size", batch_size)):
-        if value is not None and not whole(value, 1):
-            raise BadInput(f"{name}={value!r}: give a whole number, 1 or more, or None.")
-    several = isinstance(freq, (list, tuple, set, frozenset))
-    if not (all(whole(value, 1) for value in freq) if several else whole(freq, 1)):
-        raise BadInput(f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1).")
-
-
-@lean()
-def keras_settings() -> dict[str, Any]:
-    """Return this process' Keras settings, for the workers."""
-    import keras
-
-    return {
-        "floatx": keras.config.floatx(),
-        "image_data_format": keras.config.image_data_format(),
-        "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
-    }

@@ -85,9 +85,13 @@ def test_after_all_workers_were_killed(algorithm, make_mlp, data, nothing_left):
     before = look()
     trainer = choros.Trainer(model, algorithm, workers=2, echo=False)
 
-    def kill(batch, logs):
-        for pid in trainer._pool.start().pids:
-            os.kill(pid, signal.SIGKILL)
+    killed = []
+
+    def kill(epoch, logs):
+        if not killed:  # a second epoch's end may have been on its way: start() would then start new workers
+            killed.extend(trainer._pool.start().pids)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(WorkerFailed, match="SIGKILL") as caught:
         trainer.fit(

@@ -84,6 +84,14 @@ def test_rows_that_do_not_fit_the_model(refused, wide):
     refused(BadInput, rf"cannot take these data \(x is of shape \({wide},\) a row\): ", x=x, y=np.zeros(96, "int32"))
 
 
+def test_rows_without_a_target(make_model):
+    """Loss and metrics want one: said before a worker starts."""
+    trainer = choros.Trainer(make_model(), workers=2)
+    with pytest.raises(BadInput, match="cannot take these data .*without y"):
+        trainer.fit(np.zeros((96, 8), "float32"), verbose=0)
+    assert not trainer._pool.started
+
+
 def test_hyper_parameters(refused):
     """Constructors import nothing of Choros' errors: theirs are plain ValueErrors, with the same kind of sentence."""
     for value in (float("nan"), -1.0, float("inf")):
@@ -105,6 +113,8 @@ def test_numbers_of_workers(workers, refused):
     [
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": 2, "initial_epoch": 2}, "nothing to train"),
+        ({"initial_batch": -1}, "initial_batch=-1"),
+        ({"initial_batch": 10**6}, "an epoch has .* batches"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": "seven"}, "seed='seven'"),
         ({"batch_size": 0}, "batch_size=0"),

@@ -55,6 +55,40 @@ def test_rows_of_files_train_exactly_for_any_number_of_workers(folder, pools, cl
     np.testing.assert_allclose(loss, together["val_loss"][-1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["arrays", "files", "stream"])
+def test_a_run_that_was_cut_short_goes_on_in_the_middle_of_an_epoch(folder, pools, tmp_path, kind):
+    """Adam's slots too; epoch 1 (from 0) goes on with its fifth batch."""
+    columns = pa.parquet.read_table(folder / "train.parquet").to_pydict()
+    x, y = np.stack([columns[name] for name in "abcd"], 1).astype("float32"), np.array(columns["label"])
+    files = {"x": choros.files(folder / "train.parquet", y="label")}
+
+    def batches():
+        return (part for turn in range(3) for part in zip(np.split(x, 10), np.split(y, 10), strict=True))
+
+    def train(model, left=(), **how):
+        given = {"arrays": {"x": x, "y": y}, "files": files, "stream": {"x": itertools.islice(batches(), *left, None)}}
+        trainer = choros.Trainer(model, workers=2, pool=pools(2))
+        steps = 10 if kind == "stream" else None
+        trainer.fit(**given[kind], epochs=3, batch_size=40, seed=5, verbose=0, steps_per_epoch=steps, **how)
+        return model
+
+    class Keep(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch) == (1, 3):
+                self.model.save(tmp_path / "cut.keras")
+
+    first = model()
+    first.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    whole = train(first, callbacks=[Keep()])
+    # what is read of a stream is the caller's own: here it begins where the epoch began
+    rest = train(keras.models.load_model(tmp_path / "cut.keras"), left=(10,), initial_epoch=1, initial_batch=4)
+    for a, b in zip(whole.get_weights(), rest.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 def test_what_decode_raises_in_a_worker_is_told(folder, pools):
     def decode(columns):
         if len(columns["a"]) < 30:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from choros.backend.replica import Replica
@@ -16,12 +17,14 @@ def step_counter(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)._iterations
 
 
-def make_replica(model: Any, workers: int = 1) -> Replica:
+def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layout: Any = None) -> Replica:
     """Return the replica of a compiled model for the backend that Keras runs on.
 
     Args:
         model: a compiled ``keras.Model``.
         workers: how many workers train together; with more than one, what cannot be exact is refused.
+        devices: on JAX, several devices to divide each batch among.
+        layout: on JAX, the ``keras.distribution.ModelParallel`` with which the model was made.
 
     Returns:
         The replica; call its ``build`` with a first batch before anything else.
@@ -35,9 +38,11 @@ def make_replica(model: Any, workers: int = 1) -> Replica:
         raise BadInput("The model is not compiled: call model.compile(optimizer, loss) first.")
     name = keras.backend.backend()
     if name == "jax":
+        from choros.backend.devices.jax import Spread
         from choros.backend.jax import JaxReplica
 
-        return JaxReplica(model, workers)
+        spread = Spread.by(layout) if layout is not None else Spread.over(devices) if devices else None
+        return JaxReplica(model, workers, spread)
     if name == "torch":
         from choros.backend.torch import TorchReplica
 

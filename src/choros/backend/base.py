@@ -8,6 +8,8 @@ used here or in a backend stands in ``PRIVATE``, which a contract test compares 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -45,6 +47,7 @@ class BaseReplica(Metrics):
     def __init__(self, model: Any, workers: int = 1) -> None:
         self.model = model
         self.workers = workers
+        self.blind = False  # it was built without y, and so can predict only
         self._total = 0
         self._lay_out()
 
@@ -72,6 +75,10 @@ class BaseReplica(Metrics):
         """``test_step``; returns what the loss metric was told, which is left as it was, and the loss's divisor."""
 
     @abstractmethod
+    def _predict(self, data: tuple[Any, ...]) -> Any:
+        """``predict_step``: the model's outputs."""
+
+    @abstractmethod
     def look_ahead(self, momentum: float) -> None:
         """Nesterov momentum around the step; the first call, before any step, arms it."""
 
@@ -97,14 +104,15 @@ class BaseReplica(Metrics):
     def build(self, batch: Batch) -> None:
         """Create what the first ``fit`` would create, from one batch that has rows."""
         data = self.pack(batch)
-        self.model._symbolic_build(data_batch=data)
-        self._lay_out()
-        self.weigher = Weigher(self.model, self.workers)
-        if self.workers > 1:
-            self.weigher.refuse(mixed_rows(self.model, data))
-        self._take_metrics()
-        self._built()
-        self.reset_metrics()
+        with blind(self.model, batch) as self.blind:
+            self.model._symbolic_build(data_batch=data)
+            self._lay_out()
+            self.weigher = Weigher(self.model, self.workers)
+            if self.workers > 1:
+                self.weigher.refuse(mixed_rows(self.model, data))
+            self._take_metrics()
+            self._built()
+            self.reset_metrics()
 
     def take_up(self) -> None:
         """Instead of ``build``, for a built model that Keras' own loop trains with ``half_step`` and ``update``."""
@@ -182,7 +190,8 @@ class BaseReplica(Metrics):
         if divisor == 0:
             return
         self._count(float(summed[-2]) / divisor, self._total)
-        self._apply(summed[:-2], divisor)
+        if self.trainable:
+            self._apply(summed[:-2], divisor)
 
     def evaluate(self, batch: Batch) -> None:
         """One test step: metrics and one line of the tally."""
@@ -193,6 +202,13 @@ class BaseReplica(Metrics):
             loss = self._known(told, batch.rows)
             entry = (n * loss, n, float(batch.rows))
         self._tally.append(np.array(entry))
+
+    def predict(self, batch: Batch) -> list[Any]:
+        """What the model gives for the batch's ``x``, as nested arrays; nothing for a batch of no rows."""
+        if not batch.rows:
+            return []
+        outputs = self._predict(self.pack(Batch(batch.x, None, None, batch.rows, batch.total)))
+        return [keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)]
 
     # Vectors.
 
@@ -263,6 +279,14 @@ class BaseReplica(Metrics):
         gather([by_id[id(v)] for v in self.trainable], self.slices, flat)
         self.set(flat)
 
+    def refresh(self) -> None:
+        """Take up what was set in the model itself since ``sync`` or ``finish``."""
+        self._built()
+
+    def sync(self) -> None:
+        """Bring all state into the model, at x."""
+        self._settle()
+
     def finish(self) -> None:
         """Bring all state into the model, at x, and do what Keras does at the end of ``fit``."""
         self._settle()
@@ -274,6 +298,21 @@ def parts(batch: Batch) -> tuple[Any, ...]:
     """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``: what Keras takes for a batch."""
     used = 3 if batch.sample_weight is not None else 2 if batch.y is not None else 1
     return (batch.x, batch.y, batch.sample_weight)[:used]
+
+
+@contextmanager
+def blind(model: Any, batch: Batch) -> Iterator[bool]:
+    """For a while, leave out the losses and metrics that cannot be built, as the batch has no y; gives whether."""
+    own = vars(model)
+    names = ("_compile_loss", "_compile_metrics")
+    kept = {name: own[name] for name in names}
+    missing = batch.y is None and any(part is not None and not part.built for part in kept.values())
+    if missing:
+        own.update(dict.fromkeys(names))
+    try:
+        yield missing
+    finally:
+        own.update(kept)
 
 
 def model_variables(model: Any) -> list[Any]:

@@ -21,10 +21,11 @@ def build_model(model: Any, sample: Batch) -> None:
     """
     try:
         model._symbolic_build(data_batch=parts(sample))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
         raise BadInput(
-            f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row): {brief(error)}"
+            f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row"
+            f"{', without y' if sample.y is None else ''}): {brief(error)}"
         ) from error
 
 

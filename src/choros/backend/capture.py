@@ -65,6 +65,8 @@ class Capture:
         Raises:
             NotExact: the step did not call the compiled optimizer.
         """
+        if self._taken is None and not self._order:  # all is frozen, and Keras' own steps then leave the optimizer be
+            return []
         if self._taken is None:
             self._refuse(
                 "does not update through the compiled optimizer (self.optimizer.apply), so there are no gradients to "

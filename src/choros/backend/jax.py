@@ -17,15 +17,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from choros.backend.base import BaseReplica
+from choros.backend.devices.jax import Spread
 from choros.backend.metrics import UNUSED, Told
 from choros.errors import NotExact
 from choros.types import Array
 
 
 class JaxReplica(BaseReplica):
-    """See ``choros.backend.replica.Replica``. Until ``finish`` the Keras model's own variables are stale."""
+    """See ``choros.backend.replica.Replica``. Until ``finish`` the Keras model's own variables are stale.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        workers: how many workers train together.
+        spread: several devices to lie on, instead of Keras' own one.
+    """
 
     _x: list[Any] | None = None  # with momentum: where the worker is; the state holds the look-ahead point
+
+    def __init__(self, model: Any, workers: int = 1, spread: Spread | None = None) -> None:
+        super().__init__(model, workers)
+        self.spread = spread
+        self._train: Any = None
+        self._left: list[Any] = []  # the model's values after ``sync``
+
+    def refresh(self) -> None:
+        """Take up what was set in the model itself since ``sync`` or ``finish``, if anything was."""
+        now = [v.value for part in self._variables for v in part]
+        if not all(value is left for value, left in zip(now, self._left, strict=False)) or not self._left:
+            self._built()
+
+    def sync(self) -> None:
+        """Bring all state into the model, at x; it stays here too."""
+        super().sync()
+        self._left = [v.value for part in self._variables for v in part]
 
     def _built(self) -> None:
         model = self.model
@@ -36,20 +60,47 @@ class JaxReplica(BaseReplica):
             self.metric_variables,
         ]
         self._variables = variables
-        self._state: list[list[Any]] = [[v.value for v in part] for part in variables]
+        self._state: list[list[Any]] = [self._taken(part) for part in variables]
         self._shared = True  # the weights' memory is the Keras model's own too, until something is set
         self._where = {id(v): (p, i) for p, part in enumerate(variables) for i, v in enumerate(part)}
         tracker = [] if self.loss_metric is None else [self.loss_metric.total, self.loss_metric.count]
         self._loss_at = [self._where[id(v)][1] for v in tracker]
-        compiled = model.jit_compile and not model.run_eagerly
-        jit = jax.jit if compiled else lambda function, **_: function
-        self._train = jit(model.train_step, donate_argnums=0)
-        self._differentiate = jit(self._trace_gradients, donate_argnums=(1, 3))
-        self._update = jit(self._trace_update, donate_argnums=(0, 1))
-        self._test = jit(self._trace_test, donate_argnums=(1, 2))
-        self._leap = jit(_leap, donate_argnums=(0, 1))
-        self._put = jit(self._trace_put, donate_argnums=0, keep_unused=True)
-        self._shift = jit(self._trace_shift, donate_argnums=(0, 1))
+        if self._train is None:
+            self._compile()
+
+    def _taken(self, variables: list[Any]) -> list[Any]:
+        """The variables' values, on all devices where there are several; the variables then hold the same memory."""
+        values = [v.value for v in variables]
+        if self.spread is not None:
+            values = self.spread.place(values)
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+        return values
+
+    def _compile(self) -> None:
+        """Compile the steps; on several devices, what they leave lies as it lay before."""
+        state = tuple([v.sharding for v in part] for part in self._state)
+        trained, others, slots, metrics = state
+        self._train = self._on_batches(self.model.train_step, (0,), (None, state))
+        self._differentiate = self._on_batches(self._trace_gradients, (1, 3), (None, None, others, metrics, None))
+        self._test = self._on_batches(self._trace_test, (1, 2), (None, others, metrics, None))
+        self._foretell = self._on_batches(self.model.predict_step, (), None)
+        self._update = self._jit(self._trace_update, (0, 1), (slots, trained))
+        self._leap = self._jit(_leap, (0, 1), (trained, trained))
+        self._put = self._jit(self._trace_put, (0,), trained, keep_unused=True)
+        self._shift = self._jit(self._trace_shift, (0, 1), (trained, trained))
+
+    def _on_batches(self, step: Any, donate: Any, out: Any) -> Any:
+        if self.spread is None or self.model.run_eagerly or not self.model.jit_compile:
+            return self._jit(step, donate, None)
+        return self.spread.step(step, donate, out)
+
+    def _jit(self, function: Any, donate: Any, out: Any, **more: Any) -> Any:
+        if self.model.run_eagerly or not self.model.jit_compile:
+            return function
+        if self.spread is not None and out is not None:
+            more["out_shardings"] = out
+        return jax.jit(function, donate_argnums=donate, **more)
 
     # One batch.
 
@@ -103,6 +154,10 @@ class JaxReplica(BaseReplica):
             n = weigher.divisor(_rows(data), strict=False)
         figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return figures, others, self._keep_loss(seen, metrics), self._custom(logs)
+
+    def _predict(self, data: tuple[Any, ...]) -> Any:
+        outputs, _ = self._foretell((self._state[0] if self._x is None else self._x, self._state[1]), data)
+        return outputs
 
     def in_state(self, state: tuple[Any, ...]) -> None:
         """Go on from the state of Keras' own loop."""
@@ -174,12 +229,13 @@ class JaxReplica(BaseReplica):
             part, i = self._where[id(variable)]
             old = self._state[part][i]
             # Copied here: JAX would alias the caller's memory, or copy it after this call has returned.
-            self._state[part][i] = jnp.asarray(np.array(array, dtype=old.dtype).reshape(old.shape))
+            copy = np.array(array, dtype=old.dtype).reshape(old.shape)
+            self._state[part][i] = jnp.asarray(copy) if self.spread is None else jax.device_put(copy, old.sharding)
 
     def reset_metrics(self) -> None:
         """Forget what the metrics and the tallies have seen."""
         super().reset_metrics()
-        self._state[3] = [v.value for v in self.metric_variables]
+        self._state[3] = self._taken(self.metric_variables)
 
     def _results(self) -> dict[str, Any]:
         self._bring(3)
@@ -193,7 +249,7 @@ class JaxReplica(BaseReplica):
 
     def _bring(self, part: int) -> None:
         for variable, value in zip(self._variables[part], self._state[part], strict=True):
-            variable.assign(value)
+            variable.assign(value if self.spread is None else np.asarray(value))
 
 
 def _leap(stepped: list[Any], x: list[Any], momentum: Any) -> tuple[list[Any], list[Any]]:

@@ -139,6 +139,14 @@ class Metrics(ABC):
         self._trained[0] += loss * weight
         self._trained[1] += weight
 
+    def loss_to_metric(self) -> None:
+        """Move the losses of reduced batches into Keras' running loss, where they add over ranks as plain steps' do."""
+        if self.loss_metric is not None and self._trained[1]:
+            state = [self.loss_metric.total, self.loss_metric.count]
+            moved = zip(self._values(state), self._trained, strict=True)
+            self._assign(state, [np.asarray(value + more) for value, more in moved])
+        self._trained = [0.0, 0.0]
+
     def _exact(self) -> dict[str, float]:
         """The running loss as it would be in one process, by its name, where it was kept out of the steps."""
         if self._untold or self.loss_metric is None:

@@ -130,11 +130,20 @@ class Replica(Protocol):
     def evaluate(self, batch: Batch) -> None:
         """One test step: metrics only. A batch of no rows counts as one, so that states add."""
 
+    def predict(self, batch: Batch) -> list[Any]:
+        """The model's outputs for the batch's ``x``, as a list of nested arrays to be put one after the other."""
+
     def snapshot(self) -> list[Array]:
         """Every variable of model and optimizer, in Keras' order (``model.variables`` + ``optimizer.variables``)."""
 
     def restore(self, arrays: list[Array]) -> None:
         """Set them; a velocity is forgotten."""
+
+    def sync(self) -> None:
+        """Bring all state into the model, as it is."""
+
+    def refresh(self) -> None:
+        """After ``sync`` or ``finish``: take up what was set in the model itself since then."""
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit`` (averaged weights of ``use_ema``); sync state into the model."""

@@ -60,6 +60,7 @@ class TensorFlowReplica(BaseReplica):
         self._train = self._batched(lambda data: model.train_step(data))
         self._differentiate = self._batched(self._trace_gradients)
         self._test = self._batched(self._trace_test)
+        self._foretell = self._batched(lambda data: model.predict_step(data))
         self._on_host = all("CPU" in v.value.device for v in self.trainable)
         pays = self._on_host and len(self.trainable) <= FEW and self.size >= LARGE
         self._update = self._compiled(self._trace_update, model.jit_compile or pays)
@@ -151,6 +152,10 @@ class TensorFlowReplica(BaseReplica):
         with self.weigher, self._part_of(share), self._own_loss() as loss:
             logs = self.model.test_step(data)
             return loss(), tf.cast(self.weigher.divisor(ROWS, strict=False), tf.float32), logs
+
+    def _predict(self, data: tuple[Any, ...]) -> Any:
+        with self._at_x():
+            return self._foretell(data)
 
     @contextmanager
     def _own_loss(self) -> Iterator[Callable[[], Any]]:

@@ -46,6 +46,7 @@ class TorchReplica(BaseReplica):
         self._train = compiled(lambda data: self.model.train_step(data))
         self._differentiate = compiled(lambda data: self.model.train_step(data))
         self._test = compiled(lambda data: self.model.test_step(data))
+        self._foretell = compiled(lambda data: self.model.predict_step(data))
         self._update = compiled(lambda grads: self.model.optimizer.apply(grads, self.trainable))
         self._flat = torch.empty(self.size, dtype=getattr(torch, self.dtype.name))
         self._host: Array = self._flat.numpy()
@@ -92,6 +93,11 @@ class TorchReplica(BaseReplica):
         with torch.no_grad(), self._at_x(), self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(self._test(data))
             return loss.value(), float(self.weigher.divisor(rows, strict=False))
+
+    def _predict(self, data: tuple[Any, ...]) -> Any:
+        self._mode(False)
+        with torch.no_grad(), self._at_x():
+            return self._foretell(data)
 
     def _mode(self, training: bool) -> None:
         if self.model.training is not training:

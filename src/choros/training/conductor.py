@@ -22,15 +22,19 @@ class Conductor:
         callbacks: what the user passed, a list, one callback or a ``CallbackList``.
         verbose: 0, 1 or 2, as in Keras.
         epochs, steps: int. As Keras' ``set_params`` has them; steps may be None.
+        first: int. The first epoch's batch that training begins with.
+
+    Attributes:
         fetch: brings the latest weights into the model; called before callbacks that may read them.
     """
 
     def __init__(
-        self, model: Any, callbacks: Any, verbose: int, epochs: int, steps: int | None, fetch: Callable[[], None]
+        self, model: Any, callbacks: Any, verbose: int, epochs: int, steps: int | None, first: int = 0
     ) -> None:
         import keras
 
-        self.model, self.fetch = model, fetch
+        self.model = model
+        self.fetch: Callable[[], None] = lambda: None
         given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
         self.user = [c for c in given if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))]
@@ -46,7 +50,7 @@ class Conductor:
         self.history: Any = model.history
         self.waiting: dict[int, dict[str, float]] = {}  # epochs that were reported before their time
         self.epoch: int | None = None
-        self.epochs, self.steps = epochs, steps
+        self.epochs, self.steps, self.first = epochs, steps, first
         self.step = -1  # the batch whose beginning was told last
         self.logs: dict[str, float] = {}
 
@@ -73,7 +77,7 @@ class Conductor:
         self.list.on_train_begin()
         self.epoch = epoch
         self.list.on_epoch_begin(epoch)
-        self._begin_batch(0)
+        self._begin_batch(self.first)
         return self._orders(before)
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors, flat_vectors, split_vector
 from choros.data import StreamSource, packing
 from choros.errors import MeetingTimeout, WorkerFailed
-from choros.training.conductor import Conductor, values
+from choros.training.conductor import values
 from choros.training.feeding import Feeder
-from choros.training.job import Job, Orders, Tally
+from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import create_meeting
 from choros.training.pool import WorkerPool
@@ -38,35 +38,31 @@ class Cargo:
 
     model: bytes
     custom: bytes
-    arrays: Sequence[Array]
-    blobs: Sequence[bytes]
+    arrays: list[Array]
+    blobs: list[bytes]
+
+    def load(self, plan: Plan) -> Job:
+        """Take a plan's sources apart; returns its job, which then says where their parts are."""
+        source, *_ = packing.pack(plan.source, self.arrays, self.blobs)
+        validation = None
+        if plan.validation is not None:
+            validation, *_ = packing.pack(plan.validation, self.arrays, self.blobs)
+        return replace(plan.job, source=source, validation=validation)
 
 
 class Engine:
     """One run. Make it, ``run()`` it once.
 
     Args:
-        model: the given model, built and compiled.
-        algorithm: the bound algorithm.
-        job: Job.
+        plan: what to do, its job knowing where the parts of its sources are.
         cargo: Cargo.
         pool: WorkerPool with at least ``job.workers`` workers.
-        begun: float. ``time.perf_counter()`` when ``fit`` was called.
-        stream: StreamSource that this process reads for the workers, or None.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        algorithm: Any,
-        job: Job,
-        cargo: Cargo,
-        pool: WorkerPool,
-        begun: float,
-        stream: StreamSource | None = None,
-    ) -> None:
-        self.model, self.algorithm, self.job, self.cargo, self.workers = model, algorithm, job, cargo, pool
-        self.begun, self.ranks, self.stream = begun, range(job.workers), stream
+    def __init__(self, plan: Plan, cargo: Cargo, pool: WorkerPool) -> None:
+        self.model, self.algorithm, self.job, self.conductor = plan.model, plan.algorithm, plan.job, plan.conductor
+        self.cargo, self.workers, self.begun, self.ranks = cargo, pool, plan.begun, range(plan.job.workers)
+        self.stream = plan.source if isinstance(plan.source, StreamSource) else None
         self.members: dict[int, tuple[float, list[Array]]] = {}
         self.losses: list[tuple[float, int, float]] = []
 
@@ -99,17 +95,17 @@ class Engine:
                 part.close()
 
     # -- the run
-    def run(self, conductor: Conductor) -> RunRecord:
+    def run(self) -> RunRecord:
         """Train; returns the record of the run, with the model trained.
 
         Raises:
             WorkerFailed: a worker raised, died or hung.
         """
         with self.workers.lent():
-            return self._run(conductor)
+            return self._run()
 
-    def _run(self, conductor: Conductor) -> RunRecord:
-        self.conductor = conductor
+    def _run(self) -> RunRecord:
+        self.conductor.fetch = self.fetch
         self.pool = self.workers.start()
         self.open()
         try:

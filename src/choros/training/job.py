@@ -16,6 +16,7 @@ class Job:
     batch_size: int
     epochs: int
     initial_epoch: int = 0
+    initial_batch: int = 0
     steps: int | None = None  # steps_per_epoch, in global batches
     shuffle: bool = True
     seed: int = 0
@@ -25,6 +26,7 @@ class Job:
     validation_freq: int | list[int] = 1
     source: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, Any] | None = None
+    has_validation: bool = False
     keras: dict[str, Any] = field(default_factory=dict)  # floatx, image format, dtype policy
     per_batch: bool = False  # a callback wants each batch: rank 0 reports it, all wait for what it decides
     batch_weights: bool = False  # and may read or set weights there
@@ -34,6 +36,9 @@ class Job:
     metric_values: int = 0
     averaged_metrics: list[int] = field(default_factory=list)  # metric variables that do not add over ranks
     spin: bool = True  # ranks may spin for a moment while they wait: each has a core of its own
+    devices: list[int] = field(default_factory=list)  # of each worker, where some have several
+    layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
+    gradients: bool = False  # what the algorithm exchanges
     hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
 
     def json(self) -> dict[str, Any]:
@@ -55,13 +60,46 @@ class Job:
         """Whether several ranks never meet: members, each with a shard and a model of its own."""
         return self.meet == "never" and self.workers > 1
 
+    @property
+    def adding(self) -> int:
+        """How many ranks' gradients are added; 1 where none are."""
+        return self.workers if self.gradients else 1
+
+    def first(self, epoch: int) -> int:
+        """Return the global batch with which an epoch begins."""
+        return self.initial_batch if epoch == self.initial_epoch else 0
+
     def validates(self, epoch: int) -> bool:
         """Tell whether Keras would validate after this epoch (0-based)."""
-        if self.validation is None:
+        if not self.has_validation:
             return False
         if isinstance(self.validation_freq, int):
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One ``fit`` as the process that asked for it knows it.
+
+    Attributes:
+        model: the given model, built and compiled.
+        algorithm: the bound algorithm.
+        job: Job.
+        source, validation: sources of batches; ``validation`` may be None.
+        conductor: of the callbacks.
+        written: the model's bytes, and cloudpickle's of what they do not say, for workers.
+        begun: float. ``time.perf_counter()`` when ``fit`` was called.
+    """
+
+    model: Any
+    algorithm: Any
+    job: Job
+    source: Any
+    validation: Any
+    conductor: Any
+    written: tuple[bytes, bytes]
+    begun: float
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,20 @@ import numpy as np
 
 from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
+from choros.backend.devices import choose_devices
 from choros.data import FileSource, StreamSource, packing
 from choros.errors import BadInput
 from choros.training.conductor import Conductor, values
-from choros.training.job import Job, Orders, Tally
+from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import build_replica, create_meeting, join_meeting
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
+from choros.training.travel import unpack_model
 from choros.transport import Group
+from choros.transport.local_group import LocalGroup
 from choros.transport.peers import machine, spread
 from choros.transport.segment import Segment
 from choros.transport.shared_group import share
@@ -174,27 +177,33 @@ class Mail:
         self.segment.close()
 
 
-def fit(
-    model: Any,
-    algorithm: Any,
-    job: Job,
-    source: Any,
-    validation: Any,
-    conductor: Conductor,
-    rank: int,
-    begun: float,
-) -> RunRecord:
-    """Train as one rank of a job; every rank ends with the same weights in its model."""
-    base = join(rank, job.workers, job.first_timeout)
-    base.timeout = job.first_timeout
-    check_one_machine(base)
-    facts = {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)}
-    if isinstance(source, StreamSource):
-        facts["first_batch"] = digest(source.sample())
-    job = agree(base, job, facts)
-    for part in (source, validation):
-        decode_together(base, part)
-    replica = build_replica(model, job, algorithm, source)
+def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
+    """Train as one rank of a job; every rank ends with the same weights in its model.
+
+    Args:
+        plan: what this rank was asked for.
+        rank: int.
+        replica: what a job of one rank trains with, kept by the caller; None makes it.
+    """
+    model, job, source, validation, conductor = plan.model, plan.job, plan.source, plan.validation, plan.conductor
+    base: Group = LocalGroup()
+    if job.workers > 1:
+        base = join(rank, job.workers, job.first_timeout)
+        base.timeout = job.first_timeout
+        check_one_machine(base)
+        facts = {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)}
+        if isinstance(source, StreamSource):
+            facts["first_batch"] = digest(source.sample())
+        job = agree(base, job, facts)
+        for part in (source, validation):
+            decode_together(base, part)
+    made = replica is None
+    if replica is None:
+        devices = choose_devices(job.devices[rank]) if job.devices else []
+        sample = source.sample(job.batch_size)
+        replica = build_replica(
+            model, sample, job.adding, job.averaged_metrics, devices, None, lambda: unpack_model(*plan.written)
+        )
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(rank, job.fold_seed)
     trainable, others = vectors(replica)
@@ -203,9 +212,11 @@ def fit(
     shared = share(base, notices.segment if notices else None)
     board = notices or Noticeboard(shared, job.workers, epochs, job.metric_values)
     mail = Mail(base, share(base, Segment.create(epochs * _LINE, "choros-mail") if lead else None), board)
-    segment = share(base, create_meeting(job, algorithm, trainable, others) if lead else None)
-    group, centre = join_meeting(job, algorithm, segment, rank)
-    run = Run(rank, job, algorithm, replica, source, validation, group, None, board, None, centre, begun)  # type: ignore[arg-type]
+    segment = None
+    if job.workers > 1:
+        segment = share(base, create_meeting(job, plan.algorithm, trainable, others) if lead else None)
+    group, centre = join_meeting(job, plan.algorithm, segment, rank)
+    run = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
     reporter = JoinedReporter(run, conductor, mail)
     run.reporter = reporter
 
@@ -236,7 +247,9 @@ def fit(
         for part in (centre, group, mail, board, segment):
             if part is not None:
                 part.close()
-    return RunRecord.of(algorithm, job.meet, tallies, 0.0, reporter.losses)
+        if made and hasattr(replica, "close"):
+            replica.close()
+    return RunRecord.of(plan.algorithm, job.meet, tallies, 0.0, reporter.losses)
 
 
 def check_one_machine(group: Group) -> None:

@@ -52,7 +52,7 @@ class TogetherLoop:
             self.replica.reset_metrics()
             rows = run.tally.rows
             step = self.reduce if self.gradients else self.window
-            for number, batch in enumerate(run.batches(epoch)):
+            for number, batch in enumerate(run.batches(epoch), run.job.first(epoch)):
                 step(batch)
                 run.group.timeout = run.job.timeout  # the first step had longer
                 run.leaving = self.report(epoch, number).stop
@@ -182,7 +182,7 @@ class AloneLoop:
             self.replica.look_ahead(run.algorithm.momentum)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
             self.replica.reset_metrics()
-            for number, batch in enumerate(run.batches(epoch)):
+            for number, batch in enumerate(run.batches(epoch), run.job.first(epoch)):
                 self.replica.step(batch)
                 if run.algorithm.momentum:
                     self.replica.look_ahead(run.algorithm.momentum)

@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from choros.algorithms import Algorithm
 from choros.backend import make_replica
 from choros.training.job import Job
+from choros.training.many import ManyReplicas
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup
 from choros.transport.waiting import SPIN
-from choros.types import Array
+from choros.types import Array, Batch
 
 _LEAST = 1 << 16  # bytes of a slot: room for metrics and messages beside a tiny model
 
 
-def build_replica(model: Any, job: Job, algorithm: Algorithm, source: Any) -> Any:
-    """Return the model's replica, with all that the first step needs."""
-    replica = make_replica(model, workers=job.workers if algorithm.level == "gradients" else 1)
-    replica.build(source.sample(job.batch_size))
-    replica.averaged = job.averaged_metrics
+def build_replica(
+    model: Any,
+    sample: Batch,
+    workers: int,
+    averaged: Sequence[int] = (),
+    devices: Sequence[str] = (),
+    layout: Any = None,
+    clone: Callable[[], Any] | None = None,
+) -> Any:
+    """Return the model's replica, with all that the first step needs.
+
+    Args:
+        model: compiled.
+        sample: a batch with rows.
+        workers: whose gradients are added; 1 where none are.
+        averaged: metric variables that do not add over ranks.
+        devices: several of this process, each to have its share of this rank's rows.
+        layout: the ``keras.distribution.ModelParallel`` with which the model was made (JAX).
+        clone: makes another such model, where a device has one of its own (PyTorch, TensorFlow).
+    """
+    if clone is not None and several_models(len(devices)):
+        replica: Any = ManyReplicas(model, workers, devices, clone)
+    else:
+        replica = make_replica(model, workers, devices if len(devices) > 1 else (), layout)
+    replica.build(sample)
+    replica.averaged = averaged
     return replica
+
+
+def several_models(devices: int) -> bool:
+    """Tell whether each of so many devices has a model of its own: but for JAX, whose one program spans them."""
+    import keras
+
+    return devices > 1 and keras.backend.backend() != "jax"
 
 
 def create_meeting(job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Segment | None:

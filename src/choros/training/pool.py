@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +23,10 @@ class WorkerPool:
         backend: str. "jax", "torch" or "tensorflow". Defaults to the caller's Keras backend.
         threads: int. Threads of each worker. Defaults to its number of cores.
         bind: bool. Whether each worker is bound to cores of its own. Defaults to True.
-        devices: str. "cpu", or "auto": GPUs where there are as many as workers, else the CPU; one GPU for several
+        devices: str. "cpu", or "auto": GPUs where there are as many as workers take, else the CPU; one GPU for several
             workers is refused. Defaults to "auto".
+        devices_per_worker: int, or one for each worker. Devices that each has: GPUs, or logical ones of its CPU.
+            Defaults to 1.
         echo: bool. Whether what workers print is shown, marked with their rank. Defaults to True.
 
     Raises:
@@ -44,6 +47,7 @@ class WorkerPool:
         threads: int | None = None,
         bind: bool = True,
         devices: str = "auto",
+        devices_per_worker: int | Sequence[int] = 1,
         echo: bool = True,
     ) -> None:
         self.size = default_workers() if workers is None else check_workers(workers)
@@ -51,6 +55,7 @@ class WorkerPool:
             raise BadInput(f"threads={threads!r}: give a whole number, 1 or more.")
         if devices not in ("auto", "cpu", "gpu"):
             raise BadInput(f"devices={devices!r}: give 'auto', 'cpu' or 'gpu'.")
+        self.per_worker = each_devices(devices_per_worker, self.size)
         self._backend, self._threads, self._bind, self._devices, self._echo = backend, threads, bind, devices, echo
         self._pool: Pool | None = None
         self._lock = threading.Lock()
@@ -77,8 +82,11 @@ class WorkerPool:
             keep = os.environ if self._threads is None else None
             shared = not all(binding.cores for binding in bindings)
             environment = [
-                {**variables(b.threads, keep=keep, shared=shared), **device_variables(self.backend, rank, gpus)}
-                for rank, b in enumerate(bindings)
+                {
+                    **variables(b.threads, keep=keep, shared=shared),
+                    **device_variables(self.backend, mine if gpus else ()),
+                }
+                for b, mine in zip(bindings, self.numbers(), strict=True)
             ]
             self._pool = Pool(
                 self.size,
@@ -109,19 +117,25 @@ class WorkerPool:
         """Return how many GPUs the workers get, 0 for the CPU.
 
         Raises:
-            BadInput: fewer GPUs than workers.
+            BadInput: fewer GPUs than workers take.
         """
         if self._devices == "cpu":
             return 0
-        found = count_gpus(self.backend)
-        if found >= self.size:
-            return self.size
+        found, wanted = count_gpus(self.backend), sum(self.per_worker)
+        if found >= wanted:
+            return wanted
         if found or self._devices == "gpu":
+            each = f" with {wanted} devices" if wanted > self.size else ""
             raise BadInput(
-                f"{self.size} workers, but {found} GPU{'s' if found != 1 else ''}: several workers on one GPU would "
-                f"only wait for each other. Give workers={max(found, 1)}, or devices='cpu' to train on the CPU."
+                f"{self.size} workers{each}, but {found} GPU{'s' if found != 1 else ''}: several workers on one GPU "
+                f"would only wait for each other. Give workers={max(found, 1)}, or devices='cpu' to train on the CPU."
             )
         return 0
+
+    def numbers(self) -> list[list[int]]:
+        """Return each worker's devices, counted through all workers."""
+        ends = list(itertools.accumulate(self.per_worker, initial=0))
+        return [list(range(start, end)) for start, end in itertools.pairwise(ends)]
 
     def kill(self) -> None:
         """End the processes at once; the next fit starts new ones."""
@@ -155,11 +169,20 @@ def check_workers(workers: Any) -> int:
     return workers
 
 
-def device_variables(backend: str, rank: int, gpus: int) -> Mapping[str, str]:
-    """Return the environment that gives a worker its GPU, or keeps it on the CPU."""
+def each_devices(given: int | Sequence[int], workers: int) -> list[int]:
+    """Return how many devices each worker has, or say why it cannot be."""
+    several = list(given) if isinstance(given, Sequence) else [given] * workers
+    if len(several) != workers or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in several):
+        raise BadInput(f"devices_per_worker={given!r}: give a whole number, 1 or more, or one for each of {workers}.")
+    return several
+
+
+def device_variables(backend: str, gpus: Sequence[int]) -> Mapping[str, str]:
+    """Return the environment that gives a worker its GPUs, by their numbers, or keeps it on the CPU."""
     if gpus:
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": visible[rank] if visible else str(rank)}
+        mine = ",".join(visible[number] if visible else str(number) for number in gpus)
+        return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": mine}
     return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ class Run:
             rank, size, together, batch_size = 0, 1, True, max(1, batch_size // size)
         self.leaving = False
         asked = time.perf_counter()
-        for batch in self.source.epoch(
+        batches = self.source.epoch(
             rank=rank,
             size=size,
             together=together,
@@ -78,7 +79,8 @@ class Run:
             epoch=epoch,
             shuffle=job.shuffle,
             steps=job.steps,
-        ):
+        )
+        for batch in itertools.islice(batches, job.first(epoch), None):
             fresh = batch.rows not in self._shapes
             begun, exchanged = time.perf_counter(), tally.exchanging
             tally.waiting += begun - asked

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from choros import algorithms
+from choros.backend.devices import choose_devices
 from choros.data import packing
 from choros.training.feeding import FedSource
 from choros.training.job import Job, Orders
+from choros.training.layout import laid_out
 from choros.training.lean import lean
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
@@ -73,7 +76,10 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     weights, data = held
     board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
     held.append(board)
+    stack = ExitStack()
     try:
+        devices = choose_devices(job.devices[link.rank]) if job.devices else []
+        layout = stack.enter_context(laid_out(job.layout))
         model = unpack_model(bytes(blobs[0]), bytes(blobs[1]))
         own = job.ensemble and link.rank > 0  # the first member of an ensemble starts from the given weights
         if own:
@@ -86,7 +92,17 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             held.append(source)
         if job.ensemble:
             source = source.part(link.rank, job.workers, job.seed)
-        replica = build_replica(model, job, algorithm, source)
+        replica = build_replica(
+            model,
+            source.sample(job.batch_size),
+            job.adding,
+            job.averaged_metrics,
+            devices,
+            layout,
+            lambda: unpack_model(bytes(blobs[0]), bytes(blobs[1])),
+        )
+        if hasattr(replica, "close"):
+            held.append(replica)
         if not own:
             replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
         replica.fold_seeds(link.rank, job.fold_seed)
@@ -118,6 +134,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     finally:
         for part in held:
             part.close()
+        stack.close()
 
 
 def sources(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any]:

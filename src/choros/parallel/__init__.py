@@ -1,0 +1,116 @@
+"""Many devices in one process: ``make_parallel`` and the other names of keras_experiments, on Keras 3.
+
+from choros.parallel import make_parallel
+
+parallel = make_parallel(model, devices=4)
+parallel.compile("adam", "mse")
+parallel.fit(x, y, batch_size=256)
+parallel.save("model.keras")  # the serial model's file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from choros.backend.devices import choose_devices, list_devices, logical_devices
+from choros.errors import BadInput
+from choros.parallel.model import ModelMGPU
+
+__all__ = [
+    "ModelMGPU",
+    "get_available_gpus",
+    "list_devices",
+    "logical_devices",
+    "make_parallel",
+    "multi_gpu_model",
+    "print_mgpu_modelsummary",
+]
+
+
+def make_parallel(  # noqa: D417 - those of ModelMGPU are named together
+    serial_model: Any,
+    gdev_list: int | Sequence[str] | None = None,
+    ps_device: str = "/cpu:0",
+    usenccl: bool = False,
+    initsync: bool = True,
+    syncopt: bool = False,
+    enqueue: bool = False,
+    model_class: Any = ModelMGPU,
+    *,
+    devices: int | Sequence[str] | None = None,
+) -> Any:
+    """Return the model over several devices; with fewer than two, the serial model itself.
+
+    Args:
+        serial_model: a ``keras.Model``.
+        gdev_list: the devices' names (``"gpu:0"``, ``"/gpu:0"``), or how many; None is all that there are.
+        ps_device, usenccl, initsync, syncopt, enqueue: as in ``ModelMGPU``.
+        model_class: what to make, called with these names. Defaults to ``ModelMGPU``.
+        devices: another name of ``gdev_list``.
+
+    Raises:
+        BadInput: devices that are not there.
+
+    Example:
+        >>> import keras
+        >>> serial = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> make_parallel(serial, devices=1) is serial
+        True
+    """
+    if gdev_list is not None and devices is not None:
+        raise BadInput("gdev_list and devices are the same: give one of them.")
+    names = choose_devices(gdev_list if devices is None else devices)
+    if len(names) < 2:
+        return serial_model
+    return model_class(
+        serial_model=serial_model,
+        gdev_list=names,
+        ps_device=ps_device,
+        usenccl=usenccl,
+        initsync=initsync,
+        syncopt=syncopt,
+        enqueue=enqueue,
+    )
+
+
+def multi_gpu_model(  # noqa: D417 - two are named together
+    model: Any, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
+) -> Any:
+    """Return the model over several devices, by the name that Keras once had for it.
+
+    Args:
+        model: a ``keras.Model``.
+        gpus: how many, or their numbers; None is all.
+        cpu_merge, cpu_relocation: where outputs were joined and weights were made; both are now done on the host.
+    """
+    if gpus is None or isinstance(gpus, int):
+        return make_parallel(model, gpus)
+    kind = list_devices()[0].partition(":")[0]
+    return make_parallel(model, [f"{kind}:{number}" for number in gpus])
+
+
+def get_available_gpus(ngpus: int = -1, list_type: str = "name_str") -> list[Any]:
+    """Return the GPUs.
+
+    Args:
+        ngpus: how many at most; -1 is all.
+        list_type: "name_str" for names, "int_id" for numbers.
+
+    Example:
+        >>> get_available_gpus(0)
+        []
+    """
+    if list_type not in ("name_str", "int_id"):
+        raise BadInput(f"list_type={list_type!r}: give 'name_str' or 'int_id'.")
+    names = list_devices("gpu")
+    names = names if ngpus < 0 else names[:ngpus]
+    return names if list_type == "name_str" else [int(name.partition(":")[2]) for name in names]
+
+
+def print_mgpu_modelsummary(mgpu_model: Any) -> None:
+    """Print on which devices a model is, and its summary with the models inside it."""
+    if isinstance(mgpu_model, ModelMGPU):
+        print(mgpu_model)
+        mgpu_model = mgpu_model.serial
+    mgpu_model.summary(expand_nested=True)

@@ -1,0 +1,76 @@
+"""A fit in this very process: the Trainer's data, callbacks and loop, on a replica that spans several devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from choros.algorithms import Single
+from choros.backend import check_exact
+from choros.backend.additive import not_additive
+from choros.cluster import Place
+from choros.trainer import Trainer
+from choros.training import joined
+from choros.training.job import Plan
+from choros.training.parts import build_replica, several_models
+from choros.training.record import RunRecord
+from choros.training.travel import pack_model, unpack_model
+from choros.types import Batch
+
+
+class Here(Trainer):
+    """Trains a model over devices of this process, and keeps what was compiled for it.
+
+    Args:
+        model: compiled.
+        devices: two or more, as Keras names them.
+    """
+
+    def __init__(self, model: Any, devices: list[str]) -> None:
+        self.devices = devices
+        self.replica: Any = None
+        super().__init__(model, Single(), workers=1)
+
+    def _where(self, *_: Any) -> Place:
+        return Place()
+
+    def _write(self) -> tuple[bytes, bytes]:
+        return b"", b""
+
+    def _bind(self, sample: Batch) -> Any:
+        algorithm = super()._bind(sample)
+        self.ready(sample)
+        return algorithm
+
+    def _train(self, plan: Plan) -> RunRecord:
+        try:
+            return joined.fit(plan, 0, self.replica)
+        except BaseException:
+            self.replica.sync()  # as Keras leaves a model: as it was when training stopped
+            raise
+
+    def ready(self, sample: Batch) -> Any:
+        """Return the replica, made with the first batch, with the weights that the model has now."""
+        if self.replica is not None and self.replica.blind and sample.y is not None:
+            self.replica.sync()
+            self.forget()
+        if self.replica is not None:
+            self.replica.refresh()
+            return self.replica
+        averaged, clone = [], None
+        if several_models(len(self.devices)):
+            if sample.y is not None:
+                check_exact(self.model, len(self.devices), sample)
+                averaged = not_additive(self.model, sample)
+            written = pack_model(self.model)
+
+            def clone() -> Any:
+                return unpack_model(*written)
+
+        self.replica = build_replica(self.model, sample, 1, averaged, self.devices, None, clone)
+        return self.replica
+
+    def forget(self) -> None:
+        """Let the replica go: the model was compiled anew."""
+        replica, self.replica = self.replica, None
+        if hasattr(replica, "close"):
+            replica.close()

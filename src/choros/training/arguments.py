@@ -1,0 +1,120 @@
+"""What a ``Trainer`` is asked for, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from choros.cluster import Place
+from choros.errors import BadInput
+from choros.training.layout import describe
+from choros.training.lean import lean
+from choros.training.pool import WorkerPool, each_devices
+
+
+def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
+    """Return where this process is; inside a job a Trainer starts nothing and joins as that rank."""
+    if os.environ.get("CHOROS_WORKER"):
+        raise BadInput("This process is itself a worker of a Trainer: do not train inside a callback or a layer.")
+    place = Place.here()
+    if place.size == 1:
+        return place
+    if workers not in (None, place.size) or pool is not None:
+        raise BadInput(
+            f"This process is rank {place.rank} of {place.size} (started by {place.launcher}), so the Trainer has "
+            f"{place.size} workers: leave workers and pool out."
+        )
+    if algorithm.meets == "never":
+        raise BadInput(f"{type(algorithm).__name__} has workers that never meet: run it outside a job.")
+    return place
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is not a compiled Keras model."""
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise BadInput(f"The model is a {type(model).__name__}: give a compiled keras.Model.")
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise BadInput(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
+
+
+def check_meet(algorithm: Any, meet: str | None) -> str:
+    """Return how the workers meet; refuse what has no meaning."""
+    if meet is None or meet == algorithm.meets:
+        return str(algorithm.meets)
+    name = type(algorithm).__name__
+    if meet not in ("together", "alone"):
+        raise BadInput(f"meet={meet!r}: give 'together' or 'alone'.")
+    if algorithm.meets == "never":
+        raise BadInput(f"{name} has workers that never meet: leave meet out.")
+    if meet == "alone" and (algorithm.level == "gradients" or algorithm.weighted):
+        raise BadInput(f"{name} is a mean over all workers, which needs them together: use AEASGD or DynSGD alone.")
+    return meet
+
+
+def check_devices(each: list[int], asked: Any, layout: Any) -> dict[str, Any] | None:
+    """Return the layout as JSON, None without one; refuse devices that the workers have not."""
+    import keras
+
+    if asked is not None and each != each_devices(asked, len(each)):
+        raise BadInput(f"devices_per_worker={asked!r}, but the pool's workers have {each}: make the pool with it.")
+    if layout is None:
+        return None
+    if keras.backend.backend() != "jax":
+        raise BadInput(
+            f"layout= needs JAX; this is {keras.backend.backend()}. Leave it out: each device has all weights."
+        )
+    if len(set(each)) > 1:
+        raise BadInput(f"A layout needs the same devices in every worker, not {each}.")
+    return describe(layout, each[0])
+
+
+def check_epochs(epochs: Any, initial_epoch: Any, initial_batch: Any) -> None:
+    """Refuse what is not a number of epochs or of batches."""
+    given = {"epochs": epochs, "initial_epoch": initial_epoch, "initial_batch": initial_batch}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+            raise BadInput(f"{name}={value!r}: give a whole number, 0 or more.")
+    if epochs <= initial_epoch:
+        raise BadInput(f"epochs={epochs} with initial_epoch={initial_epoch} leaves nothing to train: give more epochs.")
+
+
+def check_rest(initial_batch: int, steps: int | None) -> None:
+    """Refuse to begin an epoch behind its end."""
+    if steps is not None and initial_batch >= steps:
+        raise BadInput(
+            f"initial_batch={initial_batch}, but an epoch has {steps} batches: give fewer, or the next initial_epoch."
+        )
+
+
+def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: Any) -> None:
+    """Refuse a seed, a verbosity and settings of validation that have no meaning."""
+
+    def whole(value: Any, least: int) -> bool:
+        return bool(not isinstance(value, bool) and isinstance(value, (int, np.integer)) and value >= least)
+
+    if seed is not None and not whole(seed, 0):
+        raise BadInput(f"seed={seed!r}: give a whole number, 0 or more, or None.")
+    if verbose not in ("auto", 0, 1, 2):
+        raise BadInput(f"verbose={verbose!r}: give 0 (silent), 1 (a progress bar), 2 (one line an epoch) or 'auto'.")
+    for name, value in (("validation_steps", steps), ("validation_batch_size", batch_size)):
+        if value is not None and not whole(value, 1):
+            raise BadInput(f"{name}={value!r}: give a whole number, 1 or more, or None.")
+    several = isinstance(freq, (list, tuple, set, frozenset))
+    if not (all(whole(value, 1) for value in freq) if several else whole(freq, 1)):
+        raise BadInput(f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1).")
+
+
+@lean()
+def keras_settings() -> dict[str, Any]:
+    """Return this process' Keras settings, for the workers."""
+    import keras
+
+    return {
+        "floatx": keras.config.floatx(),
+        "image_data_format": keras.config.image_data_format(),
+        "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
+    }

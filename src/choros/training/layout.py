@@ -1,0 +1,124 @@
+"""How the devices of a worker divide the weights of its model: Keras' layout map, as it travels to a worker (JAX)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from choros.errors import BadInput
+
+
+def describe(layout: Any, devices: int) -> dict[str, Any]:
+    """Return a layout as JSON.
+
+    Args:
+        layout: a ``keras.distribution.LayoutMap`` or ``ModelParallel``; or a mapping from a pattern of variables'
+            paths to a name or None for each dimension, over one row of devices that is called "model".
+        devices: of each worker.
+
+    Returns:
+        ``{"shape", "axes", "batch", "rules"}``.
+
+    Raises:
+        BadInput: it is none of these, or is for another number of devices.
+
+    Example:
+        >>> describe({"dense/kernel": (None, "model")}, 2)["shape"]
+        [1, 2]
+    """
+    import keras
+
+    batch = None
+    if isinstance(layout, keras.distribution.ModelParallel):
+        batch, layout = layout.batch_dim_name, layout._layout_map
+    if isinstance(layout, keras.distribution.LayoutMap):
+        mesh = layout.device_mesh
+        shape, axes = [int(size) for size in mesh.shape], [str(name) for name in mesh.axis_names]
+        rules = [(pattern, layout[pattern].axes) for pattern in layout]
+    elif isinstance(layout, Mapping):
+        shape, axes, rules = [1, devices], ["batch", "model"], list(layout.items())
+    else:
+        raise BadInput(f"The layout is a {type(layout).__name__}: give a keras.distribution.LayoutMap.")
+    if math.prod(shape) != devices:
+        raise BadInput(
+            f"The layout's mesh is {' x '.join(map(str, shape))}, which takes {math.prod(shape)} devices: give "
+            f"devices_per_worker={math.prod(shape)}."
+        )
+    plain = [[str(pattern), [None if axis is None else str(axis) for axis in axes_]] for pattern, axes_ in rules]
+    return {"shape": shape, "axes": axes, "batch": batch or axes[0], "rules": plain}
+
+
+def check_layout(layout: dict[str, Any], model: Any) -> None:
+    """Refuse a layout that does not fit a built model.
+
+    Raises:
+        BadInput: a pattern that matches nothing, an axis that the mesh has not, a dimension that cannot be divided.
+    """
+    sizes = dict(zip(layout["axes"], layout["shape"], strict=True))
+    outputs = [f"{layer.path}/output" for layer in model._flatten_layers()]
+    for pattern, axes in layout["rules"]:
+        found = [variable for variable in model.variables if re.search(pattern, variable.path)]
+        if not found and not any(re.search(pattern, path) for path in outputs):
+            raise BadInput(
+                f"The layout's pattern {pattern!r} matches no variable of {model.name!r}: they are "
+                f"{', '.join(variable.path for variable in model.variables[:8])} ..."
+            )
+        if unknown := [axis for axis in axes if axis is not None and axis not in sizes]:
+            raise BadInput(f"The layout divides {pattern!r} along {unknown[0]!r}: the mesh has {', '.join(sizes)}.")
+        for variable in found:
+            if len(axes) != len(variable.shape):
+                raise BadInput(
+                    f"The layout of {pattern!r} has {len(axes)} dimensions, and {variable.path} has the shape "
+                    f"{tuple(variable.shape)}."
+                )
+            for size, axis in zip(variable.shape, axes, strict=True):
+                if axis is not None and size % sizes[axis]:
+                    raise BadInput(
+                        f"The layout divides {variable.path}, of the shape {tuple(variable.shape)}, along {axis!r} in "
+                        f"{sizes[axis]} parts, which {size} is not a multiple of."
+                    )
+
+
+def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, model: Any) -> str:
+    """Return a line about who has which devices, and how weights and rows are divided among them."""
+    each = f"{devices[0]} devices each" if len(set(devices)) == 1 else f"{', '.join(map(str, devices))} devices"
+    line = f"{workers} worker{'s' if workers > 1 else ''}, {each}"
+    if layout is None:
+        return f"{line}: every device has all weights, and its share of the worker's rows"
+    mesh = ", ".join(f"{axis} {size}" for axis, size in zip(layout["axes"], layout["shape"], strict=True))
+    divided = [
+        variable
+        for variable in model.variables
+        if any(re.search(pattern, variable.path) and any(axes) for pattern, axes in layout["rules"])
+    ]
+    count = sum(math.prod(variable.shape) for variable in divided)
+    share = f"{count / max(model.count_params(), 1):.0%} of the values"
+    return f"{line}, mesh {mesh}: {len(divided)} of {len(model.variables)} variables divided ({share})"
+
+
+@contextmanager
+def laid_out(layout: dict[str, Any] | None) -> Iterator[Any]:
+    """For a while, make models as a layout says; gives Keras' distribution, None without a layout."""
+    if layout is None:
+        yield None
+        return
+    import keras
+
+    mesh = keras.distribution.DeviceMesh(
+        tuple(layout["shape"]), tuple(layout["axes"]), keras.distribution.list_devices()[: math.prod(layout["shape"])]
+    )
+    rules = keras.distribution.LayoutMap(mesh)
+    for pattern, axes in layout["rules"]:
+        rules[pattern] = tuple(axes)
+    before = keras.distribution.distribution()
+    distribution = keras.distribution.ModelParallel(
+        layout_map=rules, batch_dim_name=layout["batch"], auto_shard_dataset=False
+    )
+    keras.distribution.set_distribution(distribution)
+    try:
+        yield distribution
+    finally:
+        keras.distribution.set_distribution(before)

@@ -1,0 +1,208 @@
+"""A model over devices of one process trains as plain Keras does on one.
+
+The functions ``over_...`` are called in a process that has so many devices (``conftest.py``), with ``lab``, what stands
+in ``conftest.py``; ``test_over_devices`` says of each whether it held.
+"""
+
+import contextlib
+import io
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+
+from choros import parallel
+from choros.errors import BadInput
+
+JAX = keras.backend.backend() == "jax"
+
+
+def over_uneven_batches_train_evaluate_and_predict_as_one_device(lab):
+    plain, model = lab.fitted(lab.count, sample_weight=lab.WEIGHT, **lab.CHECKED)
+    asked = {"sample_weight": lab.WEIGHT, "batch_size": 7, "verbose": 0}
+    lab.near(model.evaluate(lab.X, lab.Y, **asked), plain.evaluate(lab.X, lab.Y, **asked))
+    lab.near(*(one.predict(lab.X, batch_size=7, verbose=0) for one in (model, plain)))
+
+
+def over_two_class_weights_count(lab):
+    lab.fitted(2, class_weight={0: 0.3, 1: 1.0, 2: 2.5, 3: 0.7})
+
+
+def over_two_masked_steps_are_left_out(lab):
+    layers = keras.layers
+    inner = lambda: [keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True), layers.GRU(3)]
+    lab.fitted(2, lambda: lab.make(inner), lab.TOKENS, validation_data=(lab.TOKENS[:20], lab.Y[:20]))
+
+
+def over_single_batches_may_have_fewer_rows_than_devices(lab):
+    plain, model = lab.pair(lab.count)
+    for rows in (1, 13):
+        x, y, weight = lab.X[:rows], lab.Y[:rows], lab.WEIGHT[:rows]
+        lab.near(*(one.train_on_batch(x, y, weight) for one in (model, plain)))
+        lab.near(*(one.predict_on_batch(x) for one in (model, plain)))
+        lab.near(*(one.test_on_batch(x, y, weight) for one in (model, plain)))
+    lab.same(model, plain)
+
+
+def over_each_device_gets_its_rows_alone(lab):
+    model = parallel.make_parallel(lab.make(), devices=lab.count)
+    model.train_on_batch(lab.X, lab.Y)  # makes the replica
+    counted = lab.count_bytes(model._here().replica)
+    model.fit(lab.X, lab.Y, **lab.HOW)
+    sent = [(rows, row) for rows in (10, 10, 10, 10, 10, 10, 1) * 2 for row in (24, 4)]  # x and y of each batch
+    assert list(map(max, *counted)) == [-(-rows // lab.count) * row for rows, row in sent]
+    if JAX:  # equal parts, the last ones filled up
+        assert all(held == counted[0] for held in counted)
+    else:
+        assert list(map(sum, zip(*counted, strict=True))) == [rows * row for rows, row in sent]
+
+
+def over_two_a_second_fit_goes_on_with_the_optimizer(lab):
+    plain, model = lab.fitted(2, lambda: lab.make(optimizer=keras.optimizers.Adam(0.01)), times=2, atol=1e-5)
+    lab.near(*([keras.ops.convert_to_numpy(slot) for slot in one.optimizer.variables] for one in (model, plain)))
+    assert int(model.optimizer.iterations) == 28
+
+
+def over_two_weights_set_between_fits_are_taken_up(lab):
+    plain, model = lab.fitted(2)
+    for one in (plain, model):
+        one.set_weights([weight * 0.5 for weight in one.get_weights()])
+        one.fit(lab.X, lab.Y, **lab.HOW)
+    for one in (plain, model.serial):  # by Keras itself
+        one.fit(lab.X[:20], lab.Y[:20], **lab.HOW)
+    for one in (plain, model):
+        one.fit(lab.X, lab.Y, **lab.HOW)
+    lab.same(model, plain)
+
+
+def over_two_the_file_is_the_serial_models(lab):
+    _, model = lab.fitted(2)
+    model.save("model.keras")
+    model.save_weights("model.weights.h5")
+    with zipfile.ZipFile("model.keras") as file:
+        assert not [name for name in file.namelist() if b"choros" in file.read(name).lower()]
+    loaded, again = keras.saving.load_model("model.keras"), parallel.make_parallel(lab.make(), devices=2)
+    assert (type(loaded), loaded.name) == (keras.Sequential, "serial")
+    again.train_on_batch(lab.X, lab.Y)
+    again.load_weights("model.weights.h5")
+    for one in (model, again):
+        lab.near(one.predict(lab.X), loaded.predict(lab.X, verbose=0), atol=1e-6)
+
+
+def over_two_callbacks_see_and_save_the_serial_model(lab):
+    def fit(model, name):
+        own = [
+            keras.callbacks.ModelCheckpoint(name + "{epoch}.keras"),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8),
+            keras.callbacks.EarlyStopping("val_accuracy", mode="min", patience=2, restore_best_weights=True),
+        ]
+        return model.fit(lab.X, lab.Y, **lab.HOW | lab.CHECKED | {"epochs": 6}, callbacks=own)
+
+    plain, model = lab.pair(2)
+    history = fit(model, "ours")
+    lab.told(history, fit(plain, "plain"))
+    lab.same(model, plain)
+    assert len(history.epoch) < 6
+    lab.near(*(keras.saving.load_model(f"{name}2.keras").get_weights() for name in ("ours", "plain")), atol=1e-6)
+
+
+def over_two_an_exception_leaves_the_weights_of_when_training_stopped(lab):
+    plain, model = lab.pair(2)
+    with pytest.raises(ZeroDivisionError, match="in a callback"):
+        model.fit(lab.X, lab.Y, **lab.HOW, callbacks=[lab.Raise()])
+    plain.fit(lab.X[:50], lab.Y[:50], **lab.HOW | {"epochs": 1})
+    lab.same(model, plain)
+    for one in (plain, model):
+        one.fit(lab.X, lab.Y, **lab.HOW)
+    lab.same(model, plain)
+
+
+def over_two_a_pydataset_and_reading_ahead_train_the_same(lab):
+    plain, model = lab.fitted(2, x=lab.Batches(), y=None, batch_size=None)
+    lab.near(model.evaluate(lab.Batches()), plain.evaluate(lab.Batches(), verbose=0))
+    _, ahead = lab.pair(2, enqueue=True)
+    ahead.fit(lab.X, lab.Y, sample_weight=lab.WEIGHT, **lab.HOW)
+    lab.same(ahead, plain)
+
+
+def over_two_dropout_and_batch_normalization_see_the_whole_batch_on_jax(lab):
+    def build(layer):
+        return lab.make(lambda: [keras.Input((6,)), layer()])
+
+    dropout, normal = lambda: build(lambda: keras.layers.Dropout(0.4)), lambda: build(keras.layers.BatchNormalization)
+    if JAX:
+        lab.fitted(2, dropout)
+        lab.fitted(2, normal, atol=1e-5)
+        return
+    for make in (dropout, normal):  # each device has masks of its own; what it averages is made equal
+        model = lab.pair(2, make)[1]
+        model.fit(lab.X, lab.Y, **lab.HOW)
+        assert np.isfinite(model.evaluate(lab.X, lab.Y)).all()
+        kept = np.array([[v.numpy() for v in one.moving] for one in model._here().replica.replicas])
+        np.testing.assert_array_equal(kept[0], kept[1])
+
+
+def over_two_a_compiled_model_predicts_before_it_is_trained(lab):
+    plain, model = lab.pair(2)
+    lab.near(model.predict(lab.X), plain.predict(lab.X, verbose=0))
+
+
+def over_two_what_is_set_is_set_in_the_serial_model(lab):
+    model = parallel.make_parallel(lab.make(), devices=2)
+    before, model.trainable = model.get_weights(), False
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(lab.X, lab.Y, verbose=0)
+    assert model.serial.trainable is False
+    lab.near(model.get_weights(), before, atol=0)
+
+
+def over_two_a_model_that_is_not_compiled_predicts_and_no_more(lab):
+    plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)], name="plain")
+    model = parallel.make_parallel(plain, devices=-1)
+    lab.near(model.predict(lab.X), plain.predict(lab.X, verbose=0))
+    with pytest.raises(BadInput, match="'plain' is not compiled"):
+        model.fit(lab.X, lab.Y)
+
+
+def over_two_the_names_and_arguments_of_old(lab):
+    serial, names = lab.make(), ["/cpu:0", "/device:CPU:1"]
+    eight = parallel.make_parallel(serial, names, "/cpu:0", False, True, False, False, parallel.ModelMGPU)
+    models = [eight, parallel.multi_gpu_model(serial, 2), parallel.multi_gpu_model(serial, [1, 0])]
+    assert [model.devices for model in models] == [["cpu:0", "cpu:1"], ["cpu:0", "cpu:1"], ["cpu:1", "cpu:0"]]
+    assert all(model.serial is serial and model.layers == serial.layers for model in models)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        parallel.print_mgpu_modelsummary(eight)
+        eight.fit(lab.X, lab.Y, verbose=2)
+    assert said.getvalue().count("serial over 2 devices") == said.getvalue().count("cpu:0, cpu:1") == 2
+    assert "Total params" in said.getvalue()
+
+
+def test_over_devices(passed):
+    passed()
+
+
+SERIAL = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("devices", [0, 1, ["cpu:0"], ("/CPU:0",)])
+def test_fewer_than_two_devices_give_the_serial_model(devices):
+    assert parallel.make_parallel(SERIAL, devices) is parallel.make_parallel(SERIAL, devices=devices) is SERIAL
+
+
+REFUSED = {
+    "one is named twice": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "/CPU:0"]),
+    "no device 'tpu:7'": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "tpu:7"]),
+    "no device 'disk:0'": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "disk"]),
+    "devices=-3: there are": lambda: parallel.make_parallel(SERIAL, -3),
+    "devices=True: there are": lambda: parallel.make_parallel(SERIAL, True),
+    "gdev_list and devices are the same": lambda: parallel.make_parallel(SERIAL, 2, devices=2),
+    "devices=.*: give two or more": lambda: parallel.ModelMGPU(SERIAL, 0),
+    "serial_model is a str: give a keras.Model": lambda: parallel.ModelMGPU("model", devices=2),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused(message):
+    with pytest.raises(BadInput, match=message):
+        REFUSED[message]()

@@ -1,0 +1,146 @@
+"""Workers of several devices each: what they train together is what plain Keras, or workers of one device, train."""
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+
+LAYOUT = {"dense.*/kernel": (None, "model"), "dense.*/bias": ("model",)}
+
+
+@pytest.fixture
+def make():
+    """A classifier whose layers two devices can divide."""
+
+    def make(optimizer=None):
+        keras.utils.set_random_seed(0)
+        dense = keras.layers.Dense
+        model = keras.Sequential(
+            [keras.Input((8,)), dense(6, "relu", name="dense"), dense(4, "softmax", name="dense_1")]
+        )
+        model.compile(optimizer or keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def two_each():
+    """Two workers of two devices each."""
+    with choros.WorkerPool(2, devices_per_worker=2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def fit(data):
+    """Train on 61 rows in batches of 10, the last of which has one row; without a trainer's arguments by Keras."""
+
+    def fit(model, *args, more=None, **kwargs):
+        x, y = data(61)
+        how = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:17], y[:17])}
+        how |= more or {}
+        if not args and not kwargs:
+            return model.fit(x, y, **how)
+        with choros.Trainer(model, *args, **kwargs) as trainer:
+            return trainer.fit(x, y, **how | {"seed": 1})
+
+    return fit
+
+
+def test_all_reduce_is_what_one_process_trains(make, fit, two_each, same, same_history):
+    plain, alike, unlike = make(), make(), make()
+    expected = fit(plain)
+    for given, how in ((alike, {"pool": two_each}), (unlike, {"devices_per_worker": [2, 1]})):
+        same_history(fit(given, workers=2, **how), expected, 2e-6)
+        same(given, plain, 1e-6)
+
+
+def test_workers_of_several_devices_train_each_in_its_own_time(make, fit, two_each, backend):
+    if backend == "tensorflow":
+        pytest.skip("its replicas are put together as PyTorch's are: once is enough")
+    given = make()
+    history = fit(given, "aeasgd", pool=two_each, more={"epochs": 6})
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert all(np.isfinite(weight).all() for weight in given.get_weights())
+    assert sum(worker.rows for worker in history.run.workers) == 6 * 61
+
+
+def test_workers_that_meet_train_the_same_with_more_devices(make, fit, two_each, pools, same, same_history, backend):
+    if backend == "tensorflow":
+        pytest.skip("its replicas are put together as PyTorch's are: once is enough")
+    one, several = make(), make()
+    expected, history = (
+        fit(model, "aeasgd", meet="together", pool=pool) for model, pool in ((one, pools(2)), (several, two_each))
+    )
+    same_history(history, expected)
+    same(several, one)
+
+
+def layout_map(shape=(1, 2), names=("batch", "model")):
+    mesh = keras.distribution.DeviceMesh(shape, names, devices=[f"cpu:{number}" for number in range(np.prod(shape))])
+    layout = keras.distribution.LayoutMap(mesh)
+    for pattern, axes in LAYOUT.items():
+        layout[pattern] = axes
+    return layout
+
+
+@pytest.mark.parametrize("given_as", ["dict", "LayoutMap"])
+def test_a_layout_divides_the_weights_and_changes_nothing(
+    given_as, backend, make, fit, two_each, same, same_history, capsys
+):
+    if backend != "jax":
+        pytest.skip("a layout needs JAX")
+    layout = LAYOUT if given_as == "dict" else layout_map()
+    plain, given = make(keras.optimizers.Adam(0.01)), make(keras.optimizers.Adam(0.01))
+    expected = fit(plain)
+    history = fit(given, pool=two_each, devices_per_worker=2, layout=layout, more={"verbose": 2})
+    same_history(history, expected)
+    same(given, plain)
+    line = "2 workers, 2 devices each, mesh batch 1, model 2: 4 of 4 variables divided (100% of the values)"
+    assert line in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"dens_1": ("model",)}, "'dens_1' matches no variable of .*: they are .*dense/kernel"),
+        ({"dense/kernel": (None, "wide")}, "along 'wide': the mesh has batch, model"),
+        ({"dense/kernel": ("model",)}, "has 1 dimensions, and .*dense/kernel has the shape \\(8, 6\\)"),
+        ([("dense/kernel", ("model",))], "The layout is a list: give a keras.distribution.LayoutMap"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(layout, message, backend, make, data, children):
+    if backend != "jax":
+        pytest.skip("a layout needs JAX")
+    before = children()
+    with pytest.raises(choros.BadInput, match=message):
+        choros.Trainer(make(), workers=2, devices_per_worker=2, layout=layout).fit(*data(61), verbose=0)
+    assert children() == before
+
+
+def test_a_layout_for_other_devices_is_refused(backend, make, data):
+    if backend != "jax":
+        with pytest.raises(choros.BadInput, match=f"layout= needs JAX; this is {backend}"):
+            choros.Trainer(make(), workers=2, devices_per_worker=2, layout=LAYOUT)
+        return
+    with pytest.raises(choros.BadInput, match="mesh is 1 x 2, which takes 2 devices: give devices_per_worker=2"):
+        choros.Trainer(make(), workers=2, devices_per_worker=4, layout=layout_map())
+    with pytest.raises(choros.BadInput, match="the same devices in every worker, not \\[2, 1\\]"):
+        choros.Trainer(make(), workers=2, devices_per_worker=[2, 1], layout=LAYOUT)
+    with pytest.raises(choros.BadInput, match="of the shape \\(8, 6\\), along 'model' in 4 parts, which 6 is not a"):
+        choros.Trainer(make(), workers=1, devices_per_worker=4, layout=LAYOUT).fit(*data(61), verbose=0)
+
+
+@pytest.mark.parametrize("devices", [0, -1, True, 1.5, [2], [2, 0], "2"])
+def test_devices_that_are_no_numbers_are_refused(devices, make):
+    with pytest.raises(choros.BadInput, match="devices_per_worker=.*: give a whole number, 1 or more, or one for each"):
+        choros.Trainer(make(), workers=2, devices_per_worker=devices)
+
+
+def test_the_devices_are_the_pools(make):
+    with choros.WorkerPool(2, devices_per_worker=[2, 1]) as pool:
+        with pytest.raises(choros.BadInput, match="devices_per_worker=2, but the pool's workers have \\[2, 1\\]"):
+            choros.Trainer(make(), workers=2, pool=pool, devices_per_worker=2)
+        choros.Trainer(make(), workers=2, pool=pool, devices_per_worker=[2, 1])
+        assert not pool.started
