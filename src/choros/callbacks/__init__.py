@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from choros.callbacks.embedding import TensorBoardEmbedding
+from choros.callbacks.profile import Profile
 from choros.callbacks.timing import BatchTiming, SamplesPerSec
 
-__all__ = ["BatchTiming", "SamplesPerSec"]
+__all__ = ["BatchTiming", "Profile", "SamplesPerSec", "TensorBoardEmbedding"]

@@ -1,0 +1,77 @@
+"""Embedding layers as TensorBoard's projector shows them, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.errors import BadInput
+
+
+class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
+    """Writes the weights of Embedding layers, of models inside models too, for TensorBoard's projector.
+
+    Args:
+        log_dir: str or path. TensorBoard's directory. Defaults to ``"logs"``.
+        embeddings_freq: int. Epochs between two writings; what is there is replaced. Defaults to 1.
+        embeddings_layer_names: names of layers. Defaults to all Embedding layers.
+        embeddings_metadata: a file with one line for each row of the embedding, or one a layer's name.
+
+    Raises:
+        BadInput: a frequency below 1; at the beginning of training, a layer that there is not, or a file that is not.
+
+    Example:
+        >>> TensorBoardEmbedding("logs", embeddings_freq=5).embeddings_freq
+        5
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        embeddings_freq: int = 1,
+        embeddings_layer_names: Sequence[str] | None = None,
+        embeddings_metadata: str | Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        if embeddings_freq < 1:
+            raise BadInput(f"embeddings_freq={embeddings_freq}: give 1 epoch or more.")
+        self.log_dir, self.embeddings_freq = Path(log_dir), embeddings_freq
+        self.embeddings_layer_names, self.embeddings_metadata = embeddings_layer_names, embeddings_metadata
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Find the layers, and leave the projector's configuration."""
+        found = [layer for layer in self.model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+        wanted = self.embeddings_layer_names
+        self._layers = [layer for layer in found if wanted is None or layer.name in wanted]
+        if missing := set(wanted or ()) - {layer.name for layer in found}:
+            raise BadInput(
+                f"There is no Embedding layer {', '.join(map(repr, sorted(missing)))}: there are "
+                f"{', '.join(repr(layer.name) for layer in found) or 'none'}."
+            )
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for layer in self._layers:
+            lines += ["embeddings {", f'  tensor_name: "{layer.name}"', f'  tensor_path: "{layer.name}.tsv"']
+            given = self.embeddings_metadata
+            path = given.get(layer.name) if isinstance(given, Mapping) else given
+            if path is not None:
+                if not os.path.isfile(path):
+                    raise BadInput(f"The metadata of {layer.name!r}, {path}, is no file.")
+                shutil.copy(path, self.log_dir / f"{layer.name}-metadata.tsv")
+                lines.append(f'  metadata_path: "{layer.name}-metadata.tsv"')
+            lines.append("}")
+        (self.log_dir / "projector_config.pbtxt").write_text("\n".join(lines) + "\n")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Write the weights, when it is time."""
+        if (epoch + 1) % self.embeddings_freq:
+            return
+        for layer in self._layers:
+            weights = np.asarray(keras.ops.convert_to_numpy(layer.embeddings))
+            np.savetxt(self.log_dir / f"{layer.name}.tsv", weights, fmt="%.6g", delimiter="\t")

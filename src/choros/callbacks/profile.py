@@ -1,0 +1,123 @@
+"""The backend's own profiler for a window of steps of a ``fit`` in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from choros.errors import BadInput
+
+
+class Profile(keras.callbacks.Callback):  # type: ignore[misc]
+    """Runs the profiler of JAX, PyTorch or TensorFlow for a window of steps.
+
+    JAX's and TensorFlow's files are as TensorBoard and XProf read them (JAX adds a ``.trace.json.gz`` for Perfetto),
+    PyTorch's is ``trace.json`` for Perfetto. Where the profiler cannot run, as another one is running say, this is told
+    on stderr and training goes on. It sees this process: a plain ``fit``, ``make_parallel``'s, or a rank of a job; the
+    workers of a ``Trainer`` are others.
+
+    Args:
+        directory: str or path. Made where it is missing.
+        profile_batches: (first, last), both in the window, counted through all epochs of this ``fit`` from 0. It should
+            begin behind compilation. Defaults to (10, 14). A window that the end of training cuts is written too.
+
+    Raises:
+        BadInput: numbers that make no window.
+
+    Example:
+        >>> callback = Profile("profile", profile_batches=(20, 22))
+        >>> callback.first_step, callback.steps
+        (20, 3)
+    """
+
+    looks_only = True  # at what steps take, not at weights
+
+    def __init__(self, directory: str | os.PathLike[str], profile_batches: tuple[int, int] = (10, 14)) -> None:
+        super().__init__()
+        first, last = profile_batches
+        if first < 0 or last < first:
+            raise BadInput(
+                f"A first step {first} and a last {last} make no window: give 0 or more, and no less than it."
+            )
+        self.directory, self.first_step, self.steps = os.fspath(directory), first, last - first + 1
+        self._stop: Callable[[], None] | None = None
+        self._done, self._begun, self._over = 0, 0, True
+
+    def mine(self) -> str | None:
+        """Where this process's files go, below the directory; None where it does not profile."""
+        return ""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Count from 0."""
+        self._done, self._over = 0, self.mine() is None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Start, when it is time."""
+        self._begun = batch
+        if not self._over and self._stop is None and self._done >= self.first_step:
+            self._stop = self._try("start", self._start)
+            self._over = self._stop is None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the steps of this call, and stop after the last one."""
+        self._done += batch - self._begun + 1
+        if self._stop is not None and self._done >= self.first_step + self.steps:
+            if keras.backend.backend() == "jax":
+                sys.modules["jax"].block_until_ready(logs)
+            self._end()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Stop, where the window was not over."""
+        self._end()
+
+    def _start(self) -> Callable[[], None]:
+        where = os.path.join(self.directory, self.mine() or "")
+        os.makedirs(where, exist_ok=True)
+        return _PROFILERS[keras.backend.backend()](where)
+
+    def _end(self) -> None:
+        if self._stop is not None:
+            stop, self._stop, self._over = self._stop, None, True
+            self._try("stop", stop)
+
+    def _try(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            who = (self.mine() or "this process").replace("-", " ")
+            print(
+                f"choros: {who} could not {what} the profiler of {keras.backend.backend()}, and trains on without: "
+                f"{type(error).__name__}: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _jax(where: str) -> Callable[[], None]:
+    profiler: Any = sys.modules["jax"].profiler
+    profiler.start_trace(where)
+    return lambda: profiler.stop_trace()
+
+
+def _torch(where: str) -> Callable[[], None]:
+    profile: Any = sys.modules["torch"].profiler.profile()
+    profile.start()
+
+    def stop() -> None:
+        profile.stop()
+        profile.export_chrome_trace(os.path.join(where, "trace.json"))
+
+    return stop
+
+
+def _tensorflow(where: str) -> Callable[[], None]:
+    profiler: Any = sys.modules["tensorflow"].profiler.experimental
+    profiler.start(where)
+    return lambda: profiler.stop()
+
+
+_PROFILERS = {"jax": _jax, "torch": _torch, "tensorflow": _tensorflow}

@@ -1,0 +1,40 @@
+"""The backend's own profiler, beside the timeline, on some of the ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from choros.callbacks.profile import Profile
+from choros.hvd.context import rank
+
+
+class ProfileCallback(Profile):
+    """Runs the backend's profiler for a window of steps on rank 0, or the ranks given.
+
+    See ``choros.callbacks.Profile``. Rank N's files are in ``directory/rank-N``.
+
+    Args:
+        directory: str or path. Made where it is missing.
+        first_step: int. Steps of this ``fit`` before the window, which should cover compilation. Defaults to 10.
+        steps: int. Steps in the window. Defaults to 5.
+        ranks: whole numbers. Who profiles. Defaults to rank 0.
+
+    Raises:
+        BadInput: numbers that make no window.
+
+    Example:
+        >>> callback = ProfileCallback("profile", first_step=20, steps=3)
+        >>> callback.first_step, callback.steps
+        (20, 3)
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], first_step: int = 10, steps: int = 5, ranks: Sequence[int] = (0,)
+    ) -> None:
+        super().__init__(directory, (first_step, first_step + steps - 1))
+        self.ranks = list(ranks)
+
+    def mine(self) -> str | None:
+        """This rank's directory."""
+        return f"rank-{rank()}" if rank() in self.ranks else None
