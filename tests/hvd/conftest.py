@@ -104,7 +104,7 @@ class Job:
 
 @pytest.fixture(scope="package")
 def jobs():
-    """The last two jobs, by launcher and size."""
+    """The last four jobs, by launcher and size."""
     kept = {}
     yield kept
     for job in kept.values():
@@ -128,7 +128,7 @@ def run(tmp_path, tmp_path_factory, backend, launcher, request, jobs):
     def start(size, script):
         key = launcher, size
         if key not in jobs or jobs[key].process.poll() is not None:
-            while len(jobs) > 1:
+            while len(jobs) > 3:
                 jobs.pop(next(iter(jobs))).close()
             jobs[key] = Job(tmp_path_factory.mktemp("job"), *_start(size))
         jobs[key] = jobs.pop(key)

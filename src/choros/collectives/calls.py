@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -54,9 +54,10 @@ class Collectives:
 
     Args:
         group: transport.Group. Everyone who takes part.
+        ranks: list of int. What roots and errors call them. Defaults to their numbers in the group.
 
     Attributes:
-        group: as given. rank, size: int, within the group.
+        group: as given. rank, size: int, within the group. met: int. Calls that this process compared, in all sets.
 
     Example:
         >>> from choros.transport.local_group import LocalGroup
@@ -65,8 +66,11 @@ class Collectives:
         [1.0, 2.0]
     """
 
-    def __init__(self, group: Group) -> None:
+    met = 0
+
+    def __init__(self, group: Group, ranks: Sequence[int] = ()) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
+        self.ranks = list(ranks) or list(range(group.size))
         for told, nothing in (("doing", ""), ("warn_after", math.inf), ("trace", None)):
             if not hasattr(group, told):  # a group from elsewhere need not tell what takes long
                 setattr(group, told, nothing)
@@ -107,11 +111,11 @@ class Collectives:
         return self._gathered(x, said), [own.get("rows", 0) for _, own in said]
 
     @_told
-    def broadcast(self, x: Array, root: int = 0, *, name: str | None = None) -> Array:
-        """Return the root's array; ``x`` has its type and shape on every rank."""
-        problem = "" if 0 <= root < self.size else f"root {root} is none of {self.size} ranks"
-        self._agree(self._same("broadcast", name, x, root=root), problem)
-        return self.group.broadcast(x, root)
+    def broadcast(self, x: Array, root: int | None = None, *, name: str | None = None) -> Array:
+        """Return the root's array, by default the first rank's; ``x`` has its type and shape on every rank."""
+        root = self.ranks[0] if root is None else root
+        self._agree(self._same("broadcast", name, x, root=root), self._no_root(root))
+        return self.group.broadcast(x, self.ranks.index(root))
 
     @_told
     def alltoall(self, x: Array, splits: Array | None = None, *, name: str | None = None) -> tuple[Array, Array]:
@@ -149,17 +153,17 @@ class Collectives:
         return whole[begin : begin + each + (self.rank < more)].copy()
 
     @_told
-    def broadcast_object(self, value: Any, root: int = 0, *, name: str | None = None) -> Any:
-        """Return the root's object; see ``collectives.encode`` for what can travel."""
-        problem = "" if 0 <= root < self.size else f"root {root} is none of {self.size} ranks"
-        data = b""
-        if self.rank == root:
+    def broadcast_object(self, value: Any, root: int | None = None, *, name: str | None = None) -> Any:
+        """Return the root's object, by default the first rank's; see ``collectives.encode`` for what can travel."""
+        root = self.ranks[0] if root is None else root
+        problem, data = self._no_root(root), b""
+        if self.ranks[self.rank] == root:
             try:
                 data = encode(value)
             except BadInput as error:
                 problem = str(error)
         self._agree({"call": "broadcast_object", "name": self._name("broadcast_object", name), "root": root}, problem)
-        return decode(self.group.gather(data)[root])
+        return decode(self.group.gather(data)[self.ranks.index(root)])
 
     @_told
     def allgather_object(self, value: Any, *, name: str | None = None) -> list[Any]:
@@ -215,13 +219,27 @@ class Collectives:
             if call == "reducescatter" or nothing.nbytes > _FEW:
                 reduced(self.group, nothing, Op(same["op"]))
         elif call == "broadcast":
-            self.group.broadcast(np.zeros(same["shape"], dtype_of(same["dtype"])), same["root"])
+            self.group.broadcast(np.zeros(same["shape"], dtype_of(same["dtype"])), self.ranks.index(same["root"]))
         elif call == "reduction":
             size, dtype = same["shape"][0], dtype_of(same["dtype"])
             self.group.slot(size, dtype)[:] = 0
             self.group.sum_slots(size, dtype)
         elif call != "barrier":
             self.group.gather(b"")
+
+    def refuse(self, call: str, problem: str) -> None:
+        """Say that this rank cannot make a call, so that no other waits for it.
+
+        Raises:
+            RanksDiffer: on every rank.
+        """
+        self._agree({"call": call}, problem)
+
+    def _no_root(self, root: int) -> str:
+        if root in self.ranks:
+            return ""
+        whole = self.ranks == list(range(self.size))
+        return f"root {root} is none of {f'{self.size} ranks' if whole else f'the ranks {self.ranks}'}"
 
     def _name(self, call: str, name: str | None) -> str:
         if name is not None:
@@ -249,6 +267,7 @@ class Collectives:
         Raises:
             RanksDiffer: on every rank alike (those that have joined only wait).
         """
+        Collectives.met += 1
         if problem:
             own["problem"] = problem
         mine = json.dumps([same, own]).encode()
@@ -267,9 +286,10 @@ class Collectives:
         going = [rank for rank, (theirs, _) in enumerate(said) if theirs != _JOIN]
         if not going:
             return said
-        refused = _refused(said, going)
+        refused = _refused(said, going, self.ranks)
         if not refused:
             return said
+        self._numbers.clear()  # on every rank: calls without a name have one number again
         if same == _JOIN:
             return self._agree(same, **own)
         raise RanksDiffer(refused)
@@ -300,18 +320,18 @@ class _Once:
         return total
 
 
-def _refused(said: list[tuple[Call, Call]], going: list[int]) -> str:
+def _refused(said: list[tuple[Call, Call]], going: list[int], ranks: list[int]) -> str:
     """Why what the ranks said cannot be done, or ""; the same words on every rank."""
     same = said[going[0]][0]
     if any(said[rank][0] != same for rank in going):
-        told = "; ".join(f"rank {rank}: {_spell(theirs)}" for rank, (theirs, _) in enumerate(said))
+        told = "; ".join(f"rank {ranks[rank]}: {_spell(theirs)}" for rank, (theirs, _) in enumerate(said))
         return f"The ranks do not make the same call, so nothing was done. {told}."
-    bad = [f"rank {rank}: {said[rank][1]['problem']}" for rank in going if "problem" in said[rank][1]]
+    bad = [f"rank {ranks[rank]}: {said[rank][1]['problem']}" for rank in going if "problem" in said[rank][1]]
     if bad:
         return f"{_spell(same)} cannot be done, so nothing was done. {'; '.join(bad).rstrip('.')}."
     if len(going) < len(said) and same.get("op", SUM) not in (AVERAGE, SUM):
         return f"{_spell(same)}: only sums and averages have a meaning where a rank has joined."
-    if same.get("root", going[0]) not in going:
+    if same.get("root", ranks[going[0]]) not in [ranks[rank] for rank in going]:
         return f"{_spell(same)}: that rank has joined and has nothing to send."
     return ""
 
@@ -339,4 +359,6 @@ def _spell(same: Call) -> str:
         text += f" of {same['dtype']} {tuple(same['shape'])}".replace("'", "")
     if "root" in same:
         text += f" from rank {same['root']}"
-    return text + (f" by {Op(same['op']).name.capitalize()}" if "op" in same else "")
+    text += f" by {Op(same['op']).name.capitalize()}" if "op" in same else ""
+    factors = [f"{what} {same[what]}" for what in ("prescale", "postscale") if same.get(what, 1.0) != 1.0]
+    return f"{text} ({', '.join(factors)})" if factors else text

@@ -20,7 +20,7 @@ def encode(value: Any) -> bytes:
     """Return an object's bytes.
 
     Args:
-        value: None, bool, int, float, str, bytes, list, tuple, set, dict, numpy arrays and scalars, nested.
+        value: None, bool, int, float, complex, str, bytes, list, tuple, set, dict, numpy arrays and scalars, nested.
 
     Raises:
         BadInput: names the type that cannot travel, and where it is.
@@ -51,6 +51,8 @@ def decode(data: bytes) -> Any:
 def _plain(value: Any, where: str, blobs: list[bytes]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if type(value) is complex:
+        return {_TAG: "complex", "parts": [value.real, value.imag]}
     if type(value) is list:
         return [_plain(item, f"{where}[{i}]", blobs) for i, item in enumerate(value)]
     if type(value) is dict:
@@ -92,6 +94,8 @@ def _object(node: Any, data: memoryview) -> Any:
     kind = node.get(_TAG)
     if kind is None:
         return {key: _object(item, data) for key, item in node.items()}
+    if kind == "complex":
+        return complex(*node["parts"])
     if kind == "dict":
         return {_object(key, data): _object(value, data) for key, value in node["items"]}
     if kind in ("tuple", "set", "frozenset"):

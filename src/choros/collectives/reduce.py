@@ -75,8 +75,8 @@ class Summing(Protocol):
 def reduced(group: Summing, x: Array, op: Op, prescale: float = 1.0, postscale: float = 1.0) -> Array:
     """Reduce the arrays of all ranks; every rank gets the same bits in a new array of ``x``'s type and shape.
 
-    Half precision is summed in float32 and rounded once, so an average of large values does not overflow. Whole numbers
-    are scaled in float64 and cut towards zero, as Horovod does.
+    Half precision is summed in float32 and rounded once, and whole numbers that are averaged in 64 bits, so an average
+    of large values does not overflow. Whole numbers are scaled in float64 and cut towards zero, as Horovod does.
 
     Args:
         group: everyone that takes part.
@@ -93,6 +93,7 @@ def reduced(group: Summing, x: Array, op: Op, prescale: float = 1.0, postscale: 
     kind = x.dtype
     if op == AVERAGE:
         op, postscale = SUM, postscale / group.size
+        x = x.astype(np.int64) if kind.kind in "iu" and kind.itemsize < 8 else x
     narrow = kind.itemsize == 2 and name_of(kind) in ("float16", "bfloat16")
     work = x.astype(np.float32) if narrow else x.astype(np.uint8) if kind.kind == "b" else x
     work = _scaled(work, prescale)

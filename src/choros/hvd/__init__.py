@@ -146,6 +146,27 @@ _INSTEAD = {
     "broadcast_parameters": "hvd.broadcast_variables(model.variables, root_rank), with a Keras model on PyTorch",
     "broadcast_optimizer_state": "hvd.broadcast_variables(optimizer.variables, root_rank)",
     **dict.fromkeys(
+        (
+            "allreduce_async",
+            "allreduce_async_",
+            "grouped_allreduce_async",
+            "sparse_allreduce_async",
+            "synchronize",
+            "poll",
+        ),
+        "hvd.allreduce, which returns when it is done",
+    ),
+    **dict.fromkeys(
+        ("allgather_async", "broadcast_async", "broadcast_async_", "alltoall_async", "reducescatter_async"),
+        "the name without _async, which returns when it is done",
+    ),
+    "synchronize": "nothing, as every collective returns when it is done",
+    "DistributedAdasumOptimizer": "hvd.allreduce(gradient, op=hvd.Adasum) in a loop of your own",
+    "handle_average_backwards_compatibility": "op=hvd.Average or op=hvd.Sum",
+    "num_rank_is_power_2": "nothing, Adasum says itself that it needs a power of 2 of ranks",
+    "get_process_set_ids_and_ranks": "hvd.global_process_set and the sets that hvd.add_process_set returned",
+    **dict.fromkeys(("sycl_built", "check_extension"), "nothing, as there is nothing to build"),
+    **dict.fromkeys(
         ("tf_data_service", "send_to_data_service", "TfDataServiceConfig"), "hvd.shard, which gives each rank its rows"
     ),
 }

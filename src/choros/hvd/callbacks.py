@@ -13,7 +13,7 @@ from choros.hvd.context import collectives, rank, size
 from choros.hvd.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from choros.hvd.guards import mean_logs
 from choros.hvd.models import state_of
-from choros.hvd.profile import ProfileCallback
+from choros.hvd.profiling import ProfileCallback
 from choros.hvd.rates import LearningRateScheduleCallback, LearningRateWarmupCallback
 from choros.hvd.split import SplitStep, built
 

@@ -6,13 +6,16 @@ gradient is that of the sum of all ranks' losses, so it is a collective as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives, Op
-from choros.errors import BadInput
+from choros.errors import BadInput, RanksDiffer, brief
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import collectives
 from choros.hvd.graph import grad_name, no_second, operate
@@ -20,6 +23,36 @@ from choros.hvd.tensors import arrive
 from choros.types import Array
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
+
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Tell the other ranks where a call cannot even be begun here, so that none of them waits for it."""
+
+    @functools.wraps(function)
+    def call(*given: Given.args, **named: Given.kwargs) -> Result:
+        met = Collectives.met
+        try:
+            return function(*given, **named)
+        except (TypeError, ValueError, AttributeError) as error:
+            if Collectives.met == met and (calls := _of(function, given, named)) is not None:
+                with contextlib.suppress(RanksDiffer):
+                    calls.refuse(function.__name__, brief(error))
+            raise
+
+    return call
+
+
+def _of(function: Callable[..., Any], given: Any, named: Any) -> Collectives | None:
+    """The collectives that a call means, if it means any and others are in them."""
+    arguments = {**dict(zip(inspect.signature(function).parameters, given, strict=False)), **named}
+    with contextlib.suppress(TypeError, ValueError):
+        calls = collectives(arguments.get("process_set"))
+        return calls if calls.size > 1 else None
+    return None
 
 
 def operation(op: Any = None, average: Any = None) -> Op:
@@ -38,6 +71,7 @@ def operation(op: Any = None, average: Any = None) -> Op:
         raise ValueError(f"op={op!r}: give hvd.Average, Sum, Min, Max, Product or Adasum.") from None
 
 
+@told
 def allreduce(
     value: Any,
     name: str | None = None,
@@ -109,9 +143,11 @@ def allreduce(
 
 def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``allreduce`` of each value; ``how`` is what that takes."""
-    return [allreduce(value, _numbered(name, i), **how) for i, value in enumerate(values)]
+    names = _named(collectives(how.get("process_set")), name, values)
+    return [allreduce(value, one, **how) for value, one in zip(values, names, strict=True)]
 
 
+@told
 def allgather(value: Any, name: str | None = None, process_set: Any = None) -> Any:
     """Return all ranks' rows in the order of the ranks; the first dimension may differ, also be 0."""
     calls = collectives(process_set)
@@ -140,17 +176,19 @@ def allgather(value: Any, name: str | None = None, process_set: Any = None) -> A
 
 def grouped_allgather(values: Sequence[Any], name: str | None = None, process_set: Any = None) -> list[Any]:
     """Return ``allgather`` of each value."""
-    return [allgather(v, _numbered(name, i), process_set) for i, v in enumerate(values)]
+    names = _named(collectives(process_set), name, values)
+    return [allgather(value, one, process_set) for value, one in zip(values, names, strict=True)]
 
 
+@told
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
     """Return the root's value; all ranks give one of its type and shape. Roots are counted among all ranks."""
-    calls, root = collectives(process_set), _root(root_rank, process_set)
+    calls, root = collectives(process_set), root_rank
 
     def gradient(grad: Any) -> Any:
         def at_root(x: Array) -> Array:
             total = calls.allreduce(x, SUM, name=grad_name(name))
-            return total if calls.rank == root else np.zeros_like(total)
+            return total if calls.ranks[calls.rank] == root else np.zeros_like(total)
 
         return operate(grad, at_root, no_second, lambda shape: shape, name)
 
@@ -168,14 +206,14 @@ def broadcast_variables(
         process_set: ProcessSet. Defaults to all ranks.
         inplace: ignored; they always are.
     """
-    take(collectives(process_set), variables, _root(root_rank, process_set))
+    take(collectives(process_set), variables, root_rank)
 
 
-def take(calls: Collectives, variables: Sequence[Any], root: int = 0) -> None:
-    """``broadcast_variables`` among the ranks of ``calls``, whose root is counted among them."""
-    for i, variable in enumerate(variables):
+def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) -> None:
+    """``broadcast_variables`` among the ranks of ``calls``."""
+    for variable, place in zip(variables, _named(calls, "variable", variables), strict=True):
         x, back = arrive(variable)
-        label = f"{i} {getattr(variable, 'path', getattr(variable, 'name', ''))}"
+        label = f"{place} {getattr(variable, 'path', getattr(variable, 'name', ''))}".rstrip()
         out = calls.broadcast(x, root, name=label)
         assign = getattr(variable, "assign", None)
         if assign is None:
@@ -183,6 +221,7 @@ def take(calls: Collectives, variables: Sequence[Any], root: int = 0) -> None:
         assign(back(out))
 
 
+@told
 def reducescatter(
     value: Any,
     name: str | None = None,
@@ -218,7 +257,8 @@ def reducescatter(
 
 def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``reducescatter`` of each value; ``how`` is what that takes."""
-    return [reducescatter(value, _numbered(name, i), **how) for i, value in enumerate(values)]
+    names = _named(collectives(how.get("process_set")), name, values)
+    return [reducescatter(value, one, **how) for value, one in zip(values, names, strict=True)]
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
@@ -227,7 +267,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     Raises:
         RanksDiffer: on every rank, where the root's object holds something else; names its type.
     """
-    return collectives(process_set).broadcast_object(obj, _root(root_rank, process_set), name=name)
+    return collectives(process_set).broadcast_object(obj, root_rank, name=name)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
@@ -251,13 +291,8 @@ def join() -> int:
     return collectives().join()
 
 
-def _numbered(name: str | None, number: int) -> str | None:
-    return None if name is None else f"{name}.{number}"
-
-
-def _root(root_rank: int, process_set: Any) -> int:
-    """The root's place in the set."""
-    ranks = getattr(process_set, "ranks", None)
-    if not ranks:
-        return root_rank
-    return ranks.index(root_rank) if root_rank in ranks else len(ranks) + root_rank  # refused with its set's words
+def _named(calls: Collectives, name: str | None, values: Sequence[Any]) -> list[str]:
+    """The names of a list's values, which differ between ranks from the first one on where their numbers do."""
+    if not values:
+        calls.barrier()  # so that a rank that has some is told
+    return [f"{name or 'group'}.{number} of {len(values)}" for number in range(len(values))]

@@ -267,7 +267,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         group = part(now.group, one.ranks)
     if group is not None:
         group.timeout, group.warn_after, group.trace = now.group.timeout, now.group.warn_after, now.group.trace
-    one.collectives = None if group is None else Collectives(group)
+    one.collectives = None if group is None else Collectives(group, one.ranks)
     one.process_set_id = next(i for i in range(len(now.sets) + 1) if i not in now.sets)
     now.sets[one.process_set_id] = one
     return one

@@ -69,10 +69,12 @@ class ObjectState:
     """Attributes that are committed and restored together, and that rank 0 gives to all.
 
     Args:
+        bcast_object: Horovod's way to broadcast, which is ours anyway; ignored.
+        get_rank: likewise.
         **values: what may travel without pickle; see ``hvd.broadcast_object``. Each becomes an attribute.
     """
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **values: Any) -> None:
         self._names = list(values)
         self._saved: dict[str, Any] = {}
         self._callbacks: list[Callable[[], None]] = []
@@ -123,10 +125,12 @@ class KerasState(ObjectState):
         **values: see ``ObjectState``.
 
     Raises:
-        ValueError: the model is not built.
+        ValueError: the model is not built, or none.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"The model is a {type(model).__name__}: give a keras.Model.")
         if not model.built:
             raise ValueError(f"Model {model.name!r} is not built: call it on a batch, or give it an Input.")
         self.model = model
@@ -210,15 +214,11 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state, self._first = state, 0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Go on from what was trained before."""
-        self._first = self.state.epoch
+        self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count."""
-        self.state.epoch = self._first + epoch + 1
+        """Count, also where ``fit`` counts on from ``initial_epoch``."""
+        self.state.epoch += 1
 
 
 def __getattr__(name: str) -> Any:

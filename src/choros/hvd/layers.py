@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -10,12 +12,25 @@ from keras import ops
 from choros.hvd.collectives import allgather
 from choros.hvd.context import is_initialized, size
 
+_by_rows = [False]  # whether the ranks' gradients will be weighed by their rows
+
+
+@contextmanager
+def weighed(by_rows: bool) -> Iterator[None]:
+    """For a while, as in ``fit``: the gradients that are computed now will be weighed by each rank's rows."""
+    _by_rows.append(by_rows)
+    try:
+        yield
+    finally:
+        _by_rows.pop()
+
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras' ``BatchNormalization`` with mean and variance of the batches of all ranks, exact also where these differ.
 
     Each rank's count, mean and variance are gathered and combined (Chan et al. 1983, equation 2.1), so nothing is lost
-    where the mean is large. All ranks train it at the same time, each with a row or more. It is saved as a plain
+    where the mean is large. So are the gradients: in ``fit`` of a mean over all rows, in loops of your own of the mean
+    of the ranks' losses. All ranks train it at the same time, each with a row or more. It is saved as a plain
     ``BatchNormalization``.
 
     Args:
@@ -42,7 +57,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             broad = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs))
             count = ops.sum(ops.cast(broad, mean.dtype)) / mean.shape[-1]
         mine = ops.concatenate([ops.reshape(count, (1,)), mean, variance])
-        everyone = allgather(ops.expand_dims(mine, 0), name=f"moments of {self.path}")
+        rows = ops.cast(ops.shape(inputs)[0], mean.dtype) if _by_rows[-1] else 1.0
+        # The gradient of what this rank gives is the sum over ranks, each by its rows, and will be weighed by these.
+        everyone = allgather(ops.expand_dims(_pulled(mine, 1.0 / rows), 0), name=f"moments of {self.path}")
+        everyone = _pulled(everyone, rows)
         counts, means, variances = (
             everyone[:, :1],
             everyone[:, 1 : 1 + mean.shape[-1]],
@@ -52,6 +70,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         whole = ops.sum(counts * means, axis=0) / total
         spread = ops.sum(counts * (variances + ops.square(means - whole)), axis=0) / total
         return whole, spread
+
+
+def _pulled(x: Any, by: Any) -> Any:
+    """The same values, whose gradient is multiplied."""
+    still = ops.stop_gradient(x)
+    return still + by * (x - still)
 
 
 SyncBatchNormalization.__name__ = "BatchNormalization"  # the file is Keras' own

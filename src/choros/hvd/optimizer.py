@@ -66,8 +66,9 @@ def DistributedOptimizer(
         The optimizer, which has ``register_local_var(variable)`` now.
 
     Raises:
-        ValueError: before ``init``; another op; a predivide factor with Sum; groups of another kind; no optimizer, or
-            one that is distributed already.
+        ValueError: before ``init``; another op; a predivide factor with Sum; groups of another kind; no optimizer, one
+            that is distributed already, or one with ``gradient_accumulation_steps`` beside
+            ``backward_passes_per_step``.
 
     Example:
         >>> import keras, choros.hvd as hvd
@@ -90,6 +91,12 @@ def DistributedOptimizer(
         raise ValueError(f"backward_passes_per_step={every!r}: give a whole number of 1 or more.")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise BadInput(f"{optimizer!r} is no optimizer of Keras: give keras.optimizers.SGD(...), say.")
+    accumulates = getattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_accumulation_steps", None)
+    if every > 1 and accumulates:
+        raise ValueError(
+            f"backward_passes_per_step={every} and the optimizer's gradient_accumulation_steps={accumulates} both add "
+            "up gradients: give one of them (the first exchanges once for all passes)."
+        )
     if fitting.reduction_of(optimizer) is not None:
         raise ValueError(f"{type(optimizer).__name__} is distributed already: wrap it once.")
     how = Reduction(kind, compression, process_set, every, average_aggregated_gradients, scale_local_gradients)

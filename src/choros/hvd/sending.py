@@ -9,12 +9,14 @@ import numpy as np
 
 from choros.collectives import Collectives
 from choros.errors import BadInput
+from choros.hvd.collectives import told
 from choros.hvd.context import collectives
 from choros.hvd.graph import Shape, grad_name, no_second, operate
 from choros.hvd.tensors import arrive, is_symbolic
 from choros.types import Array
 
 
+@told
 def alltoall(value: Any, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
     """Send ``splits[r]`` rows to each rank r; differentiable, also inside ``jax.jit`` and ``tf.function``.
 
@@ -75,10 +77,10 @@ def _traced(calls: Collectives, value: Any, splits: Any, name: str | None) -> An
     given = [value.shape[0] // calls.size if value.ndim else 0] * calls.size
     if splits is not None:
         given = arrive(splits, "splits")[0].tolist()
-    told = calls.allgather_object(given, name=f"splits of {name}")
-    if any(len(sent) != calls.size for sent in told):
+    known = calls.allgather_object(given, name=f"splits of {name}")
+    if any(len(sent) != calls.size for sent in known):
         raise BadInput(f"alltoall {name or ''}: splits={given}: give {calls.size} whole numbers, one a rank.")
-    counts = [sent[calls.rank] for sent in told]
+    counts = [sent[calls.rank] for sent in known]
     rows = _send(calls, value, [np.array(given)], [], lambda given: (sum(counts), *given[1:]), name)
     return rows if splits is None else (rows, sys.modules["jax"].numpy.asarray(counts, "int32"))
 

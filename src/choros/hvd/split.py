@@ -13,6 +13,9 @@ from typing import Any
 import keras
 
 from choros.backend import make_replica
+from choros.collectives import AVERAGE
+from choros.hvd.context import collectives
+from choros.hvd.layers import SyncBatchNormalization, weighed
 from choros.hvd.reduction import Flat, Reduction
 
 
@@ -85,7 +88,14 @@ class SplitStep:
         assert self.flat is not None  # noqa: S101 - for the type checker
         replica, arrays, n = self._replica, None, 0.0
         if next(leaf for leaf in keras.tree.flatten(data) if leaf is not None).shape[0]:
-            arrays, n, self._logs = replica.half_step(data)
+            with weighed(self.how.op == AVERAGE):
+                arrays, n, self._logs = replica.half_step(data)
+        elif self._synced:
+            collectives(self.how.process_set).refuse(
+                "a step without rows, which SyncBatchNormalization has no use for: give every rank a row in each batch "
+                "(leave out the last rows, or take another batch_size)",
+                "",
+            )
         if not self.flat.add(arrays, n):
             replica.skip()
             return
@@ -102,6 +112,7 @@ class SplitStep:
     def _begin(self) -> None:
         replica: Any = make_replica(self.model)
         replica.take_up()
+        self._synced = any(isinstance(layer, SyncBatchNormalization) for layer in self.model._flatten_layers())
         local = self.how.are_local(replica.trainable)
         name = f"gradients of {self.model.name} ({len(local)} variables, {replica.size} values, {sum(local)} local)"
         self.flat = Flat(self.how, replica.slices, local, name, replica.dtype)

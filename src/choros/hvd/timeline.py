@@ -167,12 +167,12 @@ class Recording:
             said = f"left its part of the timeline in {self._part}, as the ranks do not meet any more ({why})"
         except OSError as error:
             said = f"cannot write its part of the timeline to {self._part}: {error.strerror}"
-        self.end()
         line = f"choros: rank {self.rank} on {os.uname().nodename} {said}"
         try:
             print(line, file=sys.stderr, flush=True)
         except RuntimeError:  # a signal's handler may not print while a line is being printed
             os.write(2, f"\n{line}\n".encode())
+        self.end()  # not before: from here on a SIGTERM ends this process at once
 
     def end(self) -> None:
         """Record no more."""

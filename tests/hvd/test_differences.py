@@ -1,0 +1,120 @@
+"""Ranks that differ in what they give: every rank is told, and the next call works."""
+
+import pytest
+
+SCRIPT = """
+def told(call):
+    try:
+        return numbers(call()) if call is not None else None
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+x = np.ones(2, "float32")
+# calls without a name count alike again after a difference
+said["unnamed"] = told(lambda: hvd.allgather(x) if rank else hvd.allreduce(x))
+said["after"] = [told(lambda: hvd.allreduce(x, op=hvd.Sum)), told(lambda: hvd.allgather(x))]
+said["object"] = told(lambda: hvd.broadcast_object(3) if rank else hvd.allreduce(x))
+said["after object"] = hvd.broadcast_object(rank + 5, 1)
+
+# lists of unequal lengths
+variable = keras.Variable(np.full(2, float(rank)))
+said["lists"] = [
+    told(lambda: hvd.grouped_allreduce([x] * (1 + rank), name="pair")[0]),
+    told(lambda: hvd.grouped_allreduce([x] * rank, name="pair")),
+    told(lambda: hvd.broadcast_variables([variable] * (1 + rank), 0)),
+]
+said["variable"] = numbers(variable)
+said["after lists"] = told(lambda: hvd.allreduce(x, op=hvd.Sum, name="next"))
+
+# what is bad on one rank alone
+bad = [
+    lambda: hvd.allreduce(np.array([object()]) if rank else x, name="bad"),
+    lambda: hvd.allreduce(None if rank else x, name="bad"),
+    lambda: hvd.allreduce(x, op=17 if rank else None, name="bad"),
+    lambda: hvd.allreduce(x, prescale_factor="a" if rank else 1.0, name="bad"),
+    lambda: hvd.allreduce(x, compression="fp16" if rank else hvd.Compression.none, name="bad"),
+    lambda: hvd.broadcast(x, "0" if rank else 0, name="bad"),
+    lambda: hvd.alltoall(x, splits="ab" if rank else None, name="bad"),
+]
+said["bad"] = [told(call) for call in bad]
+said["after bad"] = told(lambda: hvd.allreduce(x, op=hvd.Sum, name="next"))
+
+# words
+said["factors"] = told(lambda: hvd.allreduce(x, name="loss", prescale_factor=1.0 + rank))
+pair = hvd.add_process_set([0, size - 1])
+if rank in pair.ranks:
+    said["root"] = told(lambda: hvd.broadcast(x, 7, process_set=pair))
+    said["from the last"] = told(lambda: hvd.broadcast(x * rank, size - 1, process_set=pair))
+hvd.remove_process_set(pair)
+
+accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
+said["accumulating"] = told(lambda: hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2))
+
+# averages of whole numbers do not wrap
+said["averages"] = [
+    told(lambda: hvd.allreduce(np.array([200], "uint8"))), told(lambda: hvd.allreduce(np.array([2**31 - 1], "int32")))
+]
+"""
+
+
+def test_every_rank_is_told_and_the_next_call_works(run, backend):
+    if backend != "jax":
+        pytest.skip("what is compared is the same on every backend: once is enough")
+    every = run(3, SCRIPT)
+    for rank, said in enumerate(every):
+        assert said["unnamed"].startswith("RanksDiffer")
+        assert said["object"].startswith("RanksDiffer")
+        assert said["after"] == [[3, 3], [1] * 6]
+        assert said["after object"] == 6
+        assert all(text.startswith("RanksDiffer") and "rank 2: " in text for text in said["lists"]), said["lists"]
+        assert "'pair.0 of 1'" in said["lists"][0]
+        assert "'pair.0 of 3'" in said["lists"][0]
+        assert said["variable"] == [rank, rank]
+        assert said["after lists"] == said["after bad"] == [3, 3]
+        assert all("Error" in text or "Differ" in text or "BadInput" in text for text in said["bad"]), said["bad"]
+        if rank == 0:
+            assert all(text.startswith("RanksDiffer") and "rank 1: " in text for text in said["bad"]), said["bad"]
+        assert "prescale 2.0" in said["factors"]
+        assert "give one of them" in said["accumulating"]
+        assert said["averages"] == [[200], [2**31 - 1]]
+    for said in (every[0], every[2]):
+        assert "from rank 7 cannot be done" in said["root"]
+        assert "root 7 is none of the ranks [0, 2]" in said["root"]
+        assert said["from the last"] == [2, 2]
+
+
+SYNCED = """
+layers = keras.layers
+rng = np.random.default_rng(0)
+x = rng.normal(size=(rows, 6)).astype("float32")
+y = rng.integers(0, 3, rows)
+
+def make(norm):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5), norm(), layers.Dense(3, "softmax")])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer = optimizer if norm is layers.BatchNormalization else hvd.DistributedOptimizer(optimizer)
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+model, plain = make(hvd.SyncBatchNormalization), make(layers.BatchNormalization)
+try:
+    model.fit(hvd.shard(x, y, batch_size=8, shuffle=False), epochs=2, shuffle=False, verbose=0)
+    plain.fit(x, y, batch_size=8 * size, epochs=2, shuffle=False, verbose=0)
+    pairs = zip(model.get_weights(), plain.get_weights(), strict=True)
+    said["apart"] = float(max(np.abs(a - b).max() for a, b in pairs))
+except Exception as error:
+    said["error"] = str(error)
+said["after"] = numbers(hvd.allreduce(np.ones(1), op=hvd.Sum, name="after"))
+"""
+
+
+def test_normalisation_over_all_ranks_trains_as_one_process_does_where_batches_are_unequal(run):
+    for said in run(2, "rows = 21" + SYNCED):  # batches of 8 and 8 rows, then of 3 and 2
+        assert said["apart"] < 2e-6, said
+
+
+def test_normalisation_over_all_ranks_says_that_every_rank_needs_a_row(run):
+    for said in run(2, "rows = 17" + SYNCED):
+        assert "give every rank a row" in said["error"]
+        assert said["after"] == [2]
