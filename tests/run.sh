@@ -15,23 +15,36 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$roo
 "$python" -m ruff format --check .
 "$python" -m mypy
 
-# Side by side, in two halves that take about as long: most tests wait for ranks to start, to meet or to time out, and
-# leave the cores idle.
-apart="tests/cli tests/test_examples.py tests/report tests/launch tests/runner"  # of processes and whole runs
-others=$room/others
-{
-    failed=0
-    for backend in torch tensorflow; do
-        # laws 5, 7 and 8 are about processes, sockets and scripts: the same on every backend
-        KERAS_BACKEND=$backend "$python" -m pytest tests/backend tests/laws tests/hvd tests/training/test_joined.py \
-            --ignore=tests/laws/test_5_loud.py --ignore=tests/laws/test_7_safe.py --ignore=tests/laws/test_8_cheap.py \
-            "$@" || failed=1
+# Two lanes side by side, since most tests wait for ranks to start, to meet or to time out and leave the cores idle. Each
+# takes the next piece of work when it has done one; the long ones come first, so that both end at about the same time.
+# Laws 5, 7 and 8 are about processes, sockets and scripts: the same on every backend.
+depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_joined.py tests/training/test_devices.py
+    --ignore=tests/laws/test_5_loud.py --ignore=tests/laws/test_7_safe.py --ignore=tests/laws/test_8_cheap.py"
+apart="tests/training tests/laws tests/hvd tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
+work=(
+    "tensorflow $depends"
+    "torch $depends"
+    "jax tests/training"
+    "jax tests/laws tests/hvd"
+    "jax tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
+    "jax $(printf -- '--ignore=%s ' $apart)"
+)
+
+lane() {
+    local piece backend what
+    for piece in "${!work[@]}"; do
+        mkdir "$room/$piece" 2>/dev/null || continue
+        read -r -d '' backend what <<<"${work[$piece]}" || true
+        KERAS_BACKEND=$backend "$python" -m pytest $what "$@" >"$room/$piece/said" 2>&1 || touch "$room/$piece/failed"
+        touch "$room/$piece/ended"
     done
-    KERAS_BACKEND=jax "$python" -m pytest $apart "$@" || failed=1
-    exit $failed
-} >"$others" 2>&1 &
-failed=0
-KERAS_BACKEND=jax "$python" -m pytest $(printf -- '--ignore=%s ' $apart) "$@" || failed=1
-wait $! || failed=1
-cat "$others"
-exit $failed
+}
+
+lane "$@" &
+lane "$@" &
+for piece in "${!work[@]}"; do
+    until [[ -e $room/$piece/ended ]] || ! jobs -r | grep -q .; do sleep 0.5; done
+    cat "$room/$piece/said"
+done
+wait
+! compgen -G "$room/*/failed" >/dev/null
