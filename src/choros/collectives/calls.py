@@ -227,13 +227,17 @@ class Collectives:
         elif call != "barrier":
             self.group.gather(b"")
 
-    def refuse(self, call: str, problem: str) -> None:
-        """Say that this rank cannot make a call, so that no other waits for it.
+    def refuse(self, doing: str, problem: str = "") -> None:
+        """Meet the others in nothing they do, so that none of them waits for this rank.
+
+        Args:
+            doing: str. What this rank does instead, or the call that it cannot make.
+            problem: str. Why it cannot.
 
         Raises:
             RanksDiffer: on every rank.
         """
-        self._agree({"call": call}, problem)
+        self._agree({"call": doing}, problem)
 
     def _no_root(self, root: int) -> str:
         if root in self.ranks:

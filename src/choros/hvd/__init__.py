@@ -151,7 +151,6 @@ _INSTEAD = {
             "allreduce_async_",
             "grouped_allreduce_async",
             "sparse_allreduce_async",
-            "synchronize",
             "poll",
         ),
         "hvd.allreduce, which returns when it is done",

@@ -183,16 +183,16 @@ def grouped_allgather(values: Sequence[Any], name: str | None = None, process_se
 @told
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
     """Return the root's value; all ranks give one of its type and shape. Roots are counted among all ranks."""
-    calls, root = collectives(process_set), root_rank
+    calls = collectives(process_set)
 
     def gradient(grad: Any) -> Any:
         def at_root(x: Array) -> Array:
             total = calls.allreduce(x, SUM, name=grad_name(name))
-            return total if calls.ranks[calls.rank] == root else np.zeros_like(total)
+            return total if calls.ranks[calls.rank] == root_rank else np.zeros_like(total)
 
         return operate(grad, at_root, no_second, lambda shape: shape, name)
 
-    return operate(value, lambda x: calls.broadcast(x, root, name=name), gradient, lambda shape: shape, name)
+    return operate(value, lambda x: calls.broadcast(x, root_rank, name=name), gradient, lambda shape: shape, name)
 
 
 def broadcast_variables(

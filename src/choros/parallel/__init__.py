@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from choros.backend.devices import choose_devices, list_devices, logical_devices
+from choros.backend.devices import list_devices, logical_devices
 from choros.errors import BadInput
-from choros.parallel.model import ModelMGPU
+from choros.parallel.model import ModelMGPU, chosen
 
 __all__ = [
     "ModelMGPU",
@@ -58,9 +58,7 @@ def make_parallel(  # noqa: D417 - those of ModelMGPU are named together
         >>> make_parallel(serial, devices=1) is serial
         True
     """
-    if gdev_list is not None and devices is not None:
-        raise BadInput("gdev_list and devices are the same: give one of them.")
-    names = choose_devices(gdev_list if devices is None else devices)
+    names = chosen(gdev_list, devices)
     if len(names) < 2:
         return serial_model
     return model_class(

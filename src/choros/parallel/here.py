@@ -7,7 +7,11 @@ from typing import Any
 from choros.algorithms import Single
 from choros.backend import check_exact
 from choros.backend.additive import not_additive
+from choros.backend.base import blind
+from choros.backend.caller import build_model
+from choros.backend.devices import place_of
 from choros.cluster import Place
+from choros.errors import BadInput
 from choros.trainer import Trainer
 from choros.training import joined
 from choros.training.job import Plan
@@ -49,15 +53,24 @@ class Here(Trainer):
             raise
 
     def ready(self, sample: Batch) -> Any:
-        """Return the replica, made with the first batch, with the weights that the model has now."""
+        """Return the replica, made with the first batch, with the weights that the model has now.
+
+        Raises:
+            BadInput: the model lies on none of the devices.
+        """
         if self.replica is not None and self.replica.blind and sample.y is not None:
             self.replica.sync()
             self.forget()
         if self.replica is not None:
             self.replica.refresh()
             return self.replica
+        with blind(self.model, sample):
+            build_model(self.model, sample)
         averaged, clone = [], None
         if several_models(len(self.devices)):
+            where = place_of(self.model)
+            if where not in (None, self.devices[0]) and not self.devices[0].startswith("cpu"):
+                raise BadInput(f"The model lies on {where}: give devices that begin with it.")
             if sample.y is not None:
                 check_exact(self.model, len(self.devices), sample)
                 averaged = not_additive(self.model, sample)
@@ -72,5 +85,5 @@ class Here(Trainer):
     def forget(self) -> None:
         """Let the replica go: the model was compiled anew."""
         replica, self.replica = self.replica, None
-        if hasattr(replica, "close"):
+        if replica is not None:
             replica.close()

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from choros.backend.base import blind
-from choros.backend.caller import build_model
-from choros.backend.devices import choose_devices, place_of
-from choros.data import Source, StreamSource, make_source, make_validation, prefetch
+from choros.backend.devices import choose_devices
+from choros.data import Source, feed, make_source, make_validation, prefetch
 from choros.errors import BadInput
 from choros.parallel.here import Here
 from choros.training.arguments import check_model
@@ -68,10 +66,8 @@ class ModelMGPU:
 
         if not isinstance(serial_model, keras.Model):
             raise BadInput(f"serial_model is a {type(serial_model).__name__}: give a keras.Model.")
-        if gdev_list is not None and devices is not None:
-            raise BadInput("gdev_list and devices are the same: give one of them.")
         self.serial = serial_model
-        self.devices = choose_devices(gdev_list if devices is None else devices)
+        self.devices = chosen(gdev_list, devices)
         if len(self.devices) < 2:
             raise BadInput(f"devices={self.devices}: give two or more, or train the serial model itself.")
         self.enqueue = enqueue
@@ -117,7 +113,7 @@ class ModelMGPU:
         if kwargs.get("verbose", 1):
             how = "a model on each" if several_models(len(self.devices)) else "one program, rows divided"
             print(f"{self!r}: {how}")
-        if self.enqueue and not isinstance(make_source(x, y), StreamSource):
+        if self.enqueue:
             x, y, kwargs["sample_weight"] = prefetch((x, y, kwargs.get("sample_weight"))), None, None
         return trainer.fit(x, y, 32 if batch_size is None else batch_size, *args, **kwargs)
 
@@ -144,7 +140,7 @@ class ModelMGPU:
             make_validation((x, y, sample_weight) if y is not None else x, steps), batch_size, steps
         ):
             if replica is None:
-                replica = self._ready(batch)
+                replica = self._here().ready(batch)
                 replica.reset_metrics()
             replica.evaluate(batch)
         if replica is None:
@@ -168,7 +164,7 @@ class ModelMGPU:
         pieces: list[Any] = []
         replica: Any = None
         for batch in self._batches(make_source(x), batch_size, steps):
-            replica = replica or self._ready(batch)
+            replica = replica or self._here().ready(batch)
             pieces += replica.predict(batch)
         if not pieces:
             raise BadInput("There are no rows to predict from.")
@@ -179,7 +175,7 @@ class ModelMGPU:
     ) -> Any:
         """One step on one batch; logs as ``keras.Model.train_on_batch``."""
         batch = _whole(make_source(x, y, sample_weight, class_weight))
-        replica = self._ready(batch)
+        replica = self._here().ready(batch)
         replica.reset_metrics()
         replica.step(batch)
         logs: dict[str, Any] = replica.metrics()
@@ -200,22 +196,24 @@ class ModelMGPU:
             self._trainer = Here(self.serial, self.devices)
         return self._trainer
 
-    def _ready(self, batch: Batch) -> Any:
-        if self._trainer is None or self._trainer.replica is None:
-            with blind(self.serial, batch):
-                build_model(self.serial, batch)
-            where = place_of(self.serial)
-            if where not in (None, self.devices[0]) and self.devices[0].partition(":")[0] != "cpu":
-                raise BadInput(f"The model lies on {where}: give devices that begin with it.")
-        return self._here().ready(batch)
-
     def _batches(self, source: Source, batch_size: int | None, steps: int | None) -> Iterator[Batch]:
-        yield from source.epoch(**_ORDER, batch_size=batch_size or 32, steps=steps)
+        yield from feed(source, lambda batch: batch, **_ORDER, batch_size=batch_size or 32, steps=steps)
 
     def _forget(self) -> None:
         if self._trainer is not None:
             self._trainer.forget()
             self._trainer = None
+
+
+def chosen(gdev_list: int | Sequence[str] | None, devices: int | Sequence[str] | None) -> list[str]:
+    """The devices that are meant by one of two names.
+
+    Raises:
+        BadInput: both are given, or one that is not there.
+    """
+    if gdev_list is not None and devices is not None:
+        raise BadInput("gdev_list and devices are the same: give one of them.")
+    return choose_devices(gdev_list if devices is None else devices)
 
 
 def _whole(source: Any) -> Batch:

@@ -25,8 +25,7 @@ class Job:
     validation_steps: int | None = None
     validation_freq: int | list[int] = 1
     source: dict[str, Any] = field(default_factory=dict)
-    validation: dict[str, Any] | None = None
-    has_validation: bool = False
+    validation: dict[str, Any] | None = None  # None: there is none
     keras: dict[str, Any] = field(default_factory=dict)  # floatx, image format, dtype policy
     per_batch: bool = False  # a callback wants each batch: rank 0 reports it, all wait for what it decides
     batch_weights: bool = False  # and may read or set weights there
@@ -38,7 +37,6 @@ class Job:
     spin: bool = True  # ranks may spin for a moment while they wait: each has a core of its own
     devices: list[int] = field(default_factory=list)  # of each worker, where some have several
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
-    gradients: bool = False  # what the algorithm exchanges
     hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
 
     def json(self) -> dict[str, Any]:
@@ -60,18 +58,13 @@ class Job:
         """Whether several ranks never meet: members, each with a shard and a model of its own."""
         return self.meet == "never" and self.workers > 1
 
-    @property
-    def adding(self) -> int:
-        """How many ranks' gradients are added; 1 where none are."""
-        return self.workers if self.gradients else 1
-
     def first(self, epoch: int) -> int:
         """Return the global batch with which an epoch begins."""
         return self.initial_batch if epoch == self.initial_epoch else 0
 
     def validates(self, epoch: int) -> bool:
         """Tell whether Keras would validate after this epoch (0-based)."""
-        if not self.has_validation:
+        if self.validation is None:
             return False
         if isinstance(self.validation_freq, int):
             return (epoch + 1) % self.validation_freq == 0

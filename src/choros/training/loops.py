@@ -11,6 +11,7 @@ import numpy as np
 from choros.errors import MeetingTimeout, PeerFailed
 from choros.exchange import Alone, Schedule, Together
 from choros.training.job import Orders
+from choros.training.parts import adding
 from choros.training.run import Run
 from choros.transport.local_group import LocalGroup
 from choros.types import Array, Batch
@@ -33,7 +34,7 @@ class TogetherLoop:
 
     def __init__(self, run: Run) -> None:
         self.run, self.replica = run, run.replica
-        self.gradients = run.algorithm.level == "gradients" and run.job.workers > 1
+        self.gradients = adding(run.job, run.algorithm) > 1
         self.local, _ = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
         self.rows = 0

@@ -34,7 +34,7 @@ def build_replica(
     Args:
         model: compiled.
         sample: a batch with rows.
-        workers: whose gradients are added; 1 where none are.
+        workers: ``adding`` of the job.
         averaged: metric variables that do not add over ranks.
         devices: several of this process, each to have its share of this rank's rows.
         layout: the ``keras.distribution.ModelParallel`` with which the model was made (JAX).
@@ -47,6 +47,11 @@ def build_replica(
     replica.build(sample)
     replica.averaged = averaged
     return replica
+
+
+def adding(job: Job, algorithm: Algorithm) -> int:
+    """Return how many ranks' gradients are added; 1 where none are."""
+    return job.workers if algorithm.level == "gradients" else 1
 
 
 def several_models(devices: int) -> bool:

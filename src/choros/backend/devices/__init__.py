@@ -47,7 +47,11 @@ def logical_devices(count: int) -> list[str]:
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise BadInput(f"{count!r} devices: give a whole number, 1 or more.")
-    _backend().logical(count)
+    if not _backend().logical(count) and (there := len(list_devices("cpu"))) < count:
+        raise BadInput(
+            f"The backend runs already, with {there} CPU devices: call logical_devices({count}) before the first model "
+            "or array is made."
+        )
     return [f"cpu:{number}" for number in range(count)]
 
 
@@ -94,11 +98,12 @@ def scope(name: str) -> Any:
     """A context in which Keras makes and computes things on a device."""
     import keras
 
-    return keras.device(_backend().scope(name))
+    one = keras.backend.backend() == "torch" and name.startswith("cpu")  # whose parts are only threads
+    return keras.device("cpu" if one else name)
 
 
 def place_of(model: Any) -> str | None:
-    """The device on which a built model's weights lie; None where it has none."""
+    """The device on which a built model's weights lie (PyTorch, TensorFlow); None where it has none."""
     place: str | None = _backend().place_of(model)
     return place
 

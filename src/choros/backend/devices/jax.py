@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from choros.errors import BadInput
 from choros.types import Array
 
 _ROWS = "batch"
@@ -73,11 +72,17 @@ class Spread:
 
         return jax.make_array_from_callback((each * self.parts, *array.shape[1:]), self.divided, part)
 
+    def lay(self, data: tuple[Any, ...]) -> Laid:
+        """A batch of host arrays on the devices."""
+        laid = Laid(jax.tree_util.tree_map(self.scatter, data))
+        laid.rows = len(jax.tree_util.tree_leaves(data)[0])
+        return laid
+
     def step(self, function: Callable[..., Any], donate: Any, out: Any) -> Callable[..., Any]:
-        """The function compiled for the mesh, its last argument being a batch of host arrays.
+        """The function compiled for the mesh, its last argument being a batch of host arrays, or ``Laid``.
 
         Args:
-            function: takes the state's parts and a batch, as on one device.
+            function: takes the state's parts and a batch, as on one device, of which it sees the real rows alone.
             donate: the arguments that it may overwrite.
             out: shardings of what it returns, None where XLA may choose.
         """
@@ -89,23 +94,22 @@ class Spread:
 
         def run(*given: Any) -> Any:
             *state, data = given
-            rows = len(jax.tree_util.tree_leaves(data)[0])
-            return compiled(rows, jax.tree_util.tree_map(self.scatter, data), *state)
+            laid = data if isinstance(data, Laid) else self.lay(data)
+            return compiled(laid.rows, tuple(laid), *state)
 
         return run
 
 
-def device(name: str) -> Any:
-    """JAX's device of such a name.
+class Laid(tuple[Any, ...]):
+    """A batch that lies on the devices, filled up to equal parts; ``rows`` of it are real."""
 
-    Raises:
-        BadInput: there is none.
-    """
-    kind, _, number = name.lower().partition(":")
-    try:
-        return {each.id: each for each in jax.devices(kind)}[int(number or 0)]
-    except (KeyError, ValueError, RuntimeError):
-        raise BadInput(f"There is no device {name!r}: JAX has {', '.join(names(None))}.") from None
+    rows: int
+
+
+def device(name: str) -> Any:
+    """JAX's device of such a name, which is there."""
+    kind, _, number = name.partition(":")
+    return next(each for each in jax.devices(kind) if each.id == int(number))
 
 
 def names(kind: str | None) -> list[str]:
@@ -116,30 +120,10 @@ def names(kind: str | None) -> list[str]:
         return []
 
 
-def scope(name: str) -> str:
-    """What Keras calls the device."""
-    return name
-
-
-def place_of(model: Any) -> str | None:
-    """The device of the model's weights."""
-    for variable in model.variables:
-        each = next(iter(variable.value.devices()))
-        return f"{each.platform}:{each.id}"
-    return None
-
-
-def logical(count: int) -> None:
-    """Cut the CPU into that many devices; possible only before JAX is first used.
-
-    Raises:
-        BadInput: JAX has been used, and has another number.
-    """
+def logical(count: int) -> bool:
+    """Cut the CPU into that many devices; possible only before JAX is first used."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        if len(jax.devices("cpu")) < count:
-            raise BadInput(
-                f"JAX runs already, with {len(jax.devices('cpu'))} CPU devices: call logical_devices({count}) before "
-                "the first model or array is made."
-            ) from None
+        return False
+    return True

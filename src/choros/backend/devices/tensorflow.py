@@ -6,8 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from choros.errors import BadInput
-
 
 def names(kind: str | None) -> list[str]:
     """The devices of a kind, accelerators first."""
@@ -17,26 +15,14 @@ def names(kind: str | None) -> list[str]:
     return [f"{each.device_type.lower()}:{each.name.rpartition(':')[2]}" for each in found]
 
 
-def logical(count: int) -> None:
-    """Cut the CPU into that many devices.
-
-    Raises:
-        BadInput: TensorFlow has been used, and has fewer.
-    """
+def logical(count: int) -> bool:
+    """Cut the CPU into that many devices; possible only before TensorFlow is first used."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError:
-        if len(names("cpu")) < count:
-            raise BadInput(
-                f"TensorFlow runs already, with {len(names('cpu'))} CPU devices: call logical_devices({count}) before "
-                "the first model or tensor is made."
-            ) from None
-
-
-def scope(name: str) -> str:
-    """What Keras calls the device."""
-    return name
+        return False
+    return True
 
 
 def place_of(model: Any) -> str | None:

@@ -16,19 +16,15 @@ def names(kind: str | None) -> list[str]:
     return [f"cpu:{number}" for number in range(max(_asked))] if kind in (None, "cpu") else []
 
 
-def logical(count: int) -> None:
+def logical(count: int) -> bool:
     """Take the CPU in so many parts."""
     _asked.append(count)
+    return True
 
 
 def limit(count: int) -> None:
     """Have operations that this thread starts use so many threads."""
     torch.set_num_threads(count)
-
-
-def scope(name: str) -> str:
-    """What Keras calls the device."""
-    return "cpu" if name.startswith("cpu") else name
 
 
 def place_of(model: Any) -> str | None:
