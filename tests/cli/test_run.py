@@ -52,13 +52,14 @@ def found(done):
 
 def test_ranks_have_their_cores_threads_arguments_and_group(script):
     path = script(LOOK)
-    ranks = found(choros("run", "-n", 2, path, "-n", "--threads", 3, "x y"))
+    given = ["-n", "--threads", "3", "x y", "--timeline", "--timeline-filename", "t", "--out=1", "-v"]
+    ranks = found(choros("run", "-n", 2, path, *given))
     assert len(ranks) == 2
     for rank, (seen, binding) in enumerate(zip(ranks, plan(2), strict=True)):
         assert seen["cores"] == list(binding.cores or usable_cores())
         assert seen["env"]["OMP_NUM_THREADS"] == seen["env"]["NPROC"] == str(binding.threads)
         assert seen["env"]["CHOROS_RANK"] == str(rank)
-        assert seen["argv"] == ["-n", "--threads", "3", "x y"]
+        assert seen["argv"] == given
         assert seen["path"] == str(path.parent)
 
 

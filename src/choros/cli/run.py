@@ -36,6 +36,7 @@ def add_parser(subparsers: Any) -> None:
         help="run N ranks of a script on this machine",
         description=_HELP,
         usage="choros run -n N [OPTIONS] (script.py | -m module | program) [ARGS ...]",
+        allow_abbrev=False,  # else an option of the script that begins as one of these is refused
     )
     add = parser.add_argument
     add("-n", "-np", "--num-proc", "--workers", dest="workers", type=_count, metavar="N", help="how many ranks")
