@@ -28,6 +28,7 @@ def make_run(i, seed):
         exchanges=20 * i,
         staleness=0.5 * (i == 3),
         exchanging=0.01 * i,
+        waiting=0.02 * i,
         losses=tuple((seconds * (e + 1) / 4, e, 2.0 * math.exp(-e - 0.1 * i)) for e in range(4)),
         workers=({"rank": 0, "steps": 40, "exchanging": 0.01 * i}, {"rank": 1, "steps": 39, "exchanging": 0.02}),
     )

@@ -120,6 +120,7 @@ def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
             exchanges=record.exchanges,
             staleness=record.staleness,
             exchanging=record.exchanging,
+            waiting=record.waiting,
             losses=record.losses,
             workers=tuple(asdict(worker) for worker in record.workers),
         )

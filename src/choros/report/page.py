@@ -24,6 +24,7 @@ _WORKER = {
     "exchanges": "exchanges",
     "staleness": "staleness",
     "exchanging": "exchanging",
+    "waiting": "waiting",
 }
 
 
@@ -211,7 +212,7 @@ def _small(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""
 
 
 def _value(key: str, value: float) -> str:
-    if key == "exchanging":
+    if key in ("exchanging", "waiting"):
         return percent(value)
     return decimal(value, 2 if key in ("seconds", "startup", "staleness") else 0)
 

@@ -29,6 +29,7 @@ class Run:
         exchanges: int. Meetings, summed over the workers.
         staleness: float. Merges by others since a sender last saw the centre, mean over the exchanges.
         exchanging: float. Share of the time spent exchanging; in [0, 1].
+        waiting: float. Share of the time spent waiting for data; in [0, 1].
         losses: tuple of (seconds since training began, epoch, loss), one an epoch.
         workers: tuple of dicts. What each worker counted: names to numbers.
     """
@@ -42,6 +43,7 @@ class Run:
     exchanges: int = 0
     staleness: float = 0.0
     exchanging: float = 0.0
+    waiting: float = 0.0
     losses: tuple[tuple[float, int, float], ...] = ()
     workers: tuple[dict[str, float], ...] = ()
 
@@ -49,9 +51,9 @@ class Run:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the run that ``dataclasses.asdict`` wrote; ``None`` is a number that was not finite."""
         known = _known(cls, data)
-        for name in ("f1", "accuracy", "seconds", "startup", "samples_per_second", "staleness", "exchanging"):
-            if name in known:
-                known[name] = _number(known[name])
+        figures = ("f1", "accuracy", "seconds", "startup", "samples_per_second", "staleness", "exchanging", "waiting")
+        for name in known.keys() & figures:
+            known[name] = _number(known[name])
         losses = tuple((_number(t), int(epoch), _number(loss)) for t, epoch, loss in known.get("losses", ()))
         workers = tuple({str(k): _number(v) for k, v in worker.items()} for worker in known.get("workers", ()))
         return cls(**{**known, "losses": losses, "workers": workers})

@@ -49,6 +49,7 @@ COLUMNS = (
     Column("exchanges", 9, lambda r: decimal(r.mean("exchanges"), 0), "meetings, summed over the workers"),
     Column("staleness", 9, lambda r: decimal(r.mean("staleness"), 2), "merges by others since a worker saw the centre"),
     Column("exchanging", 10, lambda r: percent(r.mean("exchanging")), "share of the time spent exchanging"),
+    Column("waiting", 7, lambda r: percent(r.mean("waiting")), "share of the time spent waiting for data"),
 )
 
 
@@ -81,8 +82,8 @@ def text_table(report: Report) -> str:
     Example:
         >>> from choros.report.results import Run, Setting
         >>> print(text_table(Report(Setting("x"), (Result("Single", "never", error="BadData: no rows"),))))
-        algorithm      F1  accuracy  train s  samples/s  exchanges  staleness  exchanging
-        ---------  ------  --------  -------  ---------  ---------  ---------  ----------
+        algorithm      F1  accuracy  train s  samples/s  exchanges  staleness  exchanging  waiting
+        ---------  ------  --------  -------  ---------  ---------  ---------  ----------  -------
         Single     failed: BadData: no rows
     """
     name_width = max([len("algorithm"), *(len(r.algorithm) for r in report.results)])
