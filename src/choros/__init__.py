@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from choros.cluster import Place
     from choros.data import files, prefetch
     from choros.errors import BadInput, ChorosError, WorkerFailed
+    from choros.hvd.rows import shard
     from choros.runner import run
     from choros.trainer import Trainer
     from choros.training.first import rank0_first
@@ -48,6 +49,7 @@ _WHERE = {
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
     "rank0_first": "choros.training.first",
     "run": "choros.runner",
+    "shard": "choros.hvd.rows",
     "Trainer": "choros.trainer",
     "WorkerPool": "choros.training.pool",
     "RunRecord": "choros.training.record",
@@ -83,6 +85,7 @@ __all__ = [
     "prefetch",
     "rank0_first",
     "run",
+    "shard",
 ]
 
 

@@ -130,6 +130,10 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
         assert kinds["step"] == names["gradients of net (4 variables, 33 values, 0 local)"] == 8
         assert names["end of an epoch (gradients of net (4 variables, 33 values, 0 local))"] == 2
         assert {step["args"]["bytes"] for step in steps} == {4 * 35}
+        data = [span for span in spans if span["cat"] == "data"]
+        assert len(data) >= 8
+        assert sum(step["args"]["data_us"] for step in steps) <= sum(span["dur"] for span in data) + 1e-3
+        assert all(step["args"]["data_us"] > 0 for step in steps)
         assert all(0 < step["args"]["reduce_us"] < step["dur"] for step in steps)
         assert [mark["name"] for mark in marks] == [f"step {n}" for n in range(1, 9)]
         assert [mark["ts"] for mark in marks] == [step["ts"] for step in steps]

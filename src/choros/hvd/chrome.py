@@ -89,19 +89,23 @@ def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, c
     if cut and events:
         yield mark("older events were let go", (min(event[2] for event in events) - zero) / 1000)
     inside: list[Event] = []  # waits and reductions whose call has not ended yet
-    steps = 0
+    steps = fed = 0
     for event in events:
         kind, what, begin, end, nbytes = event
         facts: dict[str, Any] = {} if nbytes < 0 else {"bytes": nbytes}
         if kind in ("wait", "reduce"):
             inside.append(event)
+        elif kind == "data":
+            fed += end - begin
         else:
             facts |= {f"{each}_us": _total(inside, each, begin) for each in ("wait", "reduce")}
             inside = []
+        if kind == "step":
+            facts["data_us"] = fed / 1000
         at = (begin - zero) / 1000
         yield {"ph": "X", "name": what, "cat": kind, "ts": at, "dur": (end - begin) / 1000, **own, "args": facts}
         if kind == "step":
-            steps += 1
+            steps, fed = steps + 1, 0
             if mark_steps:
                 yield mark(f"step {steps}", at)
 

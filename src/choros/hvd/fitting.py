@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +21,7 @@ from choros.errors import RanksDiffer
 from choros.hvd.context import collectives, rank
 from choros.hvd.guards import guarded
 from choros.hvd.reduction import Reduction
-from choros.hvd.rows import Shard
+from choros.hvd.rows import ReadShard, Shard
 from choros.hvd.split import SplitStep, built
 
 _told: list[bool] = []
@@ -65,7 +66,7 @@ def _fit(plain: Any) -> Any:
         call = dict(zip(names, (self, *args), strict=False)) | given
         if call.get("verbose", "auto") == "auto" and rank():
             call["verbose"] = 2  # one line an epoch, where rank 0 has the bar
-        if isinstance(call.get("x"), Shard):
+        if isinstance(call.get("x"), Shard | ReadShard):
             call["shuffle"] = False  # it shuffles rows, alike on all ranks; Keras would shuffle its batches on each
         if not _told and not rank():
             _told.append(True)
@@ -76,7 +77,8 @@ def _fit(plain: Any) -> Any:
                 flush=True,
             )
         del call["self"]
-        watch, how.fitting = Watch(self, how), True
+        kind = TimedWatch if keras.backend.backend() == "torch" else Watch
+        watch, how.fitting = kind(self, how), True
         try:
             call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
             with pipelines():
@@ -191,3 +193,23 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
                 f"The weights of ranks {far} are not those of rank 0, so the ranks would train different models: add "
                 "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks."
             )
+
+
+class TimedWatch(Watch):
+    """Tells the timeline also how long each batch was waited for: on PyTorch Keras reads it, not the split step."""
+
+    _asked = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The first batch is read now."""
+        super().on_epoch_begin(epoch, logs)
+        self._asked = time.monotonic_ns()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A batch is there."""
+        if (trace := self._calls.group.trace) is not None:
+            trace(("data", "next batch", self._asked, time.monotonic_ns(), -1))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """The next one is read now."""
+        self._asked = time.monotonic_ns()

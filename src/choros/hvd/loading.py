@@ -8,11 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.cluster import Place
+from choros.hvd import rows
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import rank, size
 from choros.hvd.fitting import reduction_of
 from choros.hvd.optimizer import DistributedOptimizer
-from choros.hvd.rows import Shard
 
 
 def load_model(
@@ -58,17 +59,19 @@ def _with_slots(optimizer: Any, model: Any, path: str) -> Any:
     return anew
 
 
-def shard(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, **how: Any) -> Shard:
-    """Return this rank's rows of whole arrays, as a data set for ``fit``; exact also where nothing divides.
+def shard(  # noqa: D417 - what belongs together is named together
+    x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, **how: Any
+) -> rows.Shard | rows.ReadShard:
+    """Return this rank's rows of whole data, as a data set for ``fit``; exact also where nothing divides.
 
     Args:
-        x: as ``fit`` takes it, whole, the same on every rank.
-        y: likewise.
-        sample_weight: likewise.
+        x, y, sample_weight: as for ``choros.shard``, whole, the same on every rank.
         batch_size: int. Rows of one rank's batch: all ranks together train ``batch_size * hvd.size()`` rows a step.
-        **how: ``shuffle`` (True), ``seed`` (0), and ``training`` (True; False for validation data).
+        **how: ``shuffle`` (True), ``seed`` (0), ``training`` (True; False for validation data), and ``steps`` of an
+            epoch where the data do not tell.
 
     Raises:
-        BadInput: arrays that do not fit together, or fewer rows than ranks.
+        BadInput: data that do not fit together, or fewer rows than ranks.
     """
-    return Shard(x, y, sample_weight, batch_size=batch_size * size(), rank=rank(), size=size(), **how)
+    place = Place(rank=rank(), size=size())
+    return rows.shard(x, y, sample_weight, batch_size=batch_size * size(), place=place, **how)

@@ -2,15 +2,72 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
+from choros.backend.base import parts
+from choros.cluster import Place
+from choros.data import feed, make_source
 from choros.data.arrays import ArraySource
 from choros.data.division import share
 from choros.data.order import permutation
 from choros.data.tree import map_leaves
 from choros.errors import BadInput
+from choros.types import Batch
+
+_KEPT = 16  # batches of an epoch that can be asked for again: Keras looks at the first ones before it trains
+
+
+def shard(  # noqa: D417 - what belongs together is named together
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    seed: int = 0,
+    training: bool = True,
+    steps: int | None = None,
+    place: Place | None = None,
+) -> Shard | ReadShard:
+    """Return this rank's rows of whole data, as a ``keras.utils.PyDataset`` for ``fit`` or a loop of your own.
+
+    All ranks have the same number of batches, each row is in one, and a global batch that does not divide is divided
+    as evenly as can be.
+
+    Args:
+        x, y, sample_weight: what ``Trainer.fit`` takes, whole, the same on every rank: arrays, memory maps, a
+            ``PyDataset``, ``choros.files``, or what yields batches, of which each is then a global one and every rank
+            reads all. ``choros.prefetch`` of these reads ahead.
+        batch_size: int. Rows of a global batch. Defaults to 32.
+        shuffle: bool. What yields batches has its own order. Defaults to True.
+        seed: int. With the epoch it makes the order. Defaults to 0.
+        training: bool. False, for validation: each rank has whole batches of ``batch_size // size`` rows of its own,
+            in the rows' order, and the ranks need not have equally many. Defaults to True.
+        steps: int. Global batches in an epoch; needed where the data do not tell. Defaults to all. Arrays take none.
+        place: which rank of how many. Defaults to ``Place.here()``.
+
+    Raises:
+        BadInput: data that do not fit together, fewer rows than ranks, or no number of steps.
+
+    Example:
+        >>> import numpy as np
+        >>> place = Place(rank=1, size=2)
+        >>> [batch[0].tolist() for batch in shard(np.arange(5), batch_size=4, shuffle=False, place=place)]
+        [[2, 3], []]
+    """
+    place = Place.here() if place is None else place
+    how: dict[str, Any] = {"batch_size": batch_size, "rank": place.rank, "size": place.size, "training": training}
+    how |= {"shuffle": shuffle, "seed": seed}
+    source = make_source(x, y, sample_weight, floatx=keras.config.floatx())
+    if not isinstance(source, ArraySource):
+        return ReadShard(source, steps=steps, **how)
+    if steps is not None:
+        raise BadInput("steps is for data that do not tell how many batches there are: of arrays, give those rows.")
+    return Shard(x, y, sample_weight, **how)
 
 
 class Shard(keras.utils.PyDataset):  # type: ignore[misc]
@@ -85,11 +142,95 @@ class Shard(keras.utils.PyDataset):  # type: ignore[misc]
             whole = self._order[index * self._batch : (index + 1) * self._batch]
             rows = whole[share(len(whole), self._rank, self._size)]
         source = self._source
-        parts = (source.x, source.y, source.sample_weight)
-        used = 3 if source.sample_weight is not None else 2 if source.y is not None else 1
-        return tuple(map_leaves(lambda leaf: leaf[rows], part) for part in parts[:used])
+        x, y, weight = _each(lambda leaf: leaf[rows], source.x, source.y, source.sample_weight)
+        return parts(Batch(x, y, weight, len(rows), len(rows)))
 
     def on_epoch_end(self) -> None:
         """Take the next epoch's order."""
         self._epoch += 1
         self._reorder()
+
+
+class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
+    """This rank's share of what is read in order: files, streams, other data sets; see ``shard``.
+
+    Args:
+        source: choros.data.Source.
+        batch_size: int. Rows of a global batch, where the source does not decide it.
+        rank: int. Whose rows.
+        size: int. How many ranks.
+        shuffle, seed, training, steps: as for ``shard``.
+
+    Raises:
+        BadInput: it is not known how many batches there are, or this rank would have none.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        batch_size: int,
+        rank: int,
+        size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        training: bool = True,
+        steps: int | None = None,
+    ) -> None:
+        super().__init__()
+        count = source.steps(batch_size) if steps is None else steps
+        if count is None:
+            raise BadInput("It is not known how many batches there are: give steps, the global batches of an epoch.")
+        if not training:
+            own = source.steps(batch_size // size) if source.rows is not None and steps is None else count
+            count = len(range(rank, own, size))
+        if not count or (source.rows is not None and batch_size < size):
+            raise BadInput(f"Rank {rank} of {size} would have no batch: give every rank one row or more.")
+        self._source, self._count, self._epoch = source, count, 0
+        self._how: dict[str, Any] = {"rank": rank, "size": size, "together": training, "batch_size": batch_size}
+        self._how |= {"seed": seed, "shuffle": shuffle and training, "steps": steps if training else None}
+        self._lock = threading.Lock()
+        self._kept: dict[int, tuple[Any, ...]] = {}
+        self._next = 0
+        self._batches: Iterator[Batch] | None = None
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in an epoch."""
+        return self._count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        with self._lock:
+            if index in self._kept:
+                return self._kept[index]
+            if index != self._next:
+                raise BadInput(f"Batch {index} was asked for after batch {self._next - 1}: give fit shuffle=False.")
+            if self._batches is None:
+                self._batches = feed(self._source, lambda batch: batch, epoch=self._epoch, **self._how)
+            batch = self._whole(next(self._batches))
+            self._next += 1
+            if index < _KEPT:
+                self._kept[index] = batch
+            return batch
+
+    def _whole(self, batch: Batch) -> tuple[Any, ...]:
+        if not batch.rows:  # as the first one, without its rows
+            first = self._source.sample(self._how["batch_size"])
+            x, y, weight = _each(lambda leaf: leaf[:0], first.x, first.y, first.sample_weight)
+            batch = Batch(x, y, weight, 0, batch.total)
+        return parts(batch)
+
+    def on_epoch_end(self) -> None:
+        """Go on with the next epoch."""
+        with self._lock:
+            if self._batches is not None and hasattr(self._batches, "close"):
+                self._batches.close()
+            self._epoch, self._next, self._batches = self._epoch + 1, 0, None
+            self._kept.clear()
+
+
+def _each(function: Callable[[Any], Any], *parts: Any) -> Iterator[Any]:
+    return (map_leaves(function, part) for part in parts)

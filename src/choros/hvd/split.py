@@ -7,6 +7,7 @@ was measured to be exact and the cheapest on every backend.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,10 +56,10 @@ class SplitStep:
 
     def _on_jax(self, state: Any, iterator: Any) -> Any:
         self._replica.in_state(state)
-        data: Any = next(iterator)
+        data: Any = self._fed(lambda: next(iterator))
         for left in reversed(range(self.model.steps_per_execution)):
             self._step(data)
-            data = next(iterator, None) if left else None
+            data = self._fed(lambda: next(iterator, None)) if left else None
             if data is None:
                 break
         return self._logs, self._replica.out_state()
@@ -71,13 +72,23 @@ class SplitStep:
         from choros.hvd.graph.tensorflow import next_batch
 
         for number in range(self.model.steps_per_execution):
-            data = next_batch(iterator)
+            data = self._fed(lambda: next_batch(iterator))
             if data is None:
                 if not number:
                     raise StopIteration
                 break
             self._step(data)
         return self._logs
+
+    def _fed(self, read: Callable[[], Any]) -> Any:
+        """The next batch; how long it took goes into the timeline."""
+        trace = collectives(self.how.process_set).group.trace
+        if trace is None:
+            return read()
+        begin = time.monotonic_ns()
+        data = read()
+        trace(("data", "next batch", begin, time.monotonic_ns(), -1))
+        return data
 
     def _step(self, data: Any) -> None:
         if self.flat is None:
@@ -93,8 +104,7 @@ class SplitStep:
         elif self._synced:
             collectives(self.how.process_set).refuse(
                 "a step without rows, which SyncBatchNormalization has no use for: give every rank a row in each batch "
-                "(leave out the last rows, or take another batch_size)",
-                "",
+                "(leave out the last rows, or take another batch_size)"
             )
         if not self.flat.add(arrays, n):
             replica.skip()

@@ -31,7 +31,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     ``stop_timeline`` (or ``shutdown``, or the end of the script) writes one file of Chrome's trace events, which
     ui.perfetto.dev and chrome://tracing open: one lane a rank; in it each collective and each reduction of an
     optimizer under the tensor's name, with its bytes, and inside of it the waits for the other ranks and the time
-    spent reducing. ``HOROVOD_TIMELINE=file`` does it for a whole script, from ``init`` on.
+    spent reducing; in ``fit`` also each wait for the next batch (``data_us`` of its step).
+    ``HOROVOD_TIMELINE=file`` does it for a whole script, from ``init`` on.
 
     The lanes have one clock: on one machine the kernel's monotonic one, which all its processes share; between
     machines it is set by their wall clocks, so lanes of different machines are shifted by what those differ.

@@ -16,8 +16,9 @@ if sys.platform == "win32":
     raise BadInput("Workers that share memory need Linux (or macOS, untested). On Windows run Choros inside WSL 2.")
 
 
-# Takes down what took time: (kind, name, begin, end, bytes). The kind is "call", "step" (of an optimizer), "wait" or
-# "reduce"; the times are of ``time.monotonic_ns``; bytes are -1 where they are not known.
+# Takes down what took time: (kind, name, begin, end, bytes). The kind is "call", "step" (of an optimizer), "wait",
+# "reduce" or "data" (waiting for the next batch); the times are of ``time.monotonic_ns``; bytes are -1 where they are
+# not known.
 Trace = Callable[[tuple[str, str, int, int, int]], object]
 
 
