@@ -54,7 +54,7 @@ else:
 if options.train_dir:
     data = images.Folders(options.train_dir, options.batch_size, options.side)
 else:
-    data = images.Synthetic(options.batch_size, options.side, options.classes, options.steps)
+    data = images.Synthetic(options.batch_size, options.side, options.classes, options.steps, hvd.rank())
 validation = images.Folders(options.val_dir, options.batch_size, options.side) if options.val_dir else None
 
 schedule = hvd.callbacks.LearningRateScheduleCallback

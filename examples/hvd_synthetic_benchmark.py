@@ -54,7 +54,7 @@ class Timing(keras.callbacks.Callback):
 
 
 def data(steps):
-    return images.Synthetic(options.batch_size, options.side, options.classes, steps)
+    return images.Synthetic(options.batch_size, options.side, options.classes, steps, hvd.rank())
 
 
 if hvd.rank() == 0:

@@ -77,9 +77,9 @@ def network():
 class Synthetic(keras.utils.PyDataset):
     """One batch of coloured noise with random labels, again and again: what a step costs without reading anything."""
 
-    def __init__(self, batch_size, side, classes, steps):
+    def __init__(self, batch_size, side, classes, steps, seed=0):
         super().__init__()
-        rng = np.random.default_rng(hvd.rank())
+        rng = np.random.default_rng(seed)
         self.batch = rng.random((batch_size, side, side, 3), "float32"), rng.integers(0, classes, batch_size)
         self.steps = steps
 

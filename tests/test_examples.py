@@ -63,6 +63,50 @@ def test_cifar10_cnn_distrib():
     assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.6
 
 
+def test_cifar10_cnn_tfqueue():
+    said = run(EXAMPLES / "cifar10_cnn_tfqueue.py", "--epochs", 2, backend="torch")
+    assert re.search(r"waiting for data \d+% of the time", said)
+
+
+def test_cifar10_cnn_tfqueue_var():
+    said = run(EXAMPLES / "cifar10_cnn_tfqueue_var.py", backend="torch")
+    assert re.search(r"accuracy [\d.]+, loss [\d.]+ on 256 images", said)
+
+
+def test_cifar10_cnn_horovod(tmp_path):
+    said = ranks("cifar10_cnn_horovod.py", "--checkpt", tmp_path / "c.keras", backend="torch")
+    assert len(re.findall(r"rank \d of 2: (accuracy .*)", said)) == 2
+    assert isinstance(keras.models.load_model(tmp_path / "c.keras").optimizer, keras.optimizers.Adam)
+
+
+def test_cifar10_cnn_horovod_tfqueue(tmp_path):
+    said = ranks("cifar10_cnn_horovod_tfqueue.py", "--timeline", tmp_path / "t.json", backend="torch")
+    lines = dict(re.findall(r"rank (\d) of 2: (accuracy .*)", said))
+    assert lines["0"] == lines["1"]
+    assert "data_us" in (tmp_path / "t.json").read_text()
+
+
+@pytest.mark.parametrize("network", ["resnet50", "inception3"])
+def test_benchmark_inception3_resnet50(network):
+    options = ["-a", network, "-g", 2, "-b", 4, "-e", 2, "--steps", 1]  # fewer rows are too few for BatchNormalization
+    said = run(EXAMPLES / "benchmark_inception3_resnet50.py", *options, backend="torch")
+    assert float(re.search(r"([\d.]+) images/s \(median of 1 epochs\)", said)[1]) > 0
+
+
+def test_uncertainty():
+    """The example asserts accuracies and calibration errors."""
+    said = run(EXAMPLES / "uncertainty.py", backend="torch")
+    found = re.findall(r"^(.*): accuracy .* entropy ([\d.]+), of noise ([\d.]+)$", said, re.MULTILINE)
+    assert [name for name, *_ in found] == ["variational", "MC dropout", "ensemble"]
+    assert all(float(noise) > 2 * float(digits) for _, digits, noise in found)
+
+
+def test_vgg_two_devices():
+    """On JAX, whose programs span devices; the example asserts that the loss falls."""
+    said = run(EXAMPLES / "vgg_two_devices.py", backend="jax")
+    assert "2 workers" in said
+
+
 def test_ranks():
     said = ranks("ranks.py")
     sums = re.findall(r"rank (\d) of 2: the weights sum to (\S+)", said)
