@@ -197,9 +197,8 @@ class Trainer:
         validation = None
         if validation_data is not None:
             validation = make_validation(validation_data, validation_steps, floatx)
-        stream = source if isinstance(source, StreamSource) else None
-        if stream is not None:
-            stream.check(epochs - initial_epoch, steps_per_epoch)
+        if isinstance(source, StreamSource):
+            source.check(epochs - initial_epoch, steps_per_epoch)
         steps = steps_per_epoch or source.steps(batch_size)
         check_rest(initial_batch, steps)
         if isinstance(self.algorithm, algorithms.Ensemble):
@@ -226,7 +225,7 @@ class Trainer:
             validation_batch_size=_int(validation_batch_size),
             validation_steps=_int(validation_steps),
             validation_freq=list(map(int, validation_freq)) if np.iterable(validation_freq) else int(validation_freq),
-            has_validation=validation is not None,
+            validation=None if validation is None else {},
             keras=keras_settings(),
             per_batch=conductor.per_batch,
             batch_weights=conductor.batch_weights,
@@ -238,7 +237,6 @@ class Trainer:
             spin=self.workers <= (os.cpu_count() or 1),
             devices=self._each if max(self._each) > 1 else [],
             layout=self._layout,
-            gradients=algorithm.level == "gradients",
             hand_back=algorithm.level == "gradients" or self.workers == 1,
         )
         if verbose and job.devices:

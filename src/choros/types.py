@@ -18,6 +18,7 @@ class Batch:
         x, y, sample_weight: nested numpy arrays, or None; ``x`` is None where the rank has no row.
         rows: int. This rank's rows (may be 0).
         total: int. The rows of the whole global batch, over all ranks.
+        packed: what a replica's step takes of it, where that was made beforehand (``Replica.ready``), or None.
 
     Example:
         >>> import numpy as np
@@ -30,6 +31,7 @@ class Batch:
     sample_weight: Any
     rows: int
     total: int
+    packed: Any = None
 
 
 def aligned(count: int, dtype: Any) -> Array:

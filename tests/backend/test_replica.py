@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
 import numpy as np
 import pytest
@@ -36,6 +38,26 @@ def test_vectors_are_copied_both_ways(lab):
     again = np.empty_like(out)
     replica.get(again)
     np.testing.assert_array_equal(again, out)
+
+
+def test_a_batch_made_ready_in_another_thread_is_the_same_batch(lab):
+    (one,), (other,) = (lab.ranks_of(lab.adam_l2, 1, lab.X, lab.LABEL, lab.WEIGHT) for _ in range(2))
+    other.restore(one.snapshot())
+    for (batch,) in list(lab.shares(lab.X, lab.LABEL, lab.WEIGHT, 1))[:3]:
+        with ThreadPoolExecutor(1) as thread:
+            ready = thread.submit(other.ready, batch).result(60)
+        assert not any(isinstance(leaf, np.ndarray) for leaf in keras.tree.flatten(ready.packed))
+        one.step(batch)
+        other.step(ready)
+        slots = np.empty((2, one.size + 2), one.dtype)
+        one.gradients(batch, slots[0])
+        other.gradients(ready, slots[1])
+        np.testing.assert_array_equal(*slots)
+        one.evaluate(batch)
+        other.evaluate(ready)
+    np.testing.assert_array_equal(one.metric_state(), other.metric_state())
+    for mine, its in zip(one.snapshot(), other.snapshot(), strict=True):
+        np.testing.assert_array_equal(mine, its)
 
 
 def test_snapshot_and_restore_are_in_keras_order(lab):

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from choros.data import AheadSource, make_source, make_validation, packing, prefetch
+from choros.data import AheadSource, feed, make_source, make_validation, packing, prefetch
 from choros.data.ahead import ahead
 from choros.errors import BadData
 
@@ -42,6 +42,21 @@ def test_an_error_comes_in_its_turn_and_a_loop_that_is_left_ends_the_thread():
     next(endless)
     endless.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "choros-ahead"]
+
+
+def test_only_what_is_prefetched_is_made_ready_ahead():
+    x, made = np.arange(10.0), []
+
+    def ready(batch):
+        made.append((threading.current_thread().name, batch.x.tolist()))
+        return batch
+
+    how = dict(rank=0, size=1, together=True, batch_size=4, seed=0, epoch=0, shuffle=False)
+    for source in (make_source(prefetch(x)), make_source(prefetch(iter([(x[:4],), (x[4:8],), (x[8:],)])))):
+        assert [batch.x.tolist() for batch in feed(source, ready, 1, **how)] == [[4, 5, 6, 7], [8, 9]]
+    assert made == [("choros-ahead", [4, 5, 6, 7]), ("choros-ahead", [8, 9])] * 2
+    assert len(list(feed(make_source(x), ready, **how))) == 3
+    assert len(made) == 4
 
 
 def test_prefetch_changes_x_alone_and_travels():

@@ -149,9 +149,10 @@ def pytest_generate_tests(metafunc):
     if "passed" in metafunc.fixturenames:
         cases = [name for name in vars(metafunc.module) if name.startswith("over_")]
         few = [name for name in cases if not name.startswith("over_two_")]
+        counts = 2, 4, 8
         if os.environ["KERAS_BACKEND"] == "tensorflow":  # whose replicas are put together as PyTorch's are
-            cases = few
-        counted = [(name, count) for count in (2, 4, 8) for name in (cases if count == 2 else few)]
+            cases, counts = few, (2, 8)
+        counted = [(name, count) for count in counts for name in (cases if count == 2 else few)]
         ids = [f"{name.removeprefix('over_').removeprefix('two_')}-{count}" for name, count in counted]
         metafunc.parametrize("passed", [(*each, few, cases) for each in counted], indirect=True, ids=ids)
 

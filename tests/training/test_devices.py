@@ -36,13 +36,15 @@ def two_each():
 def fit(data):
     """Train on 61 rows in batches of 10, the last of which has one row; without a trainer's arguments by Keras."""
 
-    def fit(model, *args, more=None, **kwargs):
+    def fit(model, *args, more=None, ahead=False, **kwargs):
         x, y = data(61)
         how = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:17], y[:17])}
         how |= more or {}
         if not args and not kwargs:
             return model.fit(x, y, **how)
         with choros.Trainer(model, *args, **kwargs) as trainer:
+            if ahead:
+                return trainer.fit(choros.prefetch((x, y)), **how | {"seed": 1})
             return trainer.fit(x, y, **how | {"seed": 1})
 
     return fit
@@ -51,7 +53,7 @@ def fit(data):
 def test_all_reduce_is_what_one_process_trains(make, fit, two_each, same, same_history):
     plain, alike, unlike = make(), make(), make()
     expected = fit(plain)
-    for given, how in ((alike, {"pool": two_each}), (unlike, {"devices_per_worker": [2, 1]})):
+    for given, how in ((alike, {"pool": two_each}), (unlike, {"devices_per_worker": [2, 1], "ahead": True})):
         same_history(fit(given, workers=2, **how), expected, 2e-6)
         same(given, plain, 1e-6)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -143,6 +144,9 @@ class BaseReplica(Metrics):
 
     def pack(self, batch: Batch) -> tuple[Any, ...]:
         """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as ``fit`` passes them, floats cast to Keras' floatx."""
+        if batch.packed is not None:
+            packed: tuple[Any, ...] = batch.packed
+            return packed
         floatx = keras.config.floatx()
 
         def leaf(array: Any) -> Any:
@@ -158,6 +162,14 @@ class BaseReplica(Metrics):
     def _leaf(self, array: Any) -> Any:
         """One array of a batch as the backend's step takes it."""
         return array
+
+    def ready(self, batch: Batch) -> Batch:
+        """The same batch, packed and on the device."""
+        return replace(batch, packed=self._placed(self.pack(batch))) if batch.rows else batch
+
+    def _placed(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A packed batch on the device, where packing has not put it there."""
+        return data
 
     # Training.
 
@@ -292,6 +304,9 @@ class BaseReplica(Metrics):
         self._settle()
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         self._built()
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
 def parts(batch: Batch) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ class JaxReplica(BaseReplica):
     def refresh(self) -> None:
         """Take up what was set in the model itself since ``sync`` or ``finish``, if anything was."""
         now = [v.value for part in self._variables for v in part]
-        if not all(value is left for value, left in zip(now, self._left, strict=False)) or not self._left:
+        if len(now) != len(self._left) or any(value is not left for value, left in zip(now, self._left, strict=True)):
             self._built()
 
     def sync(self) -> None:
@@ -90,19 +90,29 @@ class JaxReplica(BaseReplica):
         self._put = self._jit(self._trace_put, (0,), trained, keep_unused=True)
         self._shift = self._jit(self._trace_shift, (0, 1), (trained, trained))
 
+    @property
+    def _compiles(self) -> bool:
+        return bool(self.model.jit_compile and not self.model.run_eagerly)
+
     def _on_batches(self, step: Any, donate: Any, out: Any) -> Any:
-        if self.spread is None or self.model.run_eagerly or not self.model.jit_compile:
+        if self.spread is None or not self._compiles:
             return self._jit(step, donate, None)
         return self.spread.step(step, donate, out)
 
     def _jit(self, function: Any, donate: Any, out: Any, **more: Any) -> Any:
-        if self.model.run_eagerly or not self.model.jit_compile:
+        if not self._compiles:
             return function
         if self.spread is not None and out is not None:
             more["out_shardings"] = out
         return jax.jit(function, donate_argnums=donate, **more)
 
     # One batch.
+
+    def _placed(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.spread is None or not self._compiles:
+            placed: tuple[Any, ...] = jax.device_put(data)
+            return placed
+        return self.spread.lay(data)
 
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
         logs, state = self._train(tuple(self._state), data)

@@ -62,6 +62,9 @@ class Replica(Protocol):
         Only shapes, dtypes and structure of the batch matter: a rank that has no row may give another's.
         """
 
+    def ready(self, batch: Batch) -> Batch:
+        """The same batch, with what its step takes lying on the device; any thread may call it."""
+
     def fold_seeds(self, rank: int, seed: int | None) -> None:
         """Make random layers differ by rank: rank 0 keeps the model's seed state; a given ``seed`` sets all."""
 
@@ -147,3 +150,6 @@ class Replica(Protocol):
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit`` (averaged weights of ``use_ema``); sync state into the model."""
+
+    def close(self) -> None:
+        """End what it keeps running, if anything."""

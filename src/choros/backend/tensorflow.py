@@ -89,6 +89,10 @@ class TensorFlowReplica(BaseReplica):
 
     # One batch.
 
+    def _placed(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
+        placed: tuple[Any, ...] = keras.tree.map_structure(_tensor, data)
+        return placed
+
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
         return self._custom(self._train(data))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from choros.data.ahead import AheadSource, Prefetch, prefetch
+from choros.data.ahead import AheadSource, Prefetch, feed, prefetch
 from choros.data.arrays import ArraySource
 from choros.data.checks import check_alone_in_call, unpack
 from choros.data.convert import brings_targets, is_py_dataset, is_stream
@@ -26,6 +26,7 @@ __all__ = [
     "PyDatasetSource",
     "Source",
     "StreamSource",
+    "feed",
     "files",
     "make_source",
     "make_validation",
@@ -35,6 +36,11 @@ __all__ = [
 
 class Source(Protocol):
     """What the training loops need of data."""
+
+    @property
+    def ahead(self) -> int:
+        """Batches to be made ready ahead of their steps (``prefetch``); 0 is none."""
+        ...
 
     @property
     def rows(self) -> int | None:
@@ -97,8 +103,9 @@ def make_source(
         check_alone_in_call(x, y, sample_weight)
         if isinstance(x, Prefetch):
             inner = make_source(*x.data, class_weight, floatx)
-            if isinstance(inner, StreamSource):  # is read ahead anyway
-                inner.depth, inner.augment = x.depth, x.augment
+            if isinstance(inner, StreamSource):
+                inner.depth = inner.ahead = x.depth
+                inner.augment = x.augment
                 return inner
             return AheadSource(inner, x.depth, x.augment)
         if is_py_dataset(x):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from choros.data.convert import as_arrays, brings_targets
@@ -77,6 +78,11 @@ class AheadSource:
         self.inner, self.depth, self.augment = inner, depth, augment
 
     @property
+    def ahead(self) -> int:
+        """Batches that are to be ready at most."""
+        return self.depth
+
+    @property
     def rows(self) -> int | None:
         """Rows in a pass."""
         rows: int | None = self.inner.rows
@@ -97,7 +103,7 @@ class AheadSource:
 
     def epoch(self, **how: Any) -> Iterator[Batch]:
         """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
-        return ahead(map(self._augmented, self.inner.epoch(**how)), self.depth)
+        return map(self._augmented, self.inner.epoch(**how))
 
     def _augmented(self, batch: Batch) -> Batch:
         if self.augment is None or not batch.rows:
@@ -105,6 +111,19 @@ class AheadSource:
         return Batch(
             as_arrays(self.augment(batch.x), "augmented x"), batch.y, batch.sample_weight, batch.rows, batch.total
         )
+
+
+def feed(source: Any, ready: Callable[[Batch], Batch], first: int = 0, **how: Any) -> Iterator[Batch]:
+    """One rank's batches of one epoch, made ready in a thread where ``prefetch`` was asked for.
+
+    Args:
+        source: Source.
+        ready: what is done with each batch ahead of its step (``Replica.ready``).
+        first: global batches of the epoch to leave out.
+        how: as for ``ArraySource.epoch``.
+    """
+    batches = islice(source.epoch(**how), first, None)
+    return ahead(map(ready, batches), source.ahead) if source.ahead else batches
 
 
 def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:

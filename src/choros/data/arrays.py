@@ -40,6 +40,7 @@ class ArraySource:
     """
 
     rows: int
+    ahead = 0
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, floatx: str = "float32") -> None:
         x, y, weight = as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")

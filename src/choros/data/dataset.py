@@ -41,6 +41,7 @@ class PyDatasetSource:
     """
 
     rows: int | None = None
+    ahead = 0
 
     def __init__(self, dataset: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32") -> None:
         if not is_py_dataset(dataset):

@@ -34,6 +34,7 @@ class StreamSource:
     Attributes:
         rows: None: how many there are is known only when all batches were read.
         depth: int. Batches that are read ahead for workers.
+        ahead: int. Batches that a worker then makes ready ahead of their steps.
         augment: from the x of a batch to another x, or None.
 
     Raises:
@@ -48,6 +49,7 @@ class StreamSource:
     """
 
     rows: int | None = None
+    ahead = 0
 
     def __init__(self, stream: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32") -> None:
         if class_weight is not None:

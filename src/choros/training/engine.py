@@ -138,6 +138,7 @@ class Engine:
             "arrays": self.entries,
             "data_bytes": self.data_bytes,
             "depth": 0 if self.stream is None else self.stream.depth,
+            "ahead": 0 if self.stream is None else self.stream.ahead,
         }
         parts = (self.board.segment, self.weights, self.data, self.feeder and self.feeder.ring.segment, self.meeting)
         segments = [part for part in parts if part]

@@ -94,12 +94,13 @@ class FedSource:
         ring: Ring.
         rank: int. This reader.
         timeout: float. Seconds to wait for a batch.
+        ahead: int. Batches to be made ready ahead of their steps.
     """
 
     rows: int | None = None
 
-    def __init__(self, sample: Batch, ring: Ring, rank: int, timeout: float) -> None:
-        self._sample, self._ring, self._rank, self._timeout = sample, ring, rank, timeout
+    def __init__(self, sample: Batch, ring: Ring, rank: int, timeout: float, ahead: int = 0) -> None:
+        self._sample, self._ring, self._rank, self._timeout, self.ahead = sample, ring, rank, timeout, ahead
 
     def sample(self, batch_size: int = 0) -> Batch:
         """The stream's first batch."""

@@ -23,7 +23,7 @@ from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
-from choros.training.parts import build_replica, create_meeting, join_meeting
+from choros.training.parts import adding, build_replica, create_meeting, join_meeting
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
@@ -197,12 +197,16 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
         job = agree(base, job, facts)
         for part in (source, validation):
             decode_together(base, part)
-    made = replica is None
+    made = None
     if replica is None:
         devices = choose_devices(job.devices[rank]) if job.devices else []
-        sample = source.sample(job.batch_size)
-        replica = build_replica(
-            model, sample, job.adding, job.averaged_metrics, devices, None, lambda: unpack_model(*plan.written)
+        made = replica = build_replica(
+            model,
+            source.sample(job.batch_size),
+            adding(job, plan.algorithm),
+            job.averaged_metrics,
+            devices,
+            clone=lambda: unpack_model(*plan.written),
         )
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(rank, job.fold_seed)
@@ -244,11 +248,9 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
             variable.assign(base.broadcast(np.array(values([variable])[0])))
         tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(run.tally.json()).encode())]
     finally:
-        for part in (centre, group, mail, board, segment):
+        for part in (centre, group, mail, board, segment, made):
             if part is not None:
                 part.close()
-        if made and hasattr(replica, "close"):
-            replica.close()
     return RunRecord.of(plan.algorithm, job.meet, tallies, 0.0, reporter.losses)
 
 

@@ -9,12 +9,14 @@ wherever they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from choros.backend import make_replica
 from choros.backend.base import model_variables
+from choros.backend.devices import scope
 from choros.data.division import share
 from choros.data.standard import cut
 from choros.training.conductor import values
@@ -36,7 +38,6 @@ class ManyReplicas:
         self.given, self.crew = model, Crew(devices)
         self._make: Callable[[Any], Any] = lambda own: make_replica(own or clone(), workers * len(devices))
         self.replicas: list[Any] = self.crew.each(lambda number: self._make(None if number else model))
-        self._averaged: Sequence[int] = ()
 
     @property
     def lead(self) -> Any:
@@ -51,11 +52,11 @@ class ManyReplicas:
     @property
     def averaged(self) -> Sequence[int]:
         """Places of metric variables that do not add over ranks."""
-        return self._averaged
+        places: Sequence[int] = self.lead.averaged
+        return places
 
     @averaged.setter
     def averaged(self, places: Sequence[int]) -> None:
-        self._averaged = places
         for replica in self.replicas:
             replica.averaged = places
 
@@ -74,10 +75,10 @@ class ManyReplicas:
         self.crew.each(lambda number: self.replicas[number].build(batch))
         if len(self.lead.metric_variables) > len(self.replicas[1].metric_variables):
             # Compiled anew without metrics, a model keeps the old ones, which no clone has: then it stands aside.
-            arrays = self._on_lead(self.lead.snapshot)
+            arrays = self.crew.first(self.lead.snapshot)
             self.replicas[0] = self.crew.first(lambda: self._make(None))
-            self._on_lead(lambda: self.lead.build(batch))
-            self._on_lead(lambda: self.lead.restore(arrays))
+            self.crew.first(lambda: self.lead.build(batch))
+            self.crew.first(lambda: self.lead.restore(arrays))
         lead = self.lead
         self.size, self.others, self.dtype, self.seeds = lead.size, lead.others, lead.dtype, lead.seeds
         self.blind = lead.blind
@@ -86,18 +87,25 @@ class ManyReplicas:
         self.rows = np.zeros(len(self.replicas))  # that each trained since the moving statistics were last made equal
         self.summary: Array | None = None  # a sum of metrics that was set to be read
         self.alone = False  # the last step was this worker's own: its loss has yet to be added to other workers'
-        self.restore(self._on_lead(lead.snapshot))
+        self.restore(self.crew.first(lead.snapshot))
+
+    def ready(self, batch: Batch) -> Batch:
+        """The same batch, each device's share on it."""
+        parts = []
+        for name, replica, part in zip(self.crew.devices, self.replicas, self._cut(batch), strict=True):
+            with scope(name):
+                parts.append(replica.ready(part))
+        return replace(batch, packed=parts)
 
     def fold_seeds(self, rank: int, seed: int | None) -> None:
         """Make random layers differ by rank and by device."""
-        states = self._on_lead(lambda: self.lead._values(self.lead.seeds))
+        states = self.crew.first(lambda: [np.array(state) for state in self.lead._values(self.lead.seeds)])
 
         def fold(number: int) -> None:
             replica = self.replicas[number]
             replica._assign(replica.seeds, states)
             replica.fold_seeds(rank * len(self.replicas) + number, seed)
 
-        states = [np.array(state) for state in states]
         self.crew.each(fold)
 
     # Training.
@@ -105,7 +113,7 @@ class ManyReplicas:
     def step(self, batch: Batch) -> None:
         """One training step; nothing for a batch of no rows."""
         if batch.rows:
-            self.gradients(Batch(batch.x, batch.y, batch.sample_weight, batch.rows, batch.rows), self.summed)
+            self.gradients(replace(batch, total=batch.rows), self.summed)
             self.apply(self.summed)
             self.alone = True
 
@@ -150,6 +158,9 @@ class ManyReplicas:
         return [piece for pieces in found for piece in pieces]
 
     def _cut(self, batch: Batch) -> list[Batch]:
+        if batch.packed is not None:
+            parts: list[Batch] = batch.packed
+            return parts
         count = len(self.replicas)
         shares = [share(batch.rows, number, count) for number in range(count)]
         return [cut(batch.x, batch.y, batch.sample_weight, batch.total, mine) for mine in shares]
@@ -166,7 +177,7 @@ class ManyReplicas:
         if self.summary is not None:
             return np.array(self.summary)
         if self.alone:
-            self._on_lead(self.lead.loss_to_metric)
+            self.crew.first(self.lead.loss_to_metric)
         state: Array = np.sum(self.crew.each(lambda number: self.replicas[number].metric_state()), axis=0)
         return state
 
@@ -176,7 +187,7 @@ class ManyReplicas:
 
     def metrics(self) -> dict[str, Any]:
         """What Keras would log now."""
-        state, own = self.metric_state(), self._on_lead(self.lead.metric_state)
+        state, own = self.metric_state(), self.crew.first(self.lead.metric_state)
 
         def read() -> dict[str, Any]:
             self.lead.set_metric_state(state)
@@ -184,7 +195,7 @@ class ManyReplicas:
             self.lead.set_metric_state(own)
             return logs
 
-        logs: dict[str, Any] = self._on_lead(read)
+        logs: dict[str, Any] = self.crew.first(read)
         return logs
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
@@ -196,7 +207,7 @@ class ManyReplicas:
 
     def get(self, out: Array) -> None:
         """Copy the trainable variables into ``out``."""
-        self._on_lead(lambda: self.lead.get(out))
+        self.crew.first(lambda: self.lead.get(out))
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables."""
@@ -205,7 +216,7 @@ class ManyReplicas:
     def get_others(self, out: Array) -> None:
         """Copy the moving statistics into ``out``."""
         self._agree()
-        self._on_lead(lambda: self.lead.get_others(out))
+        self.crew.first(lambda: self.lead.get_others(out))
 
     def set_others(self, vector: Array) -> None:
         """Set the moving statistics."""
@@ -215,7 +226,7 @@ class ManyReplicas:
     def snapshot(self) -> list[Array]:
         """Every variable of model and optimizer."""
         self._agree()
-        arrays: list[Array] = self._on_lead(self.lead.snapshot)
+        arrays: list[Array] = self.crew.first(self.lead.snapshot)
         return arrays
 
     def restore(self, arrays: list[Array]) -> None:
@@ -234,16 +245,16 @@ class ManyReplicas:
     def sync(self) -> None:
         """Bring all state into the model."""
         self._agree()
-        self._on_lead(self.lead.sync)
+        self.crew.first(self.lead.sync)
         self._bring_home()
 
     def refresh(self) -> None:
         """Give every device what the model holds."""
-        self.restore(self._on_lead(lambda: values(model_variables(self.given))))
+        self.restore(self.crew.first(lambda: values(model_variables(self.given))))
 
     def _bring_home(self) -> None:
         if self.given is not self.model:
-            arrays = self._on_lead(self.lead.snapshot)
+            arrays = self.crew.first(self.lead.snapshot)
             for variable, array in zip(model_variables(self.given), arrays, strict=True):
                 variable.assign(array)
 
@@ -264,6 +275,3 @@ class ManyReplicas:
         found = np.empty((len(self.replicas), self.others), np.float64)
         self.crew.each(lambda number: self.replicas[number].get_others(found[number]))
         self.set_others((self.rows @ found / self.rows.sum()).astype(self.dtype))
-
-    def _on_lead(self, function: Callable[[], Any]) -> Any:
-        return self.crew.first(function)

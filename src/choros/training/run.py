@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.data import packing
+from choros.data import feed, packing
 from choros.training.job import Job, Orders, Reporter, Tally
 from choros.training.noticeboard import Noticeboard
 from choros.transport import Group
@@ -70,7 +69,10 @@ class Run:
             rank, size, together, batch_size = 0, 1, True, max(1, batch_size // size)
         self.leaving = False
         asked = time.perf_counter()
-        batches = self.source.epoch(
+        batches = feed(
+            self.source,
+            self.replica.ready,
+            job.first(epoch),
             rank=rank,
             size=size,
             together=together,
@@ -80,7 +82,7 @@ class Run:
             shuffle=job.shuffle,
             steps=job.steps,
         )
-        for batch in itertools.islice(batches, job.first(epoch), None):
+        for batch in batches:
             fresh = batch.rows not in self._shapes
             begun, exchanged = time.perf_counter(), tally.exchanging
             tally.waiting += begun - asked
@@ -121,7 +123,9 @@ class Run:
     def validate(self, group: Group) -> dict[str, float]:
         """Evaluate the validation set, divided among the group; the exact metrics, named ``val_*``."""
         self.replica.reset_metrics()
-        for batch in self.validation.epoch(
+        for batch in feed(
+            self.validation,
+            self.replica.ready,
             rank=group.rank,
             size=group.size,
             together=True,

@@ -18,7 +18,7 @@ from choros.training.layout import laid_out
 from choros.training.lean import lean
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
-from choros.training.parts import build_replica, join_meeting
+from choros.training.parts import adding, build_replica, join_meeting
 from choros.training.run import Run
 from choros.training.travel import fresh_clone, unpack_model
 from choros.transport import Group
@@ -88,21 +88,20 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         source, validation = sources(job, message, blobs[2:], data)
         if message["depth"]:
             ring = Ring(Segment.attach(fds[3]), job.workers, message["depth"])
-            source = FedSource(source, ring, link.rank, job.timeout)
+            source = FedSource(source, ring, link.rank, job.timeout, message["ahead"])
             held.append(source)
         if job.ensemble:
             source = source.part(link.rank, job.workers, job.seed)
         replica = build_replica(
             model,
             source.sample(job.batch_size),
-            job.adding,
+            adding(job, algorithm),
             job.averaged_metrics,
             devices,
             layout,
             lambda: unpack_model(bytes(blobs[0]), bytes(blobs[1])),
         )
-        if hasattr(replica, "close"):
-            held.append(replica)
+        held.append(replica)
         if not own:
             replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
         replica.fold_seeds(link.rank, job.fold_seed)

@@ -53,6 +53,7 @@ class FileSource:
     """
 
     rows: int
+    ahead = 0
     brings_targets = True
 
     def __init__(
