@@ -59,3 +59,32 @@ def test_nothing_of_a_file_is_packed_and_batches_are_those_of_arrays(files):
             np.testing.assert_array_equal(mine.y, other.y)
     train, valid = split(*mapped, None, 0.25)
     assert all(place_in_file(array) for array in (*train[:2], *valid[:2]))
+
+
+def test_what_is_larger_than_memory_is_read_a_stretch_at_a_time(files, monkeypatch):
+    """Every row once, in an order of its own in each epoch, from a stretch of 64 blocks at a time; for any ranks."""
+    import choros.data.mapped as mapped
+    from choros.data.blocks import POOL_BLOCKS
+
+    plain, (x, y) = files
+    assert make_source(x, y).block == 0
+    monkeypatch.setattr(mapped, "_memory", lambda: x.nbytes)
+    monkeypatch.setattr(mapped, "_BLOCK", x.nbytes // 60)
+    assert ArraySource(*plain).block == 0
+    spec, *_ = pack(make_source(x, y))
+    monkeypatch.undo()
+    source = unpack(json.loads(json.dumps(spec)), [], [])
+    assert source.block == 1 == ArraySource(x, y, block=1).block
+    long = ArraySource(np.arange(1000), block=2)
+    how = {"together": True, "batch_size": 10, "seed": 3, "shuffle": True}
+    for epochs in (0, 1):
+        whole = [batch.x for batch in long.epoch(rank=0, size=1, epoch=epochs, **how)]
+        parts = [[batch.x for batch in long.epoch(rank=rank, size=2, epoch=epochs, **how)] for rank in range(2)]
+        for one, *halves in zip(whole, *parts, strict=True):
+            np.testing.assert_array_equal(one, np.concatenate(halves))
+        rows = np.concatenate(whole)
+        assert sorted(rows) == list(range(1000))
+        pool = rows[: 2 * POOL_BLOCKS]
+        assert len(np.unique(pool // 2)) == POOL_BLOCKS
+        assert np.abs(np.diff(pool)).mean() > 100
+    assert not np.array_equal(rows, np.concatenate([b.x for b in long.epoch(rank=0, size=1, epoch=0, **how)]))

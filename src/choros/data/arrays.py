@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from choros.data.blocks import BlockOrder
 from choros.data.checks import check_arrays, check_batch
 from choros.data.convert import as_arrays, to_floatx
 from choros.data.division import Piece, pieces
-from choros.data.mapped import place_in_file
+from choros.data.mapped import block_rows, place_in_file
 from choros.data.order import permutation
 from choros.data.tree import is_nested, leaves, map_leaves
 from choros.errors import BadData
@@ -25,9 +26,13 @@ class ArraySource:
         y: The same, or None.
         sample_weight: One array for all of y, or one for each of its arrays, or None.
         floatx: What floating point numbers become, as Keras does it.
+        block: Rows of a block: blocks are permuted, and rows within pools of them (``BlockOrder``), so that a mapped
+            file is read a stretch at a time; 0 permutes all rows at once. None is 0, but for mapped files that do not
+            fit into half of the memory: then some 4 MB.
 
     Attributes:
         rows: int. Rows in a pass.
+        block: int.
 
     Raises:
         BadData: Something is no array, or the arrays do not fit together.
@@ -42,7 +47,9 @@ class ArraySource:
     rows: int
     ahead = 0
 
-    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, floatx: str = "float32") -> None:
+    def __init__(
+        self, x: Any, y: Any = None, sample_weight: Any = None, floatx: str = "float32", block: int | None = None
+    ) -> None:
         x, y, weight = as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")
         self.rows = check_arrays(x, y, weight)
         if is_nested(y) and weight is not None and not is_nested(weight):
@@ -53,6 +60,7 @@ class ArraySource:
             lambda a: a if place_in_file(a) else to_floatx(a, floatx), (x, y, weight)
         )
         self._cast = any(a.dtype != to_floatx(a[:0], floatx).dtype for _, a in leaves(self._data))
+        self.block = block_rows((a for _, a in leaves(self._data)), self.rows) if block is None else block
         self._flat = not any(map(is_nested, self._data))
 
     @property
@@ -116,6 +124,9 @@ class ArraySource:
         )
         if not shuffle:
             return self._straight(parts)
+        if self.block:
+            starts = np.append(np.arange(0, self.rows, self.block), self.rows)
+            return self.ordered(parts, lambda turn: BlockOrder(starts, seed, turn))
         return self.ordered(parts, lambda turn: permutation(self.rows, seed, turn))
 
     def part(self, rank: int, size: int, seed: int) -> ArraySource:
@@ -124,7 +135,7 @@ class ArraySource:
         if not len(rows):
             raise BadData(f"{self.rows} rows cannot be divided among {size} members: give more rows.")
         x, y, weight = self._pick(rows)
-        return ArraySource(x, y, weight, self.floatx)
+        return ArraySource(x, y, weight, self.floatx, block=0)
 
     def _straight(self, parts: Iterator[Piece]) -> Iterator[Batch]:
         for _, start, stop, total in parts:

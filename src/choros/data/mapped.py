@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from choros.types import Array
+
+_BLOCK = 1 << 22  # bytes of a block
 
 
 def place_in_file(array: Array) -> dict[str, Any] | None:
@@ -31,6 +36,29 @@ def place_in_file(array: Array) -> dict[str, Any] | None:
         return None
     offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     return {"file": str(filename), "dtype": array.dtype.str, "shape": list(array.shape), "offset": int(offset)}
+
+
+def block_rows(arrays: Iterable[Array], rows: int) -> int:
+    """Return how many rows make a block of 4 MB, where mapped files do not fit into half of the memory; else 0.
+
+    Args:
+        arrays: all that have so many rows.
+        rows: int.
+
+    Example:
+        >>> block_rows([np.zeros(3)], 3)
+        0
+    """
+    nbytes = sum(array.nbytes for array in arrays if place_in_file(array) is not None)
+    return max(1, _BLOCK * rows // nbytes) if nbytes > _memory() // 2 else 0
+
+
+def _memory() -> int:
+    """Bytes that this machine, or this process's control group, has."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no limit is "max"
+        there = min(there, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return there
 
 
 def open_place(place: dict[str, Any]) -> Array:

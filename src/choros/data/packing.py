@@ -78,7 +78,7 @@ def pack(
         tree = _spec((first.x, first.y, first.sample_weight), arrays, places)
         return {"kind": "stream", "data": tree, "rows": first.rows}, arrays, blobs
     tree = _spec((source.x, source.y, source.sample_weight), arrays, places)
-    return {"kind": "arrays", "data": tree, "floatx": source.floatx}, arrays, blobs
+    return {"kind": "arrays", "data": tree, "floatx": source.floatx, "block": source.block}, arrays, blobs
 
 
 def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]) -> Any:
@@ -113,7 +113,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
     x, y, weight = nested(spec["data"], arrays)
     if spec["kind"] == "stream":
         return Batch(x, y, weight, rows=spec["rows"], total=spec["rows"])
-    return ArraySource(x, y, weight, spec["floatx"])
+    return ArraySource(x, y, weight, spec["floatx"], spec["block"])
 
 
 def layout(arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], int]:

@@ -63,7 +63,7 @@ def shard(  # noqa: D417 - what belongs together is named together
     how: dict[str, Any] = {"batch_size": batch_size, "rank": place.rank, "size": place.size, "training": training}
     how |= {"shuffle": shuffle, "seed": seed}
     source = make_source(x, y, sample_weight, floatx=keras.config.floatx())
-    if not isinstance(source, ArraySource):
+    if not isinstance(source, ArraySource) or source.block:
         return ReadShard(source, steps=steps, **how)
     if steps is not None:
         raise BadInput("steps is for data that do not tell how many batches there are: of arrays, give those rows.")

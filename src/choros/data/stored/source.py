@@ -203,7 +203,7 @@ class FileSource:
         ahead = Ahead(self, rank, size)
         arrays = iter(self.spill.arrays)
         x, y, weight = map_leaves(lambda _: next(arrays), self._tree)
-        data = ArraySource(x, y, weight, self.floatx)
+        data = ArraySource(x, y, weight, self.floatx, block=0)
 
         def order(turn: int) -> BlockOrder:
             return BlockOrder(self.starts, seed, turn, shuffle, self._blocks, ahead.enter)
