@@ -1,4 +1,4 @@
-"""On GPUs: what one trains, what two train together, and where a batch lies that was made ready; skipped without one."""
+"""On GPUs: what one trains, what two train together, where a batch lies that was made ready; skipped without one."""
 
 import os
 import pathlib
