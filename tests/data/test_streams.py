@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from choros.data import ArraySource, StreamSource, make_source, make_validation
+from choros.data import ArraySource, StreamSource, files, make_source, make_validation, prefetch
 from choros.data.checks import check
 from choros.data.convert import is_stream
 from choros.errors import BadData
@@ -112,3 +112,37 @@ def test_what_goes_beside_a_stream():
     assert weights.tolist() == [1, 5, 1, 1]
     for no in ([1, 2], {"a": 1}, "text", X, torch.ones(2), torch.utils.data.DataLoader):
         assert not is_stream(no)
+
+
+def test_what_can_be_indexed_says_so(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((4, 2)))
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    stream = iter([(np.ones(2),)])
+    given = [np.zeros(3), np.load(tmp_path / "x.npy", mmap_mode="r"), files(tmp_path / "a.csv"), prefetch(np.zeros(3))]
+    assert [make_source(one).indexed for one in given] == [True] * 4
+    assert not make_source(prefetch(stream)).indexed
+
+
+def test_grain(tmp_path):
+    """Its three kinds of data sets, each gone through once an epoch."""
+    import grain
+    from grain.python import Batch as InBatches
+    from grain.python import DataLoader as GrainLoader
+    from grain.python import IndexSampler, NoSharding
+
+    class Rows:
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, i):
+            return X[i], Y[i]
+
+    rows = grain.MapDataset.source(Rows()).batch(4)
+    sampler = IndexSampler(10, shuffle=False, num_epochs=1, shard_options=NoSharding())
+    own = GrainLoader(data_source=Rows(), sampler=sampler, operations=[InBatches(4)], worker_count=0)
+    for data in (rows, rows.to_iter_dataset(), own):
+        source = make_source(data)
+        assert not source.indexed
+        for _ in range(2):
+            assert epoch(source) == [([0, 1, 2, 3], 4, 4), ([4, 5, 6, 7], 4, 4), ([8, 9], 2, 2)]
+        assert epoch(source, rank=1, size=2) == [([2, 3], 2, 4), ([6, 7], 2, 4), ([9], 1, 2)]

@@ -38,6 +38,11 @@ class Source(Protocol):
     """What the training loops need of data."""
 
     @property
+    def indexed(self) -> bool:
+        """Whether any rows (of a PyDataset: batches) can be asked for; else each global batch is sliced as it comes."""
+        ...
+
+    @property
     def ahead(self) -> int:
         """Batches to be made ready ahead of their steps (``prefetch``); 0 is none."""
         ...

@@ -78,6 +78,12 @@ class AheadSource:
         self.inner, self.depth, self.augment = inner, depth, augment
 
     @property
+    def indexed(self) -> bool:
+        """Whether any rows can be asked for."""
+        indexed: bool = self.inner.indexed
+        return indexed
+
+    @property
     def ahead(self) -> int:
         """Batches that are to be ready at most."""
         return self.depth

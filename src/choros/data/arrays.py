@@ -45,6 +45,7 @@ class ArraySource:
     """
 
     rows: int
+    indexed = True
     ahead = 0
 
     def __init__(

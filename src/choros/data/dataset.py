@@ -41,6 +41,7 @@ class PyDatasetSource:
     """
 
     rows: int | None = None
+    indexed = True
     ahead = 0
 
     def __init__(self, dataset: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32") -> None:

@@ -49,6 +49,7 @@ class StreamSource:
     """
 
     rows: int | None = None
+    indexed = False
     ahead = 0
 
     def __init__(self, stream: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32") -> None:

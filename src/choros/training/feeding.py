@@ -98,6 +98,7 @@ class FedSource:
     """
 
     rows: int | None = None
+    indexed = False
 
     def __init__(self, sample: Batch, ring: Ring, rank: int, timeout: float, ahead: int = 0) -> None:
         self._sample, self._ring, self._rank, self._timeout, self.ahead = sample, ring, rank, timeout, ahead

@@ -17,7 +17,7 @@ import numpy as np
 from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
 from choros.backend.devices import choose_devices
-from choros.data import FileSource, StreamSource, packing
+from choros.data import FileSource, packing
 from choros.errors import BadInput
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Plan, Tally
@@ -192,7 +192,7 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
         base.timeout = job.first_timeout
         check_one_machine(base)
         facts = {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)}
-        if isinstance(source, StreamSource):
+        if not source.indexed:
             facts["first_batch"] = digest(source.sample())
         job = agree(base, job, facts)
         for part in (source, validation):

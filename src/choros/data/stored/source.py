@@ -53,6 +53,7 @@ class FileSource:
     """
 
     rows: int
+    indexed = True
     ahead = 0
     brings_targets = True
 
