@@ -2,7 +2,8 @@
 
 In every round, in turn: ``pyarrow.parquet.read_table`` of the whole file; one epoch of shuffled batches from
 ``choros.files`` that decodes (the first of a run) and one from what is decoded; one epoch from ``np.memmap`` arrays by
-their source, and the same rows by numpy's own indexing. Medians; prints JSON.
+their source, and the same rows by numpy's own indexing. All of it on one core, which is what a worker has. Medians;
+prints JSON.
 
     python benchmarks/feed.py
 """
@@ -56,7 +57,10 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=50_000, help="rows of a row group")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cores", type=int, default=1)
     options = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    pa.set_cpu_count(options.cores)
     taken: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         write(folder, options.rows, options.group)

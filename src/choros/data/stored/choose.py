@@ -35,25 +35,30 @@ class Leaf:
             return parts[0]
         return np.concatenate(parts, axis=1)
 
-    def write(self, columns: Columns, rows: Array) -> None:
-        """Put it where it stays; ``rows`` has the shape and the dtype that the first rows had.
+    def fitting(self, columns: Columns, rows: int, like: Array) -> Array:
+        """Return this array, row after row in memory, of the shape and the dtype that the first rows had.
+
+        Args:
+            columns: by name.
+            rows: int. How many they were made of.
+            like: some of the first rows.
 
         Raises:
-            BadData: the rows are of another shape.
+            BadData: the rows are of another shape, or do not fit into that dtype.
         """
-        parts = self._parts(columns, len(rows))
+        parts = self._parts(columns, rows)
         # Two passes, each along memory: four times as fast as column after column into rows.
         found = parts[0] if self.alone else np.concatenate([part.T for part in parts]).T
-        if found.shape != rows.shape:
+        if found.shape[1:] != like.shape[1:]:
             raise BadData(
-                f"{self.names[0]!r} has rows of shape {found.shape[1:]}, and the first ones {rows.shape[1:]}."
+                f"{self.names[0]!r} has rows of shape {found.shape[1:]}, and the first ones {like.shape[1:]}."
             )
-        if found.dtype.kind not in "biu" and rows.dtype.kind in "biu":
+        if found.dtype.kind not in "biu" and like.dtype.kind in "biu":
             raise BadData(
                 f"{self.names[0]!r} has fractions or missing values, and whole numbers in the first rows: give "
                 "fractions everywhere (types={'a': 'double'} for CSV), or make them so in decode."
             )
-        rows[...] = found
+        return np.ascontiguousarray(found, like.dtype)
 
     def _parts(self, columns: Columns, rows: int) -> list[Array]:
         """The columns; several as two axes each."""

@@ -65,13 +65,14 @@ class ParquetTable(_Gapped):
         if getattr(self._open, "number", None) != number:
             self._open.number = number
             self._open.file = pyarrow.parquet.ParquetFile(self.files[number], memory_map=True, pre_buffer=False)
+            self._open.names = set(self._open.file.schema_arrow.names)
         return self._open.file
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
         """Yield a row group in parts."""
         number, group, _ = self.blocks[block]
         file = self._file(number)
-        names = None if wanted is None else [name for name in wanted if name in file.schema_arrow.names]
+        names = None if wanted is None else [name for name in wanted if name in self._open.names]
         for batch in file.iter_batches(_PART, row_groups=[group], columns=names, use_threads=False):
             yield columns(batch, self.gaps)
 

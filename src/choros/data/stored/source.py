@@ -234,9 +234,9 @@ class FileSource:
             rows = _count(columns)
             if at + rows > end:
                 raise BadData(f"{self.table.where(block)} has more rows than when it was opened.")
-            for leaf, array in zip(self._leaves, self.spill.arrays, strict=True):
+            for number, (leaf, array) in enumerate(zip(self._leaves, self.spill.arrays, strict=True)):
                 try:
-                    leaf.write(decoded, array[at : at + rows])
+                    self.spill.put(number, at, leaf.fitting(decoded, rows, array))
                 except BadData as error:
                     raise BadData(f"{self.table.where(block)}: {error}") from None
             at += rows

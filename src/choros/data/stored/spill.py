@@ -50,6 +50,7 @@ class Spill:
             whole[at : at + size].view(dtype).reshape(rows, *shape)
             for (at, size), (dtype, shape) in zip(places, forms, strict=True)
         ]
+        self._places = [at for (at, _) in places]
         self._known: set[int] = set()
         self._thread = threading.Lock()  # the kernel's lock does not keep the threads of one process apart
         self._owned: IO[bytes] | None = None
@@ -74,6 +75,20 @@ class Spill:
         spill = cls(f"/proc/{os.getpid()}/fd/{file.fileno()}", blocks, rows, forms)
         spill._owned = file
         return spill
+
+    def put(self, number: int, row: int, rows: Array) -> None:
+        """Write rows of ``arrays[number]``, from ``row`` on: in half the time of writing where they are mapped.
+
+        Args:
+            number: int. Which array.
+            row: int. Where.
+            rows: one after the other in memory, of that array's dtype.
+        """
+        left = rows.reshape(-1).view(np.uint8).data
+        at = self._places[number] + row * (rows.nbytes // max(len(rows), 1))
+        while left:
+            count = os.pwrite(self._file, left, at)
+            left, at = left[count:], at + count
 
     def close(self) -> None:
         """Let the file go; arrays that are in use stay as they are."""
