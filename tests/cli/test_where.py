@@ -69,3 +69,10 @@ def test_no_framework_is_imported():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=dict(os.environ)
     ).stdout
     assert out.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m choros where | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "141"
+    assert done.stderr == ""

@@ -34,6 +34,45 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
     "SLURM_JOB_NODELIST": "n[1-2,4]",
 }
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "3",
+    "MV2_COMM_WORLD_SIZE": "4",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+PALS = {
+    "PALS_APID": "1-2",
+    "PALS_RANKID": "5",
+    "PALS_NODEID": "2",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_LOCAL_SIZE": "2",
+    "PMI_RANK": "5",
+    "PMI_SIZE": "6",
+    "PMI_LOCAL_RANK": "1",
+    "PMI_LOCAL_SIZE": "2",
+    "PMIX_RANK": "5",
+}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "3",
+    "JSM_NAMESPACE_SIZE": "8",
+    "JSM_NAMESPACE_LOCAL_RANK": "3",
+    "JSM_NAMESPACE_LOCAL_SIZE": "4",
+    "LSB_DJOB_NUMPROC": "9",
+}
+FLUX = {"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"}
+POD = {"JOB_COMPLETION_INDEX": "2", "CHOROS_COMPLETIONS": "4", "CHOROS_COORDINATOR": "train-0.train:29500"}
+TF = {
+    "TF_CONFIG": '{"cluster": {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}, '
+    '"task": {"type": "worker", "index": 1}}'
+}
+SHELLS = {  # of a job, before anything started ranks
+    "PBS": {"PBS_JOBID": "1.head", "PBS_NODEFILE": "/nowhere", "NCPUS": "8", "OMP_NUM_THREADS": "8"},
+    "LSF": {"LSB_JOBID": "1", "LSB_HOSTS": "a a b b", "LSB_DJOB_NUMPROC": "4"},
+    "Grid Engine": {"JOB_ID": "1", "NSLOTS": "8", "NHOSTS": "2", "PE_HOSTFILE": "/nowhere", "SGE_TASK_ID": "undefined"},
+    "Flux": {"FLUX_URI": "local:///run/flux/local"},
+    "an Indexed Job of its own": {"JOB_COMPLETION_INDEX": "2"},
+    "PALS' own": {"PALS_APID": "1-2"},
+}
 SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_JOB_NODELIST": "n[1-2,4]", "SLURM_TASKS_PER_NODE": "2(x3)"}
 
 
@@ -51,8 +90,29 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_JOB_NODELIST": "n[1-2
         (MPICH, Place(4, 5, 0, 1, None, None, (), None, "mpich")),
         (SLURM, Place(5, 6, 1, 2, 2, 3, ("n1", "n2", "n4"), "n1", "slurm")),
         (SBATCH, Place(0, 1, 0, 1, 0, 1, (), None, "single")),
+        (MVAPICH, Place(3, 4, 1, 2, None, None, (), None, "mvapich")),
+        (PALS, Place(5, 6, 1, 2, 2, None, (), None, "pals")),
+        (JSRUN, Place(3, 8, 3, 4, None, None, (), None, "jsrun")),
+        (FLUX, Place(3, 4, 1, 2, None, 2, (), None, "flux")),
+        (POD, Place(2, 4, 0, 1, 2, 4, (), "train-0.train:29500", "kubernetes")),
+        (TF, Place(2, 3, 1, 2, 1, 2, ("a", "b"), "a:1", "tf_config")),
+        *((shell, Place(0, 1, 0, 1, 0, 1, (), None, "single")) for shell in SHELLS.values()),
     ],
-    ids=["none", "choros", "torchrun", "openmpi", "openmpi-two-nodes", "mpich", "srun", "sbatch-shell"],
+    ids=[
+        *(
+            "none",
+            "choros",
+            "torchrun",
+            "openmpi",
+            "openmpi-two-nodes",
+            "mpich",
+            "srun",
+            "sbatch-shell",
+            "mvapich",
+            "pals",
+        ),
+        *("jsrun", "flux", "kubernetes", "tf_config", *SHELLS),
+    ],
 )
 def test_each_launcher(environ, expected):
     assert Place.here(environ) == expected
@@ -67,6 +127,14 @@ def test_each_launcher(environ, expected):
         ({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "6"}, "slurm"),  # srun --mpi=pmi2
         ({**SLURM, "PMIX_RANK": "5"}, "slurm"),
         ({**SLURM, **OPENMPI, **TORCHRUN, **CHOROS}, "choros"),
+        ({**SLURM, **FLUX}, "flux"),
+        ({**JSRUN, **FLUX}, "jsrun"),
+        ({**PALS, **TORCHRUN}, "torchrun"),
+        ({**PALS, **OPENMPI}, "openmpi"),
+        ({**JSRUN, **OPENMPI}, "openmpi"),  # Spectrum MPI under jsrun: both say the same
+        ({**POD, **MPICH}, "mpich"),
+        ({**TF, **POD}, "kubernetes"),
+        ({**TF, **TORCHRUN}, "torchrun"),
     ],
 )
 def test_the_inner_launcher_wins(environ, launcher):
@@ -92,12 +160,39 @@ def test_the_inner_launcher_wins(environ, launcher):
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "adds up to 4 ranks but the size is 6"),
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2]"}, "2 hosts are listed but there are 3 nodes"),
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2"}, "brackets"),
+        ({**PALS, "PMI_SIZE": ""}, "PMI_SIZE or PALS_LOCAL_SIZE x hosts of PBS_NODEFILE is not set"),
+        ({**FLUX, "FLUX_JOB_SIZE": "5"}, "FLUX_JOB_SIZE / FLUX_JOB_NNODES is not set"),
+        ({**POD, "CHOROS_COMPLETIONS": "2"}, "rank 2 is not below the size 2"),
+        ({"TF_CONFIG": "no"}, "TF_CONFIG tells no place (JSONDecodeError"),
+        ({"TF_CONFIG": '{"cluster": {}}'}, "TF_CONFIG tells no place (KeyError: 'task')"),
+        (
+            {"TF_CONFIG": TF["TF_CONFIG"].replace('"worker", "index"', '"ps", "index"')},
+            "this process is ps 1, and ranks",
+        ),
     ],
 )
 def test_contradictions_are_refused(environ, words):
     with pytest.raises(BadInput) as caught:
         Place.here(environ)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "environ", "size", "hosts", "nodes"),
+    [
+        ("a b c", {}, 6, ("a", "b", "c"), 3),
+        ("a b c", {"PMI_SIZE": ""}, 6, ("a", "b", "c"), 3),
+        ("a a b b c c", {"PMI_SIZE": ""}, 6, ("a", "b", "c"), 3),
+        ("a b c d", {}, 6, (), None),  # mpiexec -n 6 leaves a node idle
+    ],
+)
+def test_pals_tells_its_hosts_by_the_file_of_the_job(tmp_path, lines, environ, size, hosts, nodes):
+    (tmp_path / "nodes").write_text("\n".join(lines.split()) + "\n")
+    environ = {**PALS, "PBS_NODEFILE": str(tmp_path / "nodes"), **environ}
+    assert Place.here(environ) == Place(5, size, 1, 2, 2, nodes, hosts, hosts[0] if hosts else None, "pals")
+    (tmp_path / "nodes").write_text("a\na\nb\n")
+    with pytest.raises(BadInput, match="PMI_SIZE or PALS_LOCAL_SIZE x hosts of PBS_NODEFILE is not set"):
+        Place.here({**environ, "PMI_SIZE": ""})
 
 
 def test_the_refusal_says_what_to_do():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
@@ -23,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; those of this process when None.
 
     Returns:
-        The exit code: 0, what the ranks gave, 2 for bad usage, 1 when a worker failed, 130 when interrupted.
+        The exit code: 0, what the ranks gave, 2 for bad usage, 1 when a worker failed, 130 when interrupted, 141 when
+        nobody reads any more.
 
     Example:
         >>> main(["run", "-n", "1", "true"])
@@ -36,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ending.code if isinstance(ending.code, int) else 0
     try:
         code = import_module(f"choros.cli.{args.command}").main(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `choros where | head` ends it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - so that nothing is said of it at the end
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
     except ChorosError as error:

@@ -56,7 +56,7 @@ class Place:
             BadInput: the launcher's variables are missing in part, are no numbers, or contradict each other.
         """
         environ = os.environ if environ is None else environ
-        table = _table(environ)
+        table, environ = _table(environ)
         return Place() if table is None else _read(table, environ)
 
 
@@ -74,7 +74,7 @@ def why(environ: Mapping[str, str] | None = None) -> str:
         'choros: CHOROS_RANK=1, CHOROS_SIZE=4'
     """
     environ = os.environ if environ is None else environ
-    table = _table(environ)
+    table, environ = _table(environ)
     if table is None:
         known = ", ".join(each.launcher for each in tables())
         return f"no launcher's variables are set (looked for {known})"
@@ -97,11 +97,12 @@ def meets_by_mpi(launcher: str) -> bool:
     return any(table.launcher == launcher and table.mpi for table in tables())
 
 
-def _table(environ: Mapping[str, str]) -> Table | None:
+def _table(environ: Mapping[str, str]) -> tuple[Table | None, Mapping[str, str]]:
+    """Return the launcher's table, and the variables with those that it derives."""
     for table in tables():
         if any(environ.get(name) for name in table.tells) and all(environ.get(name) for name in table.needs):
-            return table
-    return None
+            return table, environ if table.derive is None else {**environ, **table.derive(environ)}
+    return None, environ
 
 
 def _read(table: Table, environ: Mapping[str, str]) -> Place:

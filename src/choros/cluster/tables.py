@@ -8,18 +8,24 @@ itself, must win over the outer one, which only gave the allocation. So the tabl
 
 1. ``choros``: what ``choros run`` sets; nothing starts ranks below it.
 2. ``torchrun``: is itself started by ``srun`` or ``mpiexec`` once a node.
-3. ``openmpi`` and 4. ``mpich`` (Hydra; Intel MPI too): their ``mpiexec`` runs inside a scheduler's allocation.
+3. ``openmpi``, ``mpich`` (Hydra; Intel MPI and MVAPICH 3 too), ``mvapich`` (2), ``pals`` (``mpiexec`` on Polaris and
+   Aurora), ``jsrun`` (LSF): they run inside a scheduler's allocation.
+4. ``flux``: an instance of it may run inside of SLURM's or LSF's allocation.
 5. ``slurm``: ``srun`` itself. The shell of ``sbatch`` has ``SLURM_PROCID=0`` and a task count too but is one process;
-   the tell is that it has no ``SLURM_STEP_NODELIST``.
-6. ``single``: none of them, a process on its own.
+   the tell is that it has no ``SLURM_STEP_NODELIST``. The shells of PBS, LSF and Grid Engine tell of hosts and slots,
+   and of no rank: each is one process.
+6. ``kubernetes``: an Indexed Job whose pods are told in ``CHOROS_COMPLETIONS`` how many they are; else a pod is one of
+   an array of jobs that have nothing to do with each other. ``tf_config``: what TensorFlow's clusters tell.
+7. ``single``: none of them, a process on its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from choros.cluster import derived
 from choros.errors import BadInput
 
 PLACES = "choros.places"
@@ -41,6 +47,7 @@ class Table:
         address, port: tuples. Names of the meeting point's host and port.
         one_node: bool. The launcher starts ranks on this machine only.
         mpi: bool. It starts the ranks of MPI, so that they may meet by it.
+        derive: makes more variables of what the launcher tells in another form.
     """
 
     launcher: str
@@ -58,6 +65,7 @@ class Table:
     port: tuple[str, ...] = ()
     one_node: bool = False
     mpi: bool = False
+    derive: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None
 
 
 TABLES: tuple[Table, ...] = (
@@ -104,6 +112,48 @@ TABLES: tuple[Table, ...] = (
         local_size=("MPI_LOCALNRANKS",),
     ),
     Table(
+        launcher="mvapich",
+        mpi=True,
+        tells=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        rank=("MV2_COMM_WORLD_RANK",),
+        size=("MV2_COMM_WORLD_SIZE",),
+        local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
+        local_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    Table(
+        launcher="pals",
+        mpi=True,
+        tells=("PALS_RANKID", "PALS_LOCAL_RANKID"),
+        rank=("PALS_RANKID", "PMI_RANK", "PMIX_RANK"),
+        size=("PMI_SIZE", derived.NODEFILE_SIZE),
+        local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        node=("PALS_NODEID",),
+        hosts=(derived.NODEFILE,),
+        derive=derived.of_pals,
+    ),
+    Table(
+        launcher="jsrun",
+        mpi=True,
+        tells=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        rank=("JSM_NAMESPACE_RANK",),
+        size=("JSM_NAMESPACE_SIZE",),
+        local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
+        local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+    ),
+    Table(
+        launcher="flux",
+        mpi=True,
+        tells=("FLUX_TASK_RANK",),
+        needs=("FLUX_JOB_SIZE",),
+        rank=("FLUX_TASK_RANK",),
+        size=("FLUX_JOB_SIZE",),
+        local_rank=("FLUX_TASK_LOCAL_ID",),
+        local_size=(derived.FLUX_LOCAL_SIZE,),
+        nodes=("FLUX_JOB_NNODES",),
+        derive=derived.of_flux,
+    ),
+    Table(
         launcher="slurm",
         mpi=True,
         tells=("SLURM_STEP_NODELIST",),
@@ -115,6 +165,31 @@ TABLES: tuple[Table, ...] = (
         nodes=("SLURM_STEP_NUM_NODES",),
         hosts=("SLURM_STEP_NODELIST",),
         tasks=("SLURM_STEP_TASKS_PER_NODE",),
+    ),
+    Table(
+        launcher="kubernetes",
+        tells=("JOB_COMPLETION_INDEX",),
+        needs=("CHOROS_COMPLETIONS",),
+        rank=("JOB_COMPLETION_INDEX",),
+        size=("CHOROS_COMPLETIONS",),
+        local_rank=(derived.POD_RANK,),
+        local_size=(derived.POD_RANKS,),
+        node=("JOB_COMPLETION_INDEX",),
+        nodes=("CHOROS_COMPLETIONS",),
+        address=("CHOROS_COORDINATOR",),
+        derive=derived.of_pod,
+    ),
+    Table(
+        launcher="tf_config",
+        tells=("TF_CONFIG",),
+        rank=(derived.TF_RANK,),
+        size=(derived.TF_SIZE,),
+        local_rank=(derived.TF_LOCAL_RANK,),
+        local_size=(derived.TF_LOCAL_SIZE,),
+        node=(derived.TF_NODE,),
+        hosts=(derived.TF_HOSTS,),
+        address=(derived.TF_ADDRESS,),
+        derive=derived.of_tf_config,
     ),
 )
 

@@ -1,0 +1,102 @@
+"""What launchers tell in another form than one variable for each number, as variables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from choros.errors import BadInput
+
+NODEFILE = "hosts of PBS_NODEFILE"
+NODEFILE_SIZE = "PALS_LOCAL_SIZE x hosts of PBS_NODEFILE"
+FLUX_LOCAL_SIZE = "FLUX_JOB_SIZE / FLUX_JOB_NNODES"
+POD_RANK, POD_RANKS = "ranks of a pod before this one", "ranks of a pod"
+TF_RANK, TF_SIZE, TF_LOCAL_RANK, TF_LOCAL_SIZE = (
+    "TF_CONFIG rank",
+    "TF_CONFIG size",
+    "TF_CONFIG local",
+    "TF_CONFIG locals",
+)
+TF_NODE, TF_HOSTS, TF_ADDRESS = "TF_CONFIG node", "TF_CONFIG hosts", "TF_CONFIG first"
+
+
+def of_pals(environ: Mapping[str, str]) -> dict[str, str]:
+    """The hosts of a PBS job, where PALS' ranks fill them; and how many ranks that makes where it does not say.
+
+    Example:
+        >>> of_pals({"PALS_LOCAL_SIZE": "2"})
+        {}
+    """
+    try:
+        lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()
+        local = int(environ.get("PALS_LOCAL_SIZE") or environ.get("PMI_LOCAL_SIZE") or 0)
+    except (OSError, ValueError):
+        return {}
+    hosts = list(dict.fromkeys(lines))
+    if not hosts or len({lines.count(host) for host in hosts}) > 1:
+        return {}
+    size = local * len(hosts)
+    if (environ.get("PMI_SIZE") or str(size)) != str(size):
+        return {}  # mpiexec was given fewer ranks than the job has room for
+    return {NODEFILE: ",".join(hosts), NODEFILE_SIZE: str(size)}
+
+
+def of_flux(environ: Mapping[str, str]) -> dict[str, str]:
+    """How many of Flux's tasks are on each node, where it is the same on all.
+
+    Example:
+        >>> of_flux({"FLUX_JOB_SIZE": "6", "FLUX_JOB_NNODES": "3"})
+        {'FLUX_JOB_SIZE / FLUX_JOB_NNODES': '2'}
+    """
+    size, nodes = environ.get("FLUX_JOB_SIZE", ""), environ.get("FLUX_JOB_NNODES", "")
+    if not (size.isdecimal() and nodes.isdecimal() and int(nodes)) or int(size) % int(nodes):
+        return {}
+    return {FLUX_LOCAL_SIZE: str(int(size) // int(nodes))}
+
+
+def of_pod(environ: Mapping[str, str]) -> dict[str, str]:
+    """A pod of an Indexed Job is one rank, on what is a node of its own to it."""
+    return {POD_RANK: "0", POD_RANKS: "1"}
+
+
+def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
+    """The place that TF_CONFIG tells: the chief and then the workers are ranks; parameter servers are none.
+
+    Raises:
+        BadInput: it is no JSON of this form, or this process is no worker.
+
+    Example:
+        >>> text = '{"cluster": {"worker": ["a:1", "a:2", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+        >>> found = of_tf_config({"TF_CONFIG": text})
+        >>> found[TF_RANK], found[TF_SIZE], found[TF_LOCAL_RANK], found[TF_HOSTS]
+        ('1', '3', '1', 'a,b')
+    """
+    try:
+        said: Any = json.loads(environ["TF_CONFIG"])
+        cluster, kind, index = said["cluster"], said["task"]["type"], int(said["task"]["index"])
+        places = [(each, i) for each in ("chief", "master", "worker") for i in range(len(cluster.get(each, ())))]
+        addresses = [str(cluster[each][i]) for each, i in places]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(
+            f"TF_CONFIG tells no place ({type(error).__name__}: {error}): give it cluster and task, or unset it."
+        ) from None
+    if (kind, index) not in places:
+        ranks = ", ".join(f"{each} {i}" for each, i in places)
+        raise BadInput(
+            f"TF_CONFIG says that this process is {kind} {index}, and ranks are {ranks}: start the chief and workers; "
+            "Choros' algorithms need no parameter server of TensorFlow's."
+        )
+    rank = places.index((kind, index))
+    hosts = [address.rpartition(":")[0] or address for address in addresses]
+    nodes = list(dict.fromkeys(hosts))
+    return {
+        TF_RANK: str(rank),
+        TF_SIZE: str(len(places)),
+        TF_LOCAL_RANK: str(hosts[:rank].count(hosts[rank])),
+        TF_LOCAL_SIZE: str(hosts.count(hosts[rank])),
+        TF_NODE: str(nodes.index(hosts[rank])),
+        TF_HOSTS: ",".join(nodes),
+        TF_ADDRESS: addresses[0],
+    }
