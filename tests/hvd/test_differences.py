@@ -35,6 +35,15 @@ bad = [
     lambda: hvd.allreduce(x, compression="fp16" if rank else hvd.Compression.none, name="bad"),
     lambda: hvd.broadcast(x, "0" if rank else 0, name="bad"),
     lambda: hvd.alltoall(x, splits="ab" if rank else None, name="bad"),
+    lambda: hvd.alltoall(x, splits=[float("inf")] * size if rank else None, name="bad"),
+    lambda: hvd.alltoall(np.ones(3), splits=[1.5, 0.5, 1.0] if rank else None, name="bad"),
+    lambda: hvd.broadcast(x, object() if rank else 0, name="bad"),
+    lambda: hvd.broadcast(x, np.zeros(2, int) if rank else 0, name="bad"),
+    lambda: hvd.allreduce(x, name=object() if rank else "bad"),
+    lambda: hvd.grouped_allreduce(5 if rank else [x], name="bad"),
+    lambda: hvd.broadcast_object(1, **({"foo": 1} if rank else {}), name="bad"),
+    lambda: hvd.allgather_object(1, **({"root": 1} if rank else {}), name="bad"),
+    lambda: hvd.broadcast_variables(*([[variable], 0, None, False, 1] if rank else [[variable], 0])),
 ]
 said["bad"] = [told(call) for call in bad]
 said["after bad"] = told(lambda: hvd.allreduce(x, op=hvd.Sum, name="next"))
@@ -49,6 +58,23 @@ hvd.remove_process_set(pair)
 
 accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
 said["accumulating"] = told(lambda: hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2))
+
+# what other libraries call a number, and what can be gone through once
+said["numbers"] = [
+    told(lambda: hvd.broadcast(x * rank, np.int64(1))), hvd.broadcast_object(rank, np.argmax([0, 0, 1])),
+    told(lambda: hvd.allreduce(x, prescale_factor=np.float32(0.5), op=hvd.Sum)),
+    told(lambda: hvd.grouped_allreduce(one for one in (x, x))[1]),
+]
+said["set"] = told(lambda: hvd.allreduce(x, process_set="x"))
+said["gone"] = told(lambda: hvd.synchronize), told(lambda: hvd.grouped_allreduce_)
+
+# a model that one rank alone has made before
+if rank == 1:
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+keras.utils.set_random_seed(2)
+late = keras.Sequential([keras.Input((2,)), hvd.SyncBatchNormalization(), keras.layers.Dense(1)])
+late.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+said["late"] = told(lambda: late.fit(np.ones((4, 2)), np.ones(4), verbose=0) and 1.0)
 
 # averages of whole numbers do not wrap
 said["averages"] = [
@@ -74,6 +100,11 @@ def test_every_rank_is_told_and_the_next_call_works(run, backend):
         assert all("Error" in text or "Differ" in text or "BadInput" in text for text in said["bad"]), said["bad"]
         if rank == 0:
             assert all(text.startswith("RanksDiffer") and "rank 1: " in text for text in said["bad"]), said["bad"]
+        assert said["numbers"] == [[1, 1], 2, [1.5, 1.5], [1, 1]]
+        assert "give a hvd.ProcessSet" in said["set"]
+        assert "has no synchronize: nothing is needed, as every collective returns" in said["gone"][0]
+        assert "use hvd.allreduce" in said["gone"][1]
+        assert said["late"] == 1
         assert "prescale 2.0" in said["factors"]
         assert "give one of them" in said["accumulating"]
         assert said["averages"] == [[200], [2**31 - 1]]
@@ -110,8 +141,9 @@ said["after"] = numbers(hvd.allreduce(np.ones(1), op=hvd.Sum, name="after"))
 
 
 def test_normalisation_over_all_ranks_trains_as_one_process_does_where_batches_are_unequal(run):
-    for said in run(2, "rows = 21" + SYNCED):  # batches of 8 and 8 rows, then of 3 and 2
-        assert said["apart"] < 2e-6, said
+    for rows in (21, 31):  # batches of 8 and 8 rows, then of 3 and 2, or of 8 and 7: one rank has a new shape alone
+        for said in run(2, f"rows = {rows}" + SYNCED):
+            assert said["apart"] < 2e-6, said
 
 
 def test_normalisation_over_all_ranks_says_that_every_rank_needs_a_row(run):

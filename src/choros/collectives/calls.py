@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -93,7 +94,8 @@ class Collectives:
         Raises:
             RanksDiffer: the ranks' calls differ, or one of them cannot be made.
         """
-        same = self._same("allreduce", name, x, op=int(op), prescale=prescale, postscale=postscale)
+        factors = {"prescale": float(prescale), "postscale": float(postscale)}
+        same = self._same("allreduce", name, x, op=int(op), **factors)
         problem = refusal(op, x.dtype, self.size)
         if x.nbytes <= _FEW and not problem:
             return reduced(_Once(self, same), x, op, prescale, postscale)
@@ -113,7 +115,7 @@ class Collectives:
     @_told
     def broadcast(self, x: Array, root: int | None = None, *, name: str | None = None) -> Array:
         """Return the root's array, by default the first rank's; ``x`` has its type and shape on every rank."""
-        root = self.ranks[0] if root is None else root
+        root = self.ranks[0] if root is None else as_root(root)
         self._agree(self._same("broadcast", name, x, root=root), self._no_root(root))
         return self.group.broadcast(x, self.ranks.index(root))
 
@@ -155,7 +157,7 @@ class Collectives:
     @_told
     def broadcast_object(self, value: Any, root: int | None = None, *, name: str | None = None) -> Any:
         """Return the root's object, by default the first rank's; see ``collectives.encode`` for what can travel."""
-        root = self.ranks[0] if root is None else root
+        root = self.ranks[0] if root is None else as_root(root)
         problem, data = self._no_root(root), b""
         if self.ranks[self.rank] == root:
             try:
@@ -239,15 +241,17 @@ class Collectives:
         """
         self._agree({"call": doing}, problem)
 
-    def _no_root(self, root: int) -> str:
+    def _no_root(self, root: Any) -> str:
         if root in self.ranks:
             return ""
         whole = self.ranks == list(range(self.size))
         return f"root {root} is none of {f'{self.size} ranks' if whole else f'the ranks {self.ranks}'}"
 
     def _name(self, call: str, name: str | None) -> str:
-        if name is not None:
+        if isinstance(name, str):
             return name
+        if name is not None:
+            raise TypeError(f"name={name!r}: give text.")
         self._numbers[call] = self._numbers.get(call, 0) + 1
         return f"{call}.{self._numbers[call]}"
 
@@ -340,6 +344,14 @@ def _refused(said: list[tuple[Call, Call]], going: list[int], ranks: list[int]) 
     return ""
 
 
+def as_root(root: Any) -> Any:
+    """Return a whole number of any library as Python's; of anything else the words for it, which are no rank."""
+    try:
+        return operator.index(root)
+    except TypeError:
+        return repr(root)
+
+
 def _needs_rows(x: Array) -> str:
     return "" if x.ndim else "a single number has no rows: give an array of one dimension or more"
 
@@ -350,7 +362,10 @@ def _parts(x: Array, splits: Any, size: int) -> tuple[str, list[int]]:
         if len(x) % size:
             return f"{len(x)} rows do not divide among {size} ranks: give splits", []
         return "", [len(x) // size] * size
-    parts = [int(n) for n in np.asarray(splits).reshape(-1)]
+    given = np.asarray(splits).reshape(-1)
+    if given.dtype.kind == "f" and not (np.isfinite(given) & (given == np.trunc(given))).all():
+        return f"splits={given.tolist()} are no whole numbers", []
+    parts = [int(n) for n in given]
     if len(parts) != size or min(parts, default=0) < 0 or sum(parts) != len(x):
         return f"splits={parts} are no {size} parts of {len(x)} rows", []
     return "", parts

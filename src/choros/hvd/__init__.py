@@ -142,29 +142,35 @@ _INSTEAD = {
     "local_size_op": "hvd.local_size()",
     "process_set_included_op": "ProcessSet.included()",
     "gpu_available": "the backend's own list of devices",
-    "check_num_rank_power_of_2": "nothing, Adasum says itself that it needs a power of 2 of ranks",
+    "check_num_rank_power_of_2": "nothing is needed, Adasum says itself that it needs a power of 2 of ranks",
     "broadcast_parameters": "hvd.broadcast_variables(model.variables, root_rank), with a Keras model on PyTorch",
     "broadcast_optimizer_state": "hvd.broadcast_variables(optimizer.variables, root_rank)",
     **dict.fromkeys(
         (
+            "allreduce_",
             "allreduce_async",
             "allreduce_async_",
+            "grouped_allreduce_",
             "grouped_allreduce_async",
+            "grouped_allreduce_async_",
             "sparse_allreduce_async",
             "poll",
         ),
         "hvd.allreduce, which returns when it is done",
     ),
     **dict.fromkeys(
-        ("allgather_async", "broadcast_async", "broadcast_async_", "alltoall_async", "reducescatter_async"),
+        (
+            *("allgather_async", "broadcast_async", "broadcast_async_", "alltoall_async", "reducescatter_async"),
+            *("grouped_allgather_async", "grouped_reducescatter_async"),
+        ),
         "the name without _async, which returns when it is done",
     ),
-    "synchronize": "nothing, as every collective returns when it is done",
+    "synchronize": "nothing is needed, as every collective returns when it is done",
     "DistributedAdasumOptimizer": "hvd.allreduce(gradient, op=hvd.Adasum) in a loop of your own",
     "handle_average_backwards_compatibility": "op=hvd.Average or op=hvd.Sum",
-    "num_rank_is_power_2": "nothing, Adasum says itself that it needs a power of 2 of ranks",
+    "num_rank_is_power_2": "nothing is needed, Adasum says itself that it needs a power of 2 of ranks",
     "get_process_set_ids_and_ranks": "hvd.global_process_set and the sets that hvd.add_process_set returned",
-    **dict.fromkeys(("sycl_built", "check_extension"), "nothing, as there is nothing to build"),
+    **dict.fromkeys(("sycl_built", "check_extension"), "nothing is needed, as there is nothing to build"),
     **dict.fromkeys(
         ("tf_data_service", "send_to_data_service", "TfDataServiceConfig"), "hvd.shard, which gives each rank its rows"
     ),
@@ -181,5 +187,6 @@ def __getattr__(name: str) -> Any:
     if name in ("callbacks", "elastic"):
         return importlib.import_module(f"choros.hvd.{name}")
     if name in _INSTEAD:
-        raise AttributeError(f"choros.hvd has no {name}: use {_INSTEAD[name]}.")
+        instead = _INSTEAD[name]
+        raise AttributeError(f"choros.hvd has no {name}: {'' if instead.startswith('nothing') else 'use '}{instead}.")
     raise AttributeError(f"module 'choros.hvd' has no attribute {name!r}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives, Op
 from choros.errors import BadInput, RanksDiffer, brief
-from choros.hvd.compression import Compression, Compressor
+from choros.hvd.compression import Compression, Compressor, checked
 from choros.hvd.context import collectives
 from choros.hvd.graph import grad_name, no_second, operate
 from choros.hvd.tensors import arrive
@@ -37,7 +37,7 @@ def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
         met = Collectives.met
         try:
             return function(*given, **named)
-        except (TypeError, ValueError, AttributeError) as error:
+        except Exception as error:
             if Collectives.met == met and (calls := _of(function, given, named)) is not None:
                 with contextlib.suppress(RanksDiffer):
                     calls.refuse(function.__name__, brief(error))
@@ -86,7 +86,8 @@ def allreduce(
 ) -> Any:
     """Return the reduction of all ranks' values, in the library and type of ``value``.
 
-    Sparse gradients of TensorFlow (``IndexedSlices``) are summed or averaged by gathering values and indices.
+    Whole numbers are summed in 64 bits, in which a sum beyond them wraps, and an average is cut off towards 0. Sparse
+    gradients of TensorFlow (``IndexedSlices``) are summed or averaged by gathering values and indices.
 
     Args:
         value: the same type and shape on every rank.
@@ -110,7 +111,7 @@ def allreduce(
         >>> hvd.allreduce([1.0, 2.0], op=hvd.Sum).tolist()
         [1.0, 2.0]
     """
-    kind, calls = operation(op, average), collectives(process_set)
+    kind, calls, compression = operation(op, average), collectives(process_set), checked(compression)
     if all(hasattr(value, part) for part in ("values", "indices", "dense_shape")):
         if kind not in (AVERAGE, SUM):
             raise BadInput(
@@ -141,15 +142,21 @@ def allreduce(
     return operate(value, host, gradient, lambda shape: shape, name)
 
 
+@told
 def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``allreduce`` of each value; ``how`` is what that takes."""
+    values = list(values)
     names = _named(collectives(how.get("process_set")), name, values)
     return [allreduce(value, one, **how) for value, one in zip(values, names, strict=True)]
 
 
 @told
 def allgather(value: Any, name: str | None = None, process_set: Any = None) -> Any:
-    """Return all ranks' rows in the order of the ranks; the first dimension may differ, also be 0."""
+    """Return all ranks' rows in the order of the ranks; the first dimension may differ, also be 0.
+
+    Inside ``jax.jit`` results have fixed shapes, so the ranks tell each other their rows while they trace: there each
+    rank has the same number of rows in every call.
+    """
     calls = collectives(process_set)
     own = [slice(0)]
 
@@ -174,8 +181,10 @@ def allgather(value: Any, name: str | None = None, process_set: Any = None) -> A
     return operate(value, host, gradient, shape, name)
 
 
+@told
 def grouped_allgather(values: Sequence[Any], name: str | None = None, process_set: Any = None) -> list[Any]:
     """Return ``allgather`` of each value."""
+    values = list(values)
     names = _named(collectives(process_set), name, values)
     return [allgather(value, one, process_set) for value, one in zip(values, names, strict=True)]
 
@@ -195,6 +204,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
     return operate(value, lambda x: calls.broadcast(x, root_rank, name=name), gradient, lambda shape: shape, name)
 
 
+@told
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: Any = None, inplace: bool = False
 ) -> None:
@@ -211,6 +221,7 @@ def broadcast_variables(
 
 def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) -> None:
     """``broadcast_variables`` among the ranks of ``calls``."""
+    variables = list(variables)
     for variable, place in zip(variables, _named(calls, "variable", variables), strict=True):
         x, back = arrive(variable)
         label = f"{place} {getattr(variable, 'path', getattr(variable, 'name', ''))}".rstrip()
@@ -255,12 +266,15 @@ def reducescatter(
     return operate(value, host, gradient, shape, name)
 
 
+@told
 def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``reducescatter`` of each value; ``how`` is what that takes."""
+    values = list(values)
     names = _named(collectives(how.get("process_set")), name, values)
     return [reducescatter(value, one, **how) for value, one in zip(values, names, strict=True)]
 
 
+@told
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
     """Return the root's object: numbers, text, bytes, lists, tuples, sets, dicts and arrays. No pickle is made.
 
@@ -270,6 +284,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     return collectives(process_set).broadcast_object(obj, root_rank, name=name)
 
 
+@told
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
     """Return every rank's object, in the order of the ranks; see ``broadcast_object``."""
     return collectives(process_set).allgather_object(obj, name=name)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from choros.collectives.objects import dtype_of
+from choros.errors import BadInput
 from choros.types import Array
 
 
@@ -33,6 +34,18 @@ class Compressor:
 
     def __repr__(self) -> str:
         return {"": "Compression.none", "float16": "Compression.fp16"}.get(self.kind, "Compression.bf16")
+
+
+def checked(compression: Any) -> Compressor:
+    """Return what can compress, or say what to give.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    if not all(hasattr(compression, part) for part in ("compress", "decompress")):
+        raise BadInput(f"compression={compression!r}: give hvd.Compression.none, .fp16 or .bf16.")
+    fine: Compressor = compression
+    return fine
 
 
 class Compression:

@@ -238,6 +238,8 @@ def collectives(process_set: Any = None) -> Collectives:
         ValueError: the set is not registered, or this rank is not in it.
     """
     found = global_process_set if process_set is None else process_set
+    if not isinstance(found, ProcessSet):
+        raise ValueError(f"process_set={found!r}: give a hvd.ProcessSet that hvd.add_process_set returned.")
     if found.process_set_id is None or found.process_set_id not in context().sets:
         raise ValueError(f"{found!r} is not registered: call hvd.add_process_set with it on every rank.")
     if found.collectives is None:

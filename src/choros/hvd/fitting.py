@@ -23,6 +23,7 @@ from choros.hvd.guards import guarded
 from choros.hvd.reduction import Reduction
 from choros.hvd.rows import ReadShard, Shard
 from choros.hvd.split import SplitStep, built
+from choros.hvd.tensors import alike
 
 _told: list[bool] = []
 
@@ -181,7 +182,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         flat = np.concatenate([np.zeros(1, "float32"), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
         flat[0] = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
         flat = flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
-        root = self._calls.broadcast(flat, name=f"weights of {self._owner.name}")
+        root = self._calls.broadcast(flat, name=f"weights of {alike(self._owner.name)}")
         near = bool(np.allclose(flat, root, rtol=1e-3, atol=1e-6, equal_nan=True))
         said = self._calls.allgather_object([near, float(flat[0])], name="whether the weights are equal")
         if any(other != said[0][1] for _, other in said):

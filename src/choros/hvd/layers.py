@@ -9,8 +9,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from choros.hvd.collectives import allgather
-from choros.hvd.context import is_initialized, size
+from choros.collectives import SUM
+from choros.hvd.collectives import allreduce
+from choros.hvd.context import is_initialized, rank, size
+from choros.hvd.tensors import alike
 
 _by_rows = [False]  # whether the ranks' gradients will be weighed by their rows
 
@@ -59,7 +61,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         mine = ops.concatenate([ops.reshape(count, (1,)), mean, variance])
         rows = ops.cast(ops.shape(inputs)[0], mean.dtype) if _by_rows[-1] else 1.0
         # The gradient of what this rank gives is the sum over ranks, each by its rows, and will be weighed by these.
-        everyone = allgather(ops.expand_dims(_pulled(mine, 1.0 / rows), 0), name=f"moments of {self.path}")
+        # Gathered by a sum, each in a row of its own: ranks whose batches differ need not trace at the same time.
+        place = ops.expand_dims(ops.arange(size()) == rank(), -1)
+        placed = ops.where(place, _pulled(mine, 1.0 / rows), ops.zeros_like(mine))
+        everyone = allreduce(placed, op=SUM, name=f"moments of {alike(self.path)}")
         everyone = _pulled(everyone, rows)
         counts, means, variances = (
             everyone[:, :1],

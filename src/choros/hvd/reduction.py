@@ -10,7 +10,7 @@ import numpy as np
 
 from choros.collectives import AVERAGE, Op
 from choros.errors import RanksDiffer
-from choros.hvd.compression import Compression, Compressor
+from choros.hvd.compression import Compression, Compressor, checked
 from choros.hvd.context import collectives
 from choros.transport.doing import Doing
 from choros.types import Array, aligned
@@ -46,7 +46,7 @@ class Reduction:
         average_passes: bool = False,
         scale_local: bool = True,
     ) -> None:
-        self.op, self.compression, self.process_set = op, compression, process_set
+        self.op, self.compression, self.process_set = op, checked(compression), process_set
         self.every, self.average_passes, self.scale_local = every, average_passes, scale_local
         self.local: list[Any] = []
         self.local_layers: list[Any] = []

@@ -18,6 +18,7 @@ from choros.collectives import AVERAGE
 from choros.hvd.context import collectives
 from choros.hvd.layers import SyncBatchNormalization, weighed
 from choros.hvd.reduction import Flat, Reduction
+from choros.hvd.tensors import alike
 
 
 class SplitStep:
@@ -124,7 +125,8 @@ class SplitStep:
         replica.take_up()
         self._synced = any(isinstance(layer, SyncBatchNormalization) for layer in self.model._flatten_layers())
         local = self.how.are_local(replica.trainable)
-        name = f"gradients of {self.model.name} ({len(local)} variables, {replica.size} values, {sum(local)} local)"
+        count = f"{len(local)} variables, {replica.size} values, {sum(local)} local"
+        name = f"gradients of {alike(self.model.name)} ({count})"
         self.flat = Flat(self.how, replica.slices, local, name, replica.dtype)
         self._replica = replica
 
