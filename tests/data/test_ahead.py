@@ -72,6 +72,20 @@ def test_prefetch_changes_x_alone_and_travels():
     np.testing.assert_array_equal(source.sample(2).x, -x[:2])
 
 
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        (lambda x: x[1:], r"augment gave arrays of \[1\] rows for a batch of 2"),
+        (lambda x: None, "augment gave nothing for a batch of 2"),
+        (lambda x: x.sum(), "augmented x is a single number"),
+    ],
+)
+def test_what_augment_must_give(augment, message):
+    for data in (np.ones((4, 2)), iter([(np.ones((2, 2)),)])):
+        with pytest.raises(BadData, match=message):
+            make_source(prefetch(data, augment=augment)).sample(2)
+
+
 def test_validation_is_not_augmented():
     x = np.arange(10.0).reshape(5, 2)
     source = make_validation(prefetch((x, np.arange(5)), augment=lambda x: -x))

@@ -146,3 +146,12 @@ def test_grain(tmp_path):
         for _ in range(2):
             assert epoch(source) == [([0, 1, 2, 3], 4, 4), ([4, 5, 6, 7], 4, 4), ([8, 9], 2, 2)]
         assert epoch(source, rank=1, size=2) == [([2, 3], 2, 4), ([6, 7], 2, 4), ([9], 1, 2)]
+
+
+def test_steps_may_be_all_batches_of_a_pass():
+    """The next epoch then begins the next pass, whose first batch tells that the last one was over."""
+    source = make_source(loader())
+    for _ in range(3):
+        assert epoch(source, steps=3) == [([0, 1, 2, 3], 4, 4), ([4, 5, 6, 7], 4, 4), ([8, 9], 2, 2)]
+    with pytest.raises(BadData, match="ended after 3 batches, in the middle of an epoch of 4 steps"):
+        epoch(make_source(batches()), steps=4)

@@ -1,5 +1,8 @@
 """``shard`` of what is read in order: files, streams, data sets; against one process."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -32,12 +35,19 @@ class Again:
         return iter(batches)
 
 
+class Loader(Again):
+    def __len__(self):
+        return len(batches)
+
+
 kinds = {
     "files": lambda: {"x": choros.files(path, y="label")},
     "prefetch": lambda: {"x": choros.prefetch((x, y)), "shuffle": False},
     "own": lambda: {"x": Own()},
     "stream": lambda: {"x": Again(), "steps": 6},
     "once": lambda: {"x": iter(batches * 3), "steps": 6},
+    "loader": lambda: {"x": Loader()},
+    "ahead": lambda: {"x": choros.prefetch(iter(batches * 3)), "steps": 6},
 }
 
 
@@ -45,25 +55,38 @@ def trained(optimizer, data):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(2, "softmax")])
     model.compile(optimizer, "sparse_categorical_crossentropy")
-    model.fit(data, epochs=2, verbose=0, shuffle=False)
+    model.fit(data, epochs=2, verbose=0, shuffle=False, steps_per_epoch=None if hasattr(data, "num_batches") else 6)
     return model.get_weights()
 
 
 for kind, data in kinds.items():
     mine = trained(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), hvd.shard(**data(), batch_size=6, seed=3))
     alone = choros.Place()
-    whole = trained(keras.optimizers.Adam(0.01), choros.shard(**data(), batch_size=6 * size, seed=3, place=alone))
+    own = (batch for batch in batches * 3)  # what is no shard at all
+    if kind in ("files", "prefetch", "own"):
+        own = choros.shard(**data(), batch_size=6 * size, seed=3, place=alone)
+    whole = trained(keras.optimizers.Adam(0.01), own)
     said[kind] = float(max(np.abs(a - b).max() for a, b in zip(mine, whole, strict=True)))
 for kind in ("files", "own"):
     held = hvd.shard(**kinds[kind](), batch_size=6, training=False)
     said[kind + " held"] = [len(part) for _, part in (held[i] for i in range(len(held)))]
+held = hvd.shard(iter(batches * 3), batch_size=6, training=False, steps=6)
+said["again held"] = []
+for _ in range(3):
+    said["again held"].append(sorted(float(value) for i in range(len(held)) for value in held[i][0][:, 0]))
+    held.on_epoch_end()
+said["rows"] = sorted(map(float, x[:, 0]))
 """
 
 
 def test_ranks_train_as_one_process_does(run):
     both = run(2, SCRIPT)
     for said in both:
-        assert max(said[kind] for kind in ("files", "prefetch", "own", "stream", "once")) < 1e-6, said
+        assert max(said[kind] for kind in ("files", "prefetch", "own", "stream", "once", "loader", "ahead")) < 1e-6, (
+            said
+        )
+    for passes in zip(*(said["again held"] for said in both), strict=True):
+        assert sorted(sum(passes, [])) == both[0]["rows"]  # noqa: RUF017
     for kind in ("files", "own"):
         assert sum(map(sum, (said[f"{kind} held"] for said in both))) == 61
         assert min(map(min, (said[f"{kind} held"] for said in both))) > 0
@@ -89,6 +112,61 @@ def test_epochs_have_orders_of_their_own_and_first_batches_can_be_asked_for_agai
     second = [own[i][0].ravel().tolist() for i in range(5)]
     assert sorted(row for batch in second for row in batch) == list(range(40))
     assert second != first[2:]
+
+
+def test_a_fit_begins_with_the_first_batch_and_goes_on_where_the_last_ended():
+    """Keras looks at batches before it trains, and begins anew; arrays keep the order of (seed, epoch) too."""
+    import keras
+
+    def made():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(1.0), lambda y, p: -p * y)  # adds up what it saw, weighed by y
+        return model
+
+    for given in (lambda data: data, choros.prefetch):
+        stream = ((np.full((1, 1), 1.0), np.full((1, 1), 10.0**i)) for i in range(12))
+        data, model = choros.shard(given(stream), steps=2, place=choros.Place()), made()
+        model.fit(data, epochs=2, shuffle=False, verbose=0)
+        model.fit(data, epochs=1, shuffle=False, verbose=0)
+        assert round(float(np.asarray(model.get_weights()[0]).item())) == 111111
+    x = np.arange(6.0)[:, None]
+    first, fitted = (choros.shard(x, 10.0**x, batch_size=6, seed=4, place=choros.Place()) for _ in range(2))
+    made().fit(fitted, epochs=1, shuffle=False, verbose=0)
+    first.on_epoch_end()
+    np.testing.assert_array_equal(first[0][0], fitted[0][0])
+
+
+def test_data_at_the_top_of_a_script_end_quietly(tmp_path):
+    (tmp_path / "a.csv").write_text("u,label\n" + "".join(f"{i},0\n" for i in range(40)))
+    script = f"""
+import choros
+data = choros.files({str(tmp_path / "a.csv")!r}, y="label")
+half = choros.shard(data, batch_size=8)
+half[0]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
+    assert "Exception" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0: give a whole number, 2 or more as there are 2 ranks"),
+        ({"batch_size": 1, "training": False}, "batch_size=1: give a whole number, 2 or more"),
+        ({"batch_size": 2.5}, "batch_size=2.5: give a whole number"),
+        ({"steps": -3}, "steps=-3: give a whole number, 1 or more"),
+        ({"seed": -1}, "seed=-1: give a whole number, 0 or more"),
+    ],
+)
+def test_numbers_that_make_no_sense(given, message):
+    with pytest.raises(BadInput, match=message):
+        choros.shard(np.ones(8), place=choros.Place(rank=1, size=2), **given)
+
+
+def test_validation_is_not_augmented():
+    data = choros.prefetch(np.ones((10, 1)), 2, lambda x: x * 100)
+    held = choros.shard(data, batch_size=4, training=False, place=choros.Place(rank=1, size=2))
+    assert held[0][0].ravel().tolist() == [1, 1]
 
 
 def test_what_cannot_be_divided():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from choros.data.ahead import AheadSource, Prefetch, feed, prefetch
+from choros.data.ahead import AheadSource, Prefetch, feed, prefetch, without_augment
 from choros.data.arrays import ArraySource
 from choros.data.checks import check_alone_in_call, unpack
 from choros.data.convert import brings_targets, is_py_dataset, is_stream
@@ -31,6 +31,7 @@ __all__ = [
     "make_source",
     "make_validation",
     "prefetch",
+    "without_augment",
 ]
 
 
@@ -133,7 +134,5 @@ def make_validation(data: Any, steps: int | None = None, floatx: str = "float32"
         steps: Of a stream, the batches to read; None is all.
         floatx: As for ``make_source``.
     """
-    if isinstance(data, Prefetch):
-        data = Prefetch(data.data, data.depth, augment=None)
-    source = make_source(*unpack(data), floatx=floatx)
-    return ArraySource(*read_all(source, steps)) if isinstance(source, StreamSource) else source
+    source = make_source(*unpack(without_augment(data)), floatx=floatx)
+    return ArraySource(*read_all(source, steps), floatx) if isinstance(source, StreamSource) else source

@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from choros.data.convert import as_arrays, brings_targets
+from choros.data.tree import leaves
 from choros.errors import BadData
 from choros.types import Batch
 
@@ -114,9 +116,26 @@ class AheadSource:
     def _augmented(self, batch: Batch) -> Batch:
         if self.augment is None or not batch.rows:
             return batch
-        return Batch(
-            as_arrays(self.augment(batch.x), "augmented x"), batch.y, batch.sample_weight, batch.rows, batch.total
-        )
+        return replace(batch, x=augmented(self.augment, batch.x, batch.rows))
+
+
+def augmented(augment: Augment, x: Any, rows: int) -> Any:
+    """What a user's function makes of a batch's x.
+
+    Raises:
+        BadData: it gave nothing, or another number of rows.
+    """
+    found = as_arrays(augment(x), "augmented x")
+    lengths = {len(leaf) if leaf.ndim else 0 for _, leaf in leaves(found)}
+    if lengths != {rows}:
+        what = f"arrays of {sorted(lengths)} rows" if lengths else "nothing"
+        raise BadData(f"augment gave {what} for a batch of {rows}: it must return one row for each.")
+    return found
+
+
+def without_augment(data: Any) -> Any:
+    """What is evaluated of data that may be ``Prefetch``: the rows as they are."""
+    return Prefetch(data.data, data.depth, None) if isinstance(data, Prefetch) else data
 
 
 def feed(source: Any, ready: Callable[[Batch], Batch], first: int = 0, **how: Any) -> Iterator[Batch]:

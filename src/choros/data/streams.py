@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.data.convert import as_arrays
+from choros.data.ahead import augmented
 from choros.data.division import share
 from choros.data.standard import cut, standard
 from choros.data.tree import map_leaves
@@ -114,19 +114,19 @@ class StreamSource:
         Raises:
             BadData: a batch is malformed, or a stream that can be gone through once has ended too early.
         """
-        taken = 0
+        taken, fresh = 0, False
         while steps is None or taken < steps:
             if self._running is None:
-                self._running = iter(self.stream)
+                self._running, fresh = iter(self.stream), True
             found, self._first = self._first or list(islice(self._running, 1)), []
             if found:
-                taken, self._number = taken + 1, self._number + 1
+                taken, self._number, fresh = taken + 1, self._number + 1, False
                 yield self._standard(found[0])
                 continue
             self._running = None
             if steps is None:
                 return
-            if self.once or not taken:
+            if self.once or fresh:
                 raise BadData(
                     f"A {type(self.stream).__name__} ended after {self._number} batches, in the middle of an epoch of "
                     f"{steps} steps: give one that lasts for all epochs, or what can be iterated again."
@@ -136,7 +136,12 @@ class StreamSource:
         x, y, weight, rows = standard(
             batch, f"batch {max(1, self._number)} of {self.name}", _HOW, self.class_weight, self.floatx
         )
-        return x if self.augment is None else as_arrays(self.augment(x), "augmented x"), y, weight, rows
+        return x if self.augment is None else augmented(self.augment, x, rows), y, weight, rows
+
+    def rewind(self) -> None:
+        """Begin the next pass at its begin, where the stream can: this one was left in its middle."""
+        if not self.once:
+            self._running, self._first = None, []
 
     def epoch(self, *, rank: int, size: int, together: bool, steps: int | None = None, **_: Any) -> Iterator[Batch]:
         """One rank's batches of one epoch, where each rank has the stream; see ``divided``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +12,7 @@ import keras
 
 from choros.backend.base import parts
 from choros.cluster import Place
-from choros.data import feed, make_source
+from choros.data import StreamSource, feed, make_source, without_augment
 from choros.data.arrays import ArraySource
 from choros.data.division import share
 from choros.data.order import permutation
@@ -60,6 +62,8 @@ def shard(  # noqa: D417 - what belongs together is named together
         [[2, 3], []]
     """
     place = Place.here() if place is None else place
+    _check(batch_size, steps, seed, place.size)
+    x = x if training else without_augment(x)
     how: dict[str, Any] = {"batch_size": batch_size, "rank": place.rank, "size": place.size, "training": training}
     how |= {"shuffle": shuffle, "seed": seed}
     source = make_source(x, y, sample_weight, floatx=keras.config.floatx())
@@ -147,8 +151,9 @@ class Shard(keras.utils.PyDataset):  # type: ignore[misc]
 
     def on_epoch_end(self) -> None:
         """Take the next epoch's order."""
-        self._epoch += 1
-        self._reorder()
+        if not _only_looked_at():
+            self._epoch += 1
+            self._reorder()
 
 
 class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
@@ -184,11 +189,15 @@ class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
         if not training:
             own = source.steps(batch_size // size) if source.rows is not None and steps is None else count
             count = len(range(rank, own, size))
-        if not count or (source.rows is not None and batch_size < size):
+        if not count:
             raise BadInput(f"Rank {rank} of {size} would have no batch: give every rank one row or more.")
         self._source, self._count, self._epoch = source, count, 0
         self._how: dict[str, Any] = {"rank": rank, "size": size, "together": training, "batch_size": batch_size}
-        self._how |= {"seed": seed, "shuffle": shuffle and training, "steps": steps if training else None}
+        self._how |= {
+            "seed": seed,
+            "shuffle": shuffle and training,
+            "steps": steps if training or not source.indexed else None,
+        }
         self._lock = threading.Lock()
         self._kept: dict[int, tuple[Any, ...]] = {}
         self._next = 0
@@ -210,7 +219,10 @@ class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
                 raise BadInput(f"Batch {index} was asked for after batch {self._next - 1}: give fit shuffle=False.")
             if self._batches is None:
                 self._batches = feed(self._source, lambda batch: batch, epoch=self._epoch, **self._how)
-            batch = self._whole(next(self._batches))
+            try:
+                batch = self._whole(next(self._batches))
+            except StopIteration:
+                raise BadInput(f"The data ended after {index} of this rank's {self._count} batches.") from None
             self._next += 1
             if index < _KEPT:
                 self._kept[index] = batch
@@ -224,12 +236,43 @@ class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
         return parts(batch)
 
     def on_epoch_end(self) -> None:
-        """Go on with the next epoch."""
+        """Go on with the next epoch; with this one, where Keras has only looked at its first batches."""
         with self._lock:
-            if self._batches is not None and hasattr(self._batches, "close"):
-                self._batches.close()
-            self._epoch, self._next, self._batches = self._epoch + 1, 0, None
-            self._kept.clear()
+            complete = self._next >= self._count
+            if _only_looked_at():
+                if self._next > len(self._kept):
+                    self._leave()
+                return
+            if complete and self._batches is not None:
+                for _ in self._batches:  # the other ranks' batches, and the end of the pass
+                    pass
+            self._leave(complete)
+            self._epoch += 1
+
+    def _leave(self, complete: bool = False) -> None:
+        if hasattr(self._batches, "close"):
+            self._batches.close()  # type: ignore[union-attr]
+        if isinstance(self._source, StreamSource) and not complete and self._how["steps"] is None:
+            self._source.rewind()
+        self._next, self._batches = 0, None
+        self._kept.clear()
+
+
+def _check(batch_size: Any, steps: Any, seed: Any, size: int) -> None:
+    for name, value, least in (("batch_size", batch_size, size), ("steps", steps, 1), ("seed", seed, 0)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least):
+            more = f" as there are {size} ranks" if name == "batch_size" else ""
+            raise BadInput(f"{name}={value!r}: give a whole number, {least} or more{more}.")
+
+
+def _only_looked_at() -> bool:
+    """Whether Keras ends an epoch that it has not trained: ``fit`` looks at a batch first, and then starts over."""
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame is None or frame.f_code.co_filename.endswith("epoch_iterator.py"):
+            return frame is not None and frame.f_code.co_name == "reset"
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _each(function: Callable[[Any], Any], *parts: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend.devices import choose_devices
-from choros.data import Source, feed, make_source, make_validation, prefetch
+from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
 from choros.errors import BadInput
 from choros.parallel.here import Here
 from choros.training.arguments import check_model
@@ -163,7 +163,7 @@ class ModelMGPU:
             return self.serial.predict(x, batch_size, verbose, steps)
         pieces: list[Any] = []
         replica: Any = None
-        for batch in self._batches(make_source(x), batch_size, steps):
+        for batch in self._batches(make_source(without_augment(x)), batch_size, steps):
             replica = replica or self._here().ready(batch)
             pieces += replica.predict(batch)
         if not pieces:

@@ -42,7 +42,8 @@ def files(
         where: a path, a pattern, a directory, or a list of them.
         x: a column, a list of columns (side by side, as features), or a dict of those, for a model with several inputs.
             Defaults to all columns but ``y`` and ``sample_weight``. A column is a data set in HDF5 (by its path) and a
-            feature of tf.train.Example in TFRecord; it may hold arrays of one shape. Missing numbers become NaN.
+            feature of tf.train.Example in TFRecord; it may hold arrays of one shape. Missing numbers become NaN (in
+            a column of whole numbers if the file tells so, or the first 4 MB of a CSV do; else give types or decode).
         y: the same. Defaults to None.
         sample_weight: the same. Defaults to None.
         format: "parquet", "arrow", "csv", "hdf5" or "tfrecord". Defaults to what the files' names end in.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -217,7 +218,8 @@ class FileSource:
                     weight = self._weighted(batch.y, batch.sample_weight)
                     yield Batch(batch.x, batch.y, weight, batch.rows, batch.total)
         finally:
-            ahead.close()
+            if sys is not None and not sys.is_finalizing():  # else its threads are gone already
+                ahead.close()
 
     def _weighted(self, y: Any, weight: Any) -> Any:
         return weight if self.class_weight is None else with_class_weight(y, weight, self.class_weight, self.floatx)

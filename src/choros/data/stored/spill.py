@@ -99,7 +99,8 @@ class Spill:
             self._owned.close()
 
     def __del__(self) -> None:
-        self.close()
+        if os is not None:  # the interpreter ends: the kernel closes what is open
+            self.close()
 
     def fill(self, blocks: Iterable[int], decode: Callable[[int], None]) -> None:
         """Return when these blocks are there, decoded by as many threads as this process has cores.
