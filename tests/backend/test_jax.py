@@ -240,6 +240,7 @@ def test_every_private_name_of_keras_exists():
             owner = importlib.import_module(home)
         for name in names:
             assert hasattr(owner, name), f"{home}.{name}"
+    assert hasattr(importlib.import_module("keras.src.trainers.epoch_iterator").EpochIterator, "reset")
     entry = model._compile_loss._flat_losses[0]
     assert entry._replace(loss=None).loss is None
     assert isinstance(entry.loss, keras.losses.Loss)
