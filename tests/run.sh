@@ -35,7 +35,7 @@ lane() {
     for piece in "${!work[@]}"; do
         mkdir "$room/$piece" 2>/dev/null || continue
         read -r -d '' backend what <<<"${work[$piece]}" || true
-        KERAS_BACKEND=$backend "$python" -m pytest $what "$@" >"$room/$piece/said" 2>&1 || touch "$room/$piece/failed"
+        KERAS_BACKEND=$backend "$python" -m pytest $what "$@" >"$room/$piece/said" 2>&1 && touch "$room/$piece/passed"
         touch "$room/$piece/ended"
     done
 }
@@ -47,4 +47,4 @@ for piece in "${!work[@]}"; do
     cat "$room/$piece/said"
 done
 wait
-! compgen -G "$room/*/failed" >/dev/null
+for piece in "${!work[@]}"; do [[ -e $room/$piece/passed ]]; done  # also where a lane was killed

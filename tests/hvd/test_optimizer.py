@@ -42,7 +42,7 @@ def trained(run):
 def test_fit_equals_one_process(trained, size):
     """Weights, metrics and History, with rows that do not divide, for SGD, Adam and averages of the weights."""
     script = """
-    from choros.hvd.rows import Shard
+    import choros
 
     kinds = {
         "SGD": lambda: SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),
@@ -62,7 +62,7 @@ def test_fit_equals_one_process(trained, size):
         one, expected = make(optimizer()), None
         if not rank:  # one process for all of them
             expected = one.fit(
-                Shard(x, y, w, batch_size=48, rank=0, size=1, seed=5), epochs=3, verbose=0, shuffle=False,
+                choros.shard(x, y, w, batch_size=48, place=choros.Place(), seed=5), epochs=3, verbose=0, shuffle=False,
                 validation_data=(x[:51], y[:51]),
             ).history
         expected, weights = hvd.broadcast_object([expected, one.get_weights()])

@@ -78,17 +78,7 @@ class AheadSource:
 
     def __init__(self, inner: Any, depth: int, augment: Augment | None = None) -> None:
         self.inner, self.depth, self.augment = inner, depth, augment
-
-    @property
-    def indexed(self) -> bool:
-        """Whether any rows can be asked for."""
-        indexed: bool = self.inner.indexed
-        return indexed
-
-    @property
-    def ahead(self) -> int:
-        """Batches that are to be ready at most."""
-        return self.depth
+        self.ahead, self.indexed = depth, bool(inner.indexed)
 
     @property
     def rows(self) -> int | None:
@@ -126,7 +116,7 @@ def augmented(augment: Augment, x: Any, rows: int) -> Any:
         BadData: it gave nothing, or another number of rows.
     """
     found = as_arrays(augment(x), "augmented x")
-    lengths = {len(leaf) if leaf.ndim else 0 for _, leaf in leaves(found)}
+    lengths = {len(leaf) for _, leaf in leaves(found)}
     if lengths != {rows}:
         what = f"arrays of {sorted(lengths)} rows" if lengths else "nothing"
         raise BadData(f"augment gave {what} for a batch of {rows}: it must return one row for each.")

@@ -35,7 +35,7 @@ def check(
         choros.errors.BadData: x has 5 rows and y has 4: give arrays with the same number of rows.
     """
     check_batch(batch_size, 1 if is_py_dataset(x) else workers, together)
-    if steps is not None and not _whole(steps, 1):
+    if steps is not None and not is_whole(steps, 1):
         raise BadData(f"steps_per_epoch={steps!r}: give a whole number of global batches, 1 or more, or None.")
     _check_fraction(validation_split)
     if brings_targets(x):
@@ -52,7 +52,7 @@ def check_batch(batch_size: Any, workers: int, together: bool) -> None:
     Raises:
         BadData: The batch is too small; the message says how large it must be.
     """
-    if not _whole(batch_size, 1):
+    if not is_whole(batch_size, 1):
         raise BadData(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
     if not together and batch_size < workers:
         raise BadData(
@@ -149,7 +149,8 @@ def unpack(validation_data: Any) -> tuple[Any, Any, Any]:
     return padded[0], padded[1], padded[2]
 
 
-def _whole(value: Any, least: int) -> bool:
+def is_whole(value: Any, least: int) -> bool:
+    """Tell whether a value is a whole number of any library, ``least`` or more; True and False are none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 

@@ -21,7 +21,7 @@ from choros.errors import RanksDiffer
 from choros.hvd.context import collectives, rank
 from choros.hvd.guards import guarded
 from choros.hvd.reduction import Reduction
-from choros.hvd.rows import ReadShard, Shard
+from choros.hvd.rows import Shard
 from choros.hvd.split import SplitStep, built
 from choros.hvd.tensors import alike
 
@@ -67,7 +67,7 @@ def _fit(plain: Any) -> Any:
         call = dict(zip(names, (self, *args), strict=False)) | given
         if call.get("verbose", "auto") == "auto" and rank():
             call["verbose"] = 2  # one line an epoch, where rank 0 has the bar
-        if isinstance(call.get("x"), Shard | ReadShard):
+        if isinstance(call.get("x"), Shard):
             call["shuffle"] = False  # it shuffles rows, alike on all ranks; Keras would shuffle its batches on each
         if not _told and not rank():
             _told.append(True)

@@ -61,7 +61,7 @@ def _with_slots(optimizer: Any, model: Any, path: str) -> Any:
 
 def shard(  # noqa: D417 - what belongs together is named together
     x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, **how: Any
-) -> rows.Shard | rows.ReadShard:
+) -> rows.Shard:
     """Return this rank's rows of whole data, as a data set for ``fit``; exact also where nothing divides.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from choros.backend.base import parts
 from choros.cluster import Place
 from choros.data import StreamSource, feed, make_source, without_augment
 from choros.data.arrays import ArraySource
+from choros.data.checks import is_whole
 from choros.data.division import share
 from choros.data.order import permutation
 from choros.data.tree import map_leaves
@@ -34,7 +34,7 @@ def shard(  # noqa: D417 - what belongs together is named together
     training: bool = True,
     steps: int | None = None,
     place: Place | None = None,
-) -> Shard | ReadShard:
+) -> Shard:
     """Return this rank's rows of whole data, as a ``keras.utils.PyDataset`` for ``fit`` or a loop of your own.
 
     All ranks have the same number of batches, each row is in one, and a global batch that does not divide is divided
@@ -62,67 +62,52 @@ def shard(  # noqa: D417 - what belongs together is named together
         [[2, 3], []]
     """
     place = Place.here() if place is None else place
-    _check(batch_size, steps, seed, place.size)
-    x = x if training else without_augment(x)
-    how: dict[str, Any] = {"batch_size": batch_size, "rank": place.rank, "size": place.size, "training": training}
-    how |= {"shuffle": shuffle, "seed": seed}
-    source = make_source(x, y, sample_weight, floatx=keras.config.floatx())
+    for name, value, least in (("batch_size", batch_size, place.size), ("steps", steps, 1), ("seed", seed, 0)):
+        if value is not None and not is_whole(value, least):
+            more = f" as there are {place.size} ranks" if name == "batch_size" else ""
+            raise BadInput(f"{name}={value!r}: give a whole number, {least} or more{more}.")
+    source: Any = make_source(x if training else without_augment(x), y, sample_weight, floatx=keras.config.floatx())
     if not isinstance(source, ArraySource) or source.block:
-        return ReadShard(source, steps=steps, **how)
+        return ReadShard(source, place, batch_size, shuffle, seed, training, steps)
     if steps is not None:
         raise BadInput("steps is for data that do not tell how many batches there are: of arrays, give those rows.")
-    return Shard(x, y, sample_weight, **how)
+    return RowShard(source, place, batch_size, shuffle, seed, training)
 
 
 class Shard(keras.utils.PyDataset):  # type: ignore[misc]
     """This rank's share of every global batch; all ranks have the same number of batches, and each row is in one.
 
-    The order of the rows is the permutation of (seed, epoch), the same on every rank. Of a global batch that does not
-    divide the first ranks have one row more; where it has fewer rows than there are ranks, the last have a batch of no
-    rows, with which they only meet the others.
+    Of a global batch that does not divide the first ranks have one row more; where it has fewer rows than there are
+    ranks, the last have a batch of no rows, with which they only meet the others.
 
     Args:
-        x: nested arrays, whole, the same on every rank.
-        y: the same, or None.
-        sample_weight: the same, or None.
-        batch_size: int. Rows of a global batch.
-        rank: int. Whose rows.
-        size: int. How many ranks.
-        shuffle: bool. Defaults to True.
-        seed: int. Defaults to 0.
-        training: bool. False, for validation: one contiguous share of all rows, in own batches of
-            ``batch_size // size``, none of them empty.
-
-    Raises:
-        BadInput: fewer rows than one for each rank, or a batch of less than one.
-
-    Example:
-        >>> import numpy as np
-        >>> [Shard(np.arange(5), batch_size=4, rank=r, size=2, shuffle=False)[1][0].tolist() for r in range(2)]
-        [[4], []]
+        source: choros.data.Source.
+        place: which rank of how many.
+        batch_size: int. Rows of a global batch, where the source does not decide it.
+        shuffle, seed, training: as for ``shard``.
     """
 
-    def __init__(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        batch_size: int,
-        rank: int,
-        size: int,
-        shuffle: bool = True,
-        seed: int = 0,
-        training: bool = True,
-    ) -> None:
+    def __init__(self, source: Any, place: Place, batch_size: int, shuffle: bool, seed: int, training: bool) -> None:
         super().__init__()
-        if batch_size < size:
-            raise BadInput(f"A batch of {batch_size} rows for {size} ranks: give every rank one row or more.")
-        self._source = ArraySource(x, y, sample_weight, keras.config.floatx())
-        if self._source.rows < size:
-            raise BadInput(f"{self._source.rows} rows for {size} ranks: give every rank one row or more.")
-        self._batch, self._rank, self._size = batch_size, rank, size
+        self._source, self._batch, self._rank, self._size = source, batch_size, place.rank, place.size
         self._shuffle, self._seed, self._training, self._epoch = shuffle and training, seed, training, 0
+
+    def __len__(self) -> int:
+        count: int = self.num_batches
+        return count
+
+
+class RowShard(Shard):
+    """Of arrays: any batch can be asked for. The rows' order is the permutation of (seed, epoch).
+
+    Raises:
+        BadInput: fewer rows than one for each rank.
+    """
+
+    def __init__(self, source: ArraySource, place: Place, *how: Any) -> None:
+        super().__init__(source, place, *how)
+        if source.rows < place.size:
+            raise BadInput(f"{source.rows} rows for {place.size} ranks: give every rank one row or more.")
         self._reorder()
 
     def _reorder(self) -> None:
@@ -134,9 +119,6 @@ class Shard(keras.utils.PyDataset):  # type: ignore[misc]
     def num_batches(self) -> int:
         """Batches in an epoch."""
         return -(-len(self._order) // (self._batch if self._training else self._batch // self._size))
-
-    def __len__(self) -> int:
-        return self.num_batches
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         if not self._training:
@@ -156,15 +138,12 @@ class Shard(keras.utils.PyDataset):  # type: ignore[misc]
             self._reorder()
 
 
-class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
-    """This rank's share of what is read in order: files, streams, other data sets; see ``shard``.
+class ReadShard(Shard):
+    """Of what is read in order: files, streams, other data sets.
 
     Args:
-        source: choros.data.Source.
-        batch_size: int. Rows of a global batch, where the source does not decide it.
-        rank: int. Whose rows.
-        size: int. How many ranks.
-        shuffle, seed, training, steps: as for ``shard``.
+        source, place, batch_size, shuffle, seed, training: as for ``Shard``.
+        steps: as for ``shard``.
 
     Raises:
         BadInput: it is not known how many batches there are, or this rank would have none.
@@ -173,31 +152,23 @@ class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
     def __init__(
         self,
         source: Any,
-        *,
+        place: Place,
         batch_size: int,
-        rank: int,
-        size: int,
-        shuffle: bool = True,
-        seed: int = 0,
-        training: bool = True,
-        steps: int | None = None,
+        shuffle: bool,
+        seed: int,
+        training: bool,
+        steps: int | None,
     ) -> None:
-        super().__init__()
+        super().__init__(source, place, batch_size, shuffle, seed, training)
         count = source.steps(batch_size) if steps is None else steps
         if count is None:
             raise BadInput("It is not known how many batches there are: give steps, the global batches of an epoch.")
         if not training:
-            own = source.steps(batch_size // size) if source.rows is not None and steps is None else count
-            count = len(range(rank, own, size))
+            own = source.steps(batch_size // place.size) if source.rows is not None and steps is None else count
+            count = len(range(place.rank, own, place.size))
         if not count:
-            raise BadInput(f"Rank {rank} of {size} would have no batch: give every rank one row or more.")
-        self._source, self._count, self._epoch = source, count, 0
-        self._how: dict[str, Any] = {"rank": rank, "size": size, "together": training, "batch_size": batch_size}
-        self._how |= {
-            "seed": seed,
-            "shuffle": shuffle and training,
-            "steps": steps if training or not source.indexed else None,
-        }
+            raise BadInput(f"Rank {place.rank} of {place.size} would have no batch: give every rank one row or more.")
+        self._count, self._steps = count, steps if training or not source.indexed else None
         self._lock = threading.Lock()
         self._kept: dict[int, tuple[Any, ...]] = {}
         self._next = 0
@@ -208,9 +179,6 @@ class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
         """Batches in an epoch."""
         return self._count
 
-    def __len__(self) -> int:
-        return self._count
-
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         with self._lock:
             if index in self._kept:
@@ -218,7 +186,7 @@ class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
             if index != self._next:
                 raise BadInput(f"Batch {index} was asked for after batch {self._next - 1}: give fit shuffle=False.")
             if self._batches is None:
-                self._batches = feed(self._source, lambda batch: batch, epoch=self._epoch, **self._how)
+                self._batches = self._epochs_batches()
             try:
                 batch = self._whole(next(self._batches))
             except StopIteration:
@@ -228,9 +196,23 @@ class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
                 self._kept[index] = batch
             return batch
 
+    def _epochs_batches(self) -> Iterator[Batch]:
+        return feed(
+            self._source,
+            lambda batch: batch,
+            rank=self._rank,
+            size=self._size,
+            together=self._training,
+            batch_size=self._batch,
+            seed=self._seed,
+            epoch=self._epoch,
+            shuffle=self._shuffle,
+            steps=self._steps,
+        )
+
     def _whole(self, batch: Batch) -> tuple[Any, ...]:
         if not batch.rows:  # as the first one, without its rows
-            first = self._source.sample(self._how["batch_size"])
+            first = self._source.sample(self._batch)
             x, y, weight = _each(lambda leaf: leaf[:0], first.x, first.y, first.sample_weight)
             batch = Batch(x, y, weight, 0, batch.total)
         return parts(batch)
@@ -252,17 +234,10 @@ class ReadShard(keras.utils.PyDataset):  # type: ignore[misc]
     def _leave(self, complete: bool = False) -> None:
         if hasattr(self._batches, "close"):
             self._batches.close()  # type: ignore[union-attr]
-        if isinstance(self._source, StreamSource) and not complete and self._how["steps"] is None:
+        if isinstance(self._source, StreamSource) and not complete and self._steps is None:
             self._source.rewind()
         self._next, self._batches = 0, None
         self._kept.clear()
-
-
-def _check(batch_size: Any, steps: Any, seed: Any, size: int) -> None:
-    for name, value, least in (("batch_size", batch_size, size), ("steps", steps, 1), ("seed", seed, 0)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least):
-            more = f" as there are {size} ranks" if name == "batch_size" else ""
-            raise BadInput(f"{name}={value!r}: give a whole number, {least} or more{more}.")
 
 
 def _only_looked_at() -> bool:
