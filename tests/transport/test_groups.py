@@ -1,4 +1,4 @@
-"""What every group gives between real processes: the same tests in shared memory and by MPI."""
+"""What every group gives between real processes: the same tests in shared memory, by MPI and over TCP."""
 
 import json
 import sys
@@ -11,9 +11,6 @@ def make(timeout):
     return SharedGroup(fd, rank, timeout=timeout, spin=0.0 if rank else 50e-6)
 """,
     "mpi": """
-import json, os, sys, time
-import numpy as np
-from choros.errors import ChorosError
 from choros.transport.mpi_group import MpiGroup
 
 world = MpiGroup(timeout=60)
@@ -22,6 +19,22 @@ rank, size = world.rank, world.size
 def make(timeout):
     world.timeout = timeout
     return world.part(range(size))
+""",
+    "tcp": """
+from choros.transport.shared_group import SharedGroup
+from choros.transport.tcp.group import TcpGroup
+
+rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
+near = SharedGroup(int(os.environ["CHOROS_GROUP_FD"]), rank, timeout=60)
+
+def make(timeout):
+    return TcpGroup(rank, size, near.gather, b"of this test", timeout=timeout)
+""",
+}
+SAYS = """
+import json, os, sys, time
+import numpy as np
+from choros.errors import ChorosError
 
 def say(**facts):
     with open(os.path.join(sys.argv[1], f"{rank}.jsonl"), "a") as file:
@@ -34,8 +47,7 @@ def trying(call):
         say(error=type(error).__name__, text=str(error), missing=list(getattr(error, "missing", ())))
     else:
         say(error=None)
-""",
-}
+"""
 
 
 @pytest.fixture(params=HEAD)
@@ -48,10 +60,14 @@ def meet(request, tmp_path):
 
             with SharedGroup.create(size, room) as segment:
                 return request.getfixturevalue("ranks").start(HEAD["shared"] + script, segment, size).finish(120)
-        mpiexec = request.getfixturevalue("mpiexec")
         file = tmp_path / "script.py"
-        file.write_text(HEAD["mpi"] + script)
-        mpiexec(size, sys.executable, file, tmp_path)
+        file.write_text(SAYS + HEAD[request.param] + script)
+        if request.param == "mpi":
+            request.getfixturevalue("mpiexec")(size, sys.executable, file, tmp_path)
+        else:
+            from choros.runner.ranks import Wish, start
+
+            assert start([sys.executable, str(file), str(tmp_path)], Wish(size)).code == 0
         return [
             [json.loads(line) for line in (tmp_path / f"{rank}.jsonl").read_text().splitlines()] for rank in range(size)
         ]

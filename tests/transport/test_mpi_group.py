@@ -192,7 +192,7 @@ thread.start()
 thread.join(30)
 raise failed[0]
 """
-    assert "started for one thread, and barrier is called from another" in alone(text)
+    assert "barrier cannot be called here: MPI was started for one thread" in alone(text)
 
 
 def test_one_rank_and_the_script_s_own_communicator(mpiexec):

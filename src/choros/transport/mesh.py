@@ -1,10 +1,10 @@
-"""Messages between every pair of an MPI communicator's ranks, where each wait names who is missing.
+"""Calls of all ranks by messages between every pair of them, where each wait names who is missing.
 
 A call begins with a frame from every rank to every other one: what it is about to do, and its data where these are
 few bytes. So every rank knows that all make the same call, and who has not come when the time is over.
 
-Nothing here blocks inside MPI: a rank tests whether its messages have come and sleeps in between, longer the longer it
-waits, so that it takes no core from those that still compute.
+Nothing here blocks: a rank tests whether its messages have come and sleeps in between, longer the longer it waits, so
+that it takes no core from those that still compute.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
-from choros.transport import mpi
 from choros.transport.board import names
 from choros.transport.calls import GATHER, LEAVE, Posted, difference, spell
+from choros.transport.messages import DATA, FRAME, Messages
 from choros.transport.peers import alive, machine
 from choros.transport.waiting import SPIN
 from choros.types import Array
 
-_FRAME, _DATA = 24_101, 24_102  # tags: what a rank that leaves says is never taken for data
 _HEAD = 4  # words of a frame before its data
 _INLINE, _FRAMES = 1 << 10, 1 << 16  # bytes of data in one frame, and in those of all ranks together
 _MOST = 1 << 30  # bytes of one message: MPI counts with 32 bits
@@ -41,10 +40,10 @@ Trace = Callable[[tuple[str, str, int, int, int]], object]
 
 
 class Mesh:
-    """One rank's end of the messages: what ``MpiGroup`` is built on.
+    """One rank's end of the messages: what ``MessageGroup`` is built on.
 
     Args:
-        comm: an mpi4py communicator, of which a copy is used; None for that of all ranks, for which MPI is started.
+        messages: Messages. Who carries them, among whom.
         timeout: float. Seconds that one wait may last.
         spin: float. Seconds to look before sleeping; None: 0 where this machine has more ranks than cores.
 
@@ -55,35 +54,29 @@ class Mesh:
         trace: is told of every wait and every sum: (kind, name, begin, end, bytes), in nanoseconds of ``monotonic_ns``.
 
     Raises:
-        BadInput: mpi4py is missing, or the launcher belongs to another MPI.
         MeetingTimeout: not all ranks have come.
     """
 
-    def __init__(self, comm: Any, timeout: float, spin: float | None) -> None:
-        MPI = self._mpi = mpi.start(timeout)
+    def __init__(self, messages: Messages, timeout: float, spin: float | None) -> None:
         self.timeout, self.warn_after, self.doing = timeout, math.inf, ""
         self.trace: Trace | None = None
-        self._spin = 0.0
-        self._comm = MPI.COMM_WORLD if comm is None else comm
-        self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
+        self._messages, self._spin = messages, 0.0
+        self.rank, self.size = messages.rank, messages.size
         self._where = f"rank {self.rank} on {os.uname().nodename}"
         self._others = [(self.rank + k) % self.size for k in range(1, self.size)]
         self._inline = min(_INLINE, max(_FRAMES // self.size // 8 * 8, 64))
         self._frames = np.zeros((self.size, _HEAD + self._inline // 8), np.int64)
-        self._one_thread = MPI.Query_thread() < MPI.THREAD_SERIALIZED
         self._broken, self._closed, self._ended = "", False, False
         self._leaving: list[Any] = []
         self._kept: Any = None
         self._beside: dict[int, int] = {}  # by rank, the processes of this machine
-        if comm is None and self.size > 1:
-            mpi.abort_on_exception(MPI)
         place = hashlib.blake2b(machine().encode(), digest_size=8).digest()
         self._meet((GATHER, 0, 0, 0), np.frombuffer(place + os.getpid().to_bytes(8, "little"), np.int64))
         pids = {rank: self._framed(rank, 16).view(np.int64).tolist() for rank in range(self.size)}
         self._beside = {rank: pid for rank, (where, pid) in pids.items() if where == pids[self.rank][0]}
         many = len(self._beside) > (os.cpu_count() or 1)
         self._spin = spin if spin is not None else 0.0 if many else SPIN
-        self._comm = self._comm.Dup()  # all are there, so this is quick
+        messages.settle()
         atexit.register(self._end)
 
     # -- meeting
@@ -101,18 +94,15 @@ class Mesh:
         if self._broken or self._closed:
             why = self._broken or "it was closed"
             raise PeerFailed(f"{self._where}: this group failed before, so it cannot meet at {self._at(posted)}: {why}")
-        if self._one_thread and not self._mpi.Is_thread_main():
-            raise BadInput(
-                f"{self._where}: MPI was started for one thread, and {self._at(posted)} is called from another: let "
-                "Choros start MPI, or leave mpi4py.rc.thread_level as it is."
-            )
+        if wrong := self._messages.check_thread():
+            raise BadInput(f"{self._where}: {self._at(posted)} cannot be called here: {wrong}")
         mine = self._frames[self.rank]
         mine[:_HEAD] = posted
         if data is not None:
             mine.view(np.uint8)[8 * _HEAD : 8 * _HEAD + data.nbytes] = data.view(np.uint8)
         into = [(rank, self._frames[rank]) for rank in self._others]
         begin = 0 if self.trace is None else time.monotonic_ns()
-        self._swap(_FRAME, [(rank, mine) for rank in self._others], into, lambda: self._at(posted), self._spin)
+        self._swap(FRAME, [(rank, mine) for rank in self._others], into, lambda: self._at(posted), self._spin)
         self._told("wait", begin, -1)
         said: list[Posted] = [tuple(one) for one in self._frames[:, :_HEAD].tolist()]
         if gone := [rank for rank, one in enumerate(said) if one[0] == LEAVE]:
@@ -139,39 +129,38 @@ class Mesh:
     def _carry(self, out: _Messages, into: _Messages, posted: Posted) -> None:
         """Send and receive arrays, once all have met; every rank that is sent to expects just that."""
         busy = (1e-3 + sum(array.nbytes for _, array in [*out, *into]) / _SLOW) if self._spin else 0.0
-        self._swap(_DATA, out, into, lambda: f"the data of {self._at(posted)}", busy)
+        self._swap(DATA, out, into, lambda: f"the data of {self._at(posted)}", busy)
 
     def _swap(self, tag: int, out: _Messages, into: _Messages, what: Callable[[], str], busy: float) -> None:
-        comm, byte = self._comm, self._mpi.BYTE
         requests, ranks = [], []
-        for start, messages in ((comm.Irecv, into), (comm.Isend, out)):
+        for start, messages in ((self._messages.receive, into), (self._messages.send, out)):
             for rank, array in messages:
                 flat = array.view(np.uint8)
                 for at in range(0, flat.size, _MOST):
-                    requests.append(start([flat[at : at + _MOST], byte], rank, tag))
+                    requests.append(start(flat[at : at + _MOST], rank, tag))
                     ranks.append(rank)
         try:
             self._wait(requests, ranks, what, busy)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
-            self._kept = requests, out, into  # MPI may still write there
-            if isinstance(error, self._mpi.Exception):
-                raise PeerFailed(f"{self._where}: MPI failed at {what()}: {error}") from error
+            self._kept = requests, out, into  # they may still be written to
+            if isinstance(error, self._messages.errors):
+                raise PeerFailed(f"{self._where}: {self._messages.name} failed at {what()}: {error}") from error
             raise
 
     def _wait(self, requests: list[Any], ranks: list[int], what: Callable[[], str], busy: float) -> None:
         """Return when all messages have come or gone; ``busy`` seconds of it without sleeping."""
-        test = self._mpi.Request.Testall
+        test, rest = self._messages.done, self._messages.rest
         begin, looked, warn = time.perf_counter(), 0.0, self.warn_after
         while not test(requests):
             waited = time.perf_counter() - begin
             if waited < busy:
                 os.sched_yield()
             else:
-                time.sleep(min(max((waited - busy) / 8, 2e-5), _NAP))
+                rest(min(max((waited - busy) / 8, 2e-5), _NAP))
             if waited - looked >= _LOOK or waited >= min(self.timeout, warn):
                 looked = waited
-                missing = {rank for rank, one in zip(ranks, requests, strict=True) if not one.Test()}
+                missing = {rank for rank, one in zip(ranks, requests, strict=True) if not self._messages.came(one)}
                 self._look(missing, waited, what)
                 if missing and waited >= warn:
                     warn = math.inf
@@ -202,29 +191,30 @@ class Mesh:
 
     # -- the end
     def _end(self, limit: float | None = None) -> None:
-        """Leave: ranks that wait for this one are told so. Free what MPI holds once all have left.
+        """Leave: ranks that wait for this one are told so. Free what is held once all have left.
 
         Args:
-            limit: float. Seconds to wait for that. None as Python ends: for as long as the others live, as they may
-                have work of their own, and asleep, which MPI_Finalize is not. A second at most where a call has failed.
+            limit: float. Seconds to wait for that. None as Python ends: under MPI for as long as the others live, as
+                they may have work of their own, and asleep, which MPI_Finalize is not. A second at most where a call
+                has failed.
         """
-        if self._ended or self._mpi.Is_finalized():
+        if self._ended or self._messages.over():
             return
         if not self._closed:
             self._closed = True
-            byte, mine = self._mpi.BYTE, self._frames[self.rank]
+            mine = self._frames[self.rank]
             mine[:_HEAD] = (LEAVE, 0, 0, 0)
             if not self._broken:
-                self._leaving = [self._comm.Irecv([self._frames[r], byte], r, _FRAME) for r in self._others]
-            self._leaving += [self._comm.Isend([mine, byte], r, _FRAME) for r in self._others]
+                self._leaving = [self._messages.receive(self._frames[r].view(np.uint8), r, FRAME) for r in self._others]
+            self._leaving += [self._messages.send(mine.view(np.uint8), r, FRAME) for r in self._others]
         begin = time.perf_counter()
-        longest = 1.0 if self._broken else math.inf if limit is None else limit
-        while not self._mpi.Request.Testall(self._leaving):
-            waited = time.perf_counter() - begin
-            if waited >= longest or not all(map(alive, self._beside.values())):
-                return
-            time.sleep(min(max(waited / 8, 2e-5), 0.05))
+        longest = 1.0 if self._broken else self._messages.patience if limit is None else limit
+        with suppress(*self._messages.errors):  # where one has gone without a word, it is awaited no longer
+            while not self._messages.done(self._leaving):
+                waited = time.perf_counter() - begin
+                if waited >= longest or not all(map(alive, self._beside.values())):
+                    return
+                self._messages.rest(min(max(waited / 8, 2e-5), 0.05))
         self._ended = True
         atexit.unregister(self._end)
-        if not self._broken:
-            self._comm.Free()
+        self._messages.free(bool(self._broken))

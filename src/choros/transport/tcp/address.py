@@ -1,0 +1,90 @@
+"""On which of this host's addresses the others reach it."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import closing
+
+from choros.errors import BadInput
+
+_SIOCGIFADDR, _SIOCGIFFLAGS, _UP, _LOOPBACK = 0x8915, 0x8913, 0x1, 0x8
+LOOPBACK = "127.0.0.1"
+
+
+def own_address(network: str = "") -> str:
+    """Return the IPv4 address by which the other hosts of a job are to reach this one.
+
+    Args:
+        network: str. An interface (``eth0``) or the beginning of several's names (``hsn``), the first of which is
+            taken; or a domain (``.hsn.cm.example.org``), which is appended to this host's name and looked up; or an
+            address of this host. Defaults to "": the address of the host's own name, else the first interface that is
+            up and is not the loopback one.
+
+    Raises:
+        BadInput: there is no such interface or name; says which interfaces there are.
+
+    Example:
+        >>> own_address("127.0.0.1"), own_address("lo")
+        ('127.0.0.1', '127.0.0.1')
+    """
+    here = interfaces()
+    if network in here.values() or network == LOOPBACK:
+        return network
+    if network.startswith("."):
+        name = socket.gethostname().split(".")[0] + network
+        return _look_up(name, f"network={network!r}")
+    if network:
+        fitting = [address for name, address in here.items() if name == network or name.startswith(network)]
+        if not fitting:
+            known = ", ".join(f"{name} ({address})" for name, address in here.items())
+            raise BadInput(
+                f"network={network!r}: {socket.gethostname()} has no such interface that is up with an address, but "
+                f"{known or 'none at all'}. Name one of them (CHOROS_NETWORK), or a domain as .hsn.example.org."
+            )
+        return here.get(network, fitting[0])
+    outside = [address for address in here.values() if not address.startswith("127.")]
+    try:
+        named = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        named = ""
+    return named if named in outside else outside[0] if outside else LOOPBACK
+
+
+def interfaces() -> dict[str, str]:
+    """Return the IPv4 address of each interface that is up.
+
+    Example:
+        >>> interfaces().get("lo", "127.0.0.1")
+        '127.0.0.1'
+    """
+    found = {}
+    if sys.platform != "linux":
+        return found
+    with closing(_any()) as end:
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("256s", name.encode()[:15])
+            try:
+                flags = struct.unpack_from("16xH", fcntl.ioctl(end, _SIOCGIFFLAGS, asked))[0]
+                address = socket.inet_ntoa(fcntl.ioctl(end, _SIOCGIFADDR, asked)[20:24])
+            except OSError:  # it has none
+                continue
+            if flags & _UP:
+                found[name] = address
+    return found
+
+
+def _any() -> socket.socket:
+    from choros.transport.tcp.wire import unconnected
+
+    return unconnected()
+
+
+def _look_up(name: str, asked: str, look: Callable[[str], str] = socket.gethostbyname) -> str:
+    try:
+        return look(name)
+    except OSError as error:
+        raise BadInput(f"{asked}: the name {name} is not known here ({error}). Give an interface instead.") from None

@@ -1,0 +1,75 @@
+"""The ranks of a job that meet over sockets: each has one to every other."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from choros.errors import MeetingTimeout, PeerFailed
+from choros.transport.board import names
+from choros.transport.message_group import MessageGroup
+from choros.transport.tcp.messages import Links, TcpMessages
+from choros.transport.tcp.wire import Door, dial
+
+Swap = Callable[[bytes], Sequence[bytes]]
+
+
+class TcpGroup(MessageGroup):
+    """All ranks, over TCP; implements ``choros.transport.Group``.
+
+    Args:
+        rank, size: int.
+        swap: callable. Gives all every rank's bytes, in the order of the ranks: how they learn each other's ports.
+        secret: bytes. The same on all ranks, and known to nobody else.
+        address: str. Where the others reach this host; see ``choros.transport.tcp.address.own_address``.
+        timeout: float. Seconds that one wait may last.
+        spin: float. Seconds to look before sleeping; by default 0 where a machine has more ranks than cores.
+
+    Raises:
+        MeetingTimeout: not all ranks have come.
+        PeerFailed: a rank cannot be reached.
+
+    Example:
+        >>> TcpGroup(0, 1, lambda mine: [mine], b"secret").gather(b"hello")
+        [b'hello']
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        swap: Swap,
+        secret: bytes,
+        address: str = "127.0.0.1",
+        timeout: float = 300.0,
+        *,
+        spin: float | None = None,
+    ) -> None:
+        where = f"rank {rank} on {os.uname().nodename}"
+        until = time.monotonic() + timeout
+        with Door(address, secret) as door:
+            said = [json.loads(text) for text in swap(json.dumps([door.place, os.uname().nodename]).encode())]
+            ends = {}
+            for other in range(rank):
+                try:
+                    end = dial(said[other][0], secret, {"rank": rank}, until - time.monotonic())
+                except PeerFailed as error:
+                    raise PeerFailed(f"{where} cannot reach rank {other} on {said[other][1]}. {error}") from None
+                ends[other] = end, f"rank {other} on {said[other][1]}"
+            missing = set(range(rank + 1, size))
+            while missing:
+                try:
+                    hello, end = door.next(until - time.monotonic())
+                except MeetingTimeout:
+                    raise MeetingTimeout(
+                        f"{where} waited {timeout:g} s at {door.place} for {names(sorted(missing))} of {size}, which "
+                        "may be busy or gone, or cannot reach this host: name a network that all share in "
+                        "CHOROS_NETWORK, or see to its firewall.",
+                        tuple(sorted(missing)),
+                    ) from None
+                other = int(hello["rank"])
+                missing.discard(other)
+                ends[other] = end, f"rank {other} on {said[other][1]}"
+        super().__init__(TcpMessages(Links(ends), rank, range(size)), timeout, spin=spin)

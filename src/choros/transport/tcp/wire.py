@@ -1,0 +1,190 @@
+"""The only sockets of Choros that have an address: who opens one proves to the other end that it knows the secret.
+
+Both ends show an HMAC (RFC 2104) over numbers that both have drawn anew, so nothing that was overheard can be used
+again and the secret itself never travels. What follows is not encrypted: these are for the network inside a cluster.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from choros.errors import BadInput, MeetingTimeout, PeerFailed
+
+_MAGIC, _NONCE, _PROOF, _MOST = b"choros 1", 16, 32, 1 << 16
+_SHAKE = 10.0  # seconds that one who has come may take to prove itself
+_BACKLOG = 1024
+
+
+def unconnected() -> socket.socket:
+    """Return a socket that is connected to nothing, to ask the system by."""
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+class Door:
+    """Where others come in: a port that the system chose, and those who came and know the secret.
+
+    Args:
+        address: str. The IPv4 address of this host to be reached at.
+        secret: bytes. Who does not know it is turned away.
+
+    Attributes:
+        place: str. ``address:port``, for ``dial``.
+
+    Example:
+        >>> with Door("127.0.0.1", b"a secret") as door:
+        ...     far = dial(door.place, b"a secret", {"rank": 1}, 5.0)
+        ...     hello, near = door.next(5.0)
+        ...     near.sendall(b"good day")
+        ...     hello, far.recv(8)
+        ({'rank': 1}, b'good day')
+        >>> near.close(), far.close()
+        (None, None)
+    """
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        self._secret, self._came = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
+        try:
+            self._socket = socket.create_server((address, 0), backlog=_BACKLOG)
+        except OSError as error:
+            raise BadInput(f"No port can be opened at {address}, which must be this host's: {error}") from None
+        self.place = f"{address}:{self._socket.getsockname()[1]}"
+        self._shut = False
+        threading.Thread(target=self._welcome, name="choros-door", daemon=True).start()
+
+    def next(self, timeout: float) -> tuple[dict[str, Any], socket.socket]:
+        """Return what the next one who came said of itself, and the socket to it.
+
+        Raises:
+            MeetingTimeout: nobody came.
+        """
+        try:
+            return self._came.get(timeout=max(timeout, 0.0))
+        except queue.Empty:
+            raise MeetingTimeout(f"Nobody came to {self.place} for {timeout:.1f} s.") from None
+
+    def _welcome(self) -> None:
+        while not self._shut:
+            try:
+                end, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._prove, args=(end,), name="choros-guest", daemon=True).start()
+
+    def _prove(self, end: socket.socket) -> None:
+        try:
+            end.settimeout(_SHAKE)
+            theirs = _take(end, len(_MAGIC) + _NONCE)
+            if not theirs.startswith(_MAGIC):
+                raise PeerFailed("a stranger")
+            drawn, said = secrets.token_bytes(_NONCE), theirs[len(_MAGIC) :]
+            end.sendall(drawn + _sign(self._secret, b"door", said + drawn))
+            proof, length = _take(end, _PROOF), int.from_bytes(_take(end, 4), "little")
+            if length > _MOST:
+                raise PeerFailed("a stranger")
+            hello = _take(end, length)
+            if not hmac.compare_digest(proof, _sign(self._secret, b"guest", said + drawn + hello)):
+                raise PeerFailed("a stranger")
+            found = json.loads(hello)
+            end.sendall(b"\1")
+            end.settimeout(None)
+        except (OSError, ValueError, PeerFailed):
+            end.close()
+            return
+        self._came.put((found, _tuned(end)))
+
+    def close(self) -> None:
+        """Let nobody else in."""
+        self._shut = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> socket.socket:
+    """Return a socket to a ``Door``.
+
+    Args:
+        place: str. Its ``address:port``.
+        secret: bytes.
+        hello: dict. What to say of oneself: plain JSON, not secret.
+        timeout: float. Seconds to try for.
+
+    Raises:
+        PeerFailed: nobody answers there, or who does, does not know the secret, or does not take this one.
+    """
+    host, _, port = place.rpartition(":")
+    until, text = time.monotonic() + timeout, json.dumps(hello).encode()
+    while True:
+        left = until - time.monotonic()
+        try:
+            end = socket.create_connection((host, int(port)), timeout=max(left, 0.1))
+            break
+        except OSError as error:
+            if left <= 0.1:
+                raise PeerFailed(f"Nobody answers at {place} ({error}): {_network(host)}") from None
+            time.sleep(0.05)
+    try:
+        end.settimeout(_SHAKE)
+        mine = secrets.token_bytes(_NONCE)
+        end.sendall(_MAGIC + mine)
+        theirs = _take(end, _NONCE + _PROOF)
+        both = mine + theirs[:_NONCE]
+        if not hmac.compare_digest(theirs[_NONCE:], _sign(secret, b"door", both)):
+            raise PeerFailed(
+                f"Who answers at {place} does not know this job's secret: another job's ranks, or a stranger."
+            )
+        end.sendall(_sign(secret, b"guest", both + text) + len(text).to_bytes(4, "little") + text)
+        if _take(end, 1) != b"\1":
+            raise PeerFailed(f"{place} did not take this rank.")
+        end.settimeout(None)
+    except OSError as error:
+        end.close()
+        if isinstance(error, PeerFailed):
+            raise
+        raise PeerFailed(
+            f"{place} ended the conversation before it began ({error}): it may belong to another job."
+        ) from None
+    return _tuned(end)
+
+
+def _network(host: str) -> str:
+    return f"see whether {host} is reached from {os.uname().nodename}, or name another network in CHOROS_NETWORK."
+
+
+def _sign(secret: bytes, who: bytes, text: bytes) -> bytes:
+    return hmac.digest(secret, who + text, "sha256")
+
+
+def _take(end: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        piece = end.recv(count - len(found))
+        if not piece:
+            raise PeerFailed("the other end closed the connection")
+        found += piece
+    return found
+
+
+def _tuned(end: socket.socket) -> socket.socket:
+    """Send small frames at once, and notice a host that has gone within two minutes."""
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6), ("TCP_USER_TIMEOUT", 120_000)):
+        if hasattr(socket, name):
+            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return end
