@@ -223,7 +223,7 @@ def mpi_built() -> bool:
 
 def mpi_enabled() -> bool:
     """Whether the ranks meet by MPI; False before ``init``."""
-    return bool(_now) and type(_now[0].group).__name__ == "MpiGroup"
+    return bool(_now) and getattr(_now[0].group, "carrier", "") == "MPI"
 
 
 def mpi_threads_supported() -> bool:

@@ -1,7 +1,7 @@
 """A Trainer inside a job: the ranks were started by ``choros run`` (or a scheduler), and each joins as what it is.
 
 Nothing is started. Every rank runs the same script with the same model; rank 0's weights are the ones that count, and
-rank 0 drives the callbacks. The ranks share a machine, so they meet in shared memory.
+rank 0 drives the callbacks. Ranks of one host meet in its memory, and those of several as ``training/meeting.py`` says.
 """
 
 from __future__ import annotations
@@ -22,28 +22,25 @@ from choros.errors import BadInput
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.loops import train
-from choros.training.noticeboard import Noticeboard
-from choros.training.parts import adding, build_replica, create_meeting, join_meeting
+from choros.training.meeting import meet
+from choros.training.parts import adding, build_replica
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
 from choros.training.travel import unpack_model
 from choros.transport import Group
+from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
-from choros.transport.peers import machine, spread
-from choros.transport.segment import Segment
-from choros.transport.shared_group import share
 from choros.types import Array, Batch
 
-_LINE = 1 << 14  # bytes for the logs of an epoch, which workers who never wait leave for rank 0
 _RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what only rank 0 knows
 
 
 class JoinedReporter:
     """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
 
-    def __init__(self, run: Run, conductor: Conductor, mail: Mail) -> None:
-        self.run, self.conductor, self.mail, self.lead = run, conductor, mail, run.rank == 0
+    def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any) -> None:
+        self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
         self.set: list[Array] = []  # rank 0's variables as the callbacks left them
@@ -118,7 +115,7 @@ class JoinedReporter:
 
     def spread(self, mine: list[Any]) -> list[Any]:
         """Return what rank 0 says."""
-        group = self.run.group if self.together else self.mail.group
+        group = self.run.group if self.together else self.base
         said: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
         return said
 
@@ -126,7 +123,7 @@ class JoinedReporter:
         """Take rank 0's orders; new weights are those of rank 0's model."""
         orders = Orders(**told)
         if orders.weights:
-            group = self.run.group if self.together else self.mail.group
+            group = self.run.group if self.together else self.base
             mine = self.set if self.lead else self.run.replica.snapshot()
             self.run.take([group.broadcast(value) for value in mine])
             if self.lead and self.run.centre is not None:
@@ -136,45 +133,6 @@ class JoinedReporter:
         if orders.learning_rate is not None:
             self.run.replica.learning_rate = orders.learning_rate
         return orders
-
-
-class Mail:
-    """Logs of epochs, left by whichever rank ended an epoch last, taken by rank 0."""
-
-    def __init__(self, group: Group, segment: Segment, board: Noticeboard) -> None:
-        self.group, self.segment, self.board = group, segment, board
-        self.area = segment.array(np.uint8, segment.nbytes, 0)
-        self.taken = 0
-
-    def leave(self, epoch: int, logs: dict[str, float], seconds: float) -> None:
-        """Leave one line.
-
-        Raises:
-            OverflowError: the logs of all epochs are longer than was foreseen.
-        """
-        line = json.dumps([epoch, logs, seconds]).encode() + b"\n"
-        with self.board.locked():
-            end = int(self.board.post.item())
-            if end + len(line) > len(self.area):
-                raise OverflowError(
-                    f"The logs of epoch {epoch} take {len(line)} bytes; {_LINE} an epoch were set aside, and "
-                    f"{len(self.area) - end} are left: log fewer or shorter names."
-                )
-            self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
-            self.board.post[()] = end + len(line)
-
-    def take(self) -> list[tuple[int, dict[str, float], float]]:
-        """Return what has come since the last time."""
-        with self.board.locked():
-            end = int(self.board.post.item())
-            text = self.area[self.taken : end].tobytes()
-        self.taken = end
-        return [(int(epoch), logs, seconds) for epoch, logs, seconds in map(json.loads, text.splitlines())]
-
-    def close(self) -> None:
-        """Let the segment go."""
-        self.area = np.empty(0, np.uint8)
-        self.segment.close()
 
 
 def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
@@ -190,7 +148,6 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
     if job.workers > 1:
         base = join(rank, job.workers, job.first_timeout)
         base.timeout = job.first_timeout
-        check_one_machine(base)
         facts = {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)}
         if not source.indexed:
             facts["first_batch"] = digest(source.sample())
@@ -211,17 +168,10 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(rank, job.fold_seed)
     trainable, others = vectors(replica)
-    lead, epochs = rank == 0, job.epochs - job.initial_epoch
-    notices = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
-    shared = share(base, notices.segment if notices else None)
-    board = notices or Noticeboard(shared, job.workers, epochs, job.metric_values)
-    mail = Mail(base, share(base, Segment.create(epochs * _LINE, "choros-mail") if lead else None), board)
-    segment = None
-    if job.workers > 1:
-        segment = share(base, create_meeting(job, plan.algorithm, trainable, others) if lead else None)
-    group, centre = join_meeting(job, plan.algorithm, segment, rank)
+    meeting = meet(base, job, plan.algorithm, trainable, others)
+    group, centre, board = meeting.group, meeting.centre, meeting.board
     run = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
-    reporter = JoinedReporter(run, conductor, mail)
+    reporter = JoinedReporter(run, conductor, base, meeting.mail)
     run.reporter = reporter
 
     def fetch() -> None:
@@ -248,28 +198,20 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
             variable.assign(base.broadcast(np.array(values([variable])[0])))
         tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(run.tally.json()).encode())]
     finally:
-        for part in (centre, group, mail, board, segment, made):
-            if part is not None:
-                part.close()
+        meeting.close()
+        if made is not None:
+            made.close()
     return RunRecord.of(plan.algorithm, job.meet, tallies, 0.0, reporter.losses)
 
 
-def check_one_machine(group: Group) -> None:
-    """Refuse ranks that cannot share memory, on every one of them."""
-    if apart := spread([text.decode() for text in group.gather(machine().encode())]):
-        raise BadInput(
-            f"A Trainer's ranks share memory, which takes one machine: {apart}. Start them all on one, or train by "
-            "choros.hvd (DistributedOptimizer), whose ranks meet by MPI alone."
-        )
-
-
 def decode_together(group: Group, source: Any) -> None:
-    """Give all ranks what rank 0 has decoded of files, and decodes."""
+    """Give all ranks of a host what the first of them has decoded of files, and decodes."""
     source = getattr(source, "inner", source)
     files = isinstance(source, FileSource)
-    said = group.gather(source.spill.path.encode() if files and not group.rank else b"")
-    if files and group.rank:
-        source.join(said[0].decode())
+    said = group.gather(source.spill.path.encode() if files else b"")
+    for ranks in hosts_of(group):
+        if files and group.rank in ranks[1:]:
+            source.join(said[ranks[0]].decode())
 
 
 def digest(batch: Batch) -> str:

@@ -103,6 +103,10 @@ class Noticeboard:
         rate = float(self._head[2])
         return rate if rate and math.isfinite(rate) else None
 
+    def head(self) -> list[float]:
+        """Return the orders as they stand, for who reads them elsewhere."""
+        return [float(value) for value in self._head]
+
     # -- sums of metrics
     def add(self, epoch: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to its epoch; True for the rank that makes the sum complete."""

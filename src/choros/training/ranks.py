@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
+from typing import Any
 
 from choros.cluster import Place
 from choros.errors import BadInput
 from choros.training.choice import MPI, SHARED, Choice, choose
 from choros.transport import Group
+from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
 from choros.transport.shared_group import SharedGroup, share
 
 _joined: dict[str, Group] = {}
@@ -82,7 +84,15 @@ def _by_mpi(rank: int, size: int, timeout: float) -> Group:
     from choros.transport import mpi
     from choros.transport.mpi_group import MpiGroup
 
-    return _fitting(MpiGroup(timeout=timeout), rank, size, mpi.remedy())
+    return _several(_fitting(MpiGroup(timeout=timeout), rank, size, mpi.remedy()))
+
+
+def _several(group: Any) -> Group:
+    """Return the group in which ranks of several hosts add up in each host first, where that is worth it."""
+    if os.environ.get("CHOROS_GROUP") != MPI and worth_it(hosts_of(group)):
+        group = HostsGroup(group, own=True)
+    found: Group = group
+    return found
 
 
 def _others(choice: Choice, rank: int, size: int, timeout: float) -> Group:

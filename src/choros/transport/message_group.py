@@ -48,7 +48,16 @@ class MessageGroup(Mesh):
 
     def part(self, ranks: Sequence[int]) -> MessageGroup:
         """Return the group of some of the ranks, in that order; only they call, all at the same time."""
-        return MessageGroup(self._messages.part(ranks), self.timeout, spin=self._spin)
+        return MessageGroup(self.among(ranks), self.timeout, spin=self._spin)
+
+    def among(self, ranks: Sequence[int]) -> Messages:
+        """Return the messages of some of the ranks, for a group of them; only they call, all at the same time."""
+        return self._messages.part(ranks)
+
+    @property
+    def carrier(self) -> str:
+        """What carries the messages: ``MPI`` or ``TCP``."""
+        return self._messages.name
 
     # -- sums
     def slot(self, count: int, dtype: Any) -> Array:

@@ -183,6 +183,15 @@ class SharedCentre:
         return int(self._header()[at.CLOCK])
 
     @property
+    def times_set(self) -> int:
+        """How often a controller had set the centre when this worker last took it."""
+        return self._set
+
+    def blank(self) -> tuple[Array, Array]:
+        """Return memory of the centre's and the moving statistics' sizes, for ``read``."""
+        return np.empty_like(self._buffers[0][0]), np.empty_like(self._buffers[1][0])
+
+    @property
     def contributions(self) -> list[int]:
         """How many merges each rank's exchanges made, as of the last commit."""
         first = self._sent_at - (self.rank or 0)

@@ -16,6 +16,7 @@ import math
 import os
 import resource
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -195,13 +196,19 @@ class SharedGroup:
         """This rank's buffer of ``count`` values in the segment; always the same memory, never copied."""
         return self._plan(count, dtype).slot
 
-    def sum_slots(self, count: int, dtype: Any) -> Array:
-        """Sum all slots; a read-only view of the result, bit-equal on every rank, good until the next call."""
+    def sum_slots(self, count: int, dtype: Any, beyond: Callable[[Array], None] | None = None) -> Array:
+        """Sum all slots; a read-only view of the result, bit-equal on every rank, good until the next call.
+
+        Args:
+            count: int. Values.
+            dtype: their type.
+            beyond: may change the result in place before any rank is given it; where ranks of several hosts add up.
+        """
         plan = self._plan(count, dtype)
-        self._reduce(plan, SUM_SLOTS, count)
+        self._reduce(plan, SUM_SLOTS, count, beyond)
         return plan.result
 
-    def _reduce(self, plan: _Plan, kind: int, count: int) -> None:
+    def _reduce(self, plan: _Plan, kind: int, count: int, beyond: Callable[[Array], None] | None = None) -> None:
         self._meet((kind, count, *plan.code))
         trace = self._board.trace
         begin = 0 if trace is None else time.monotonic_ns()
@@ -210,6 +217,9 @@ class SharedGroup:
         if trace is not None:
             trace(("reduce", "reduce", begin, time.monotonic_ns(), plan.whole.nbytes))
         self._board.barrier(lambda: "the end of a sum")
+        if beyond is not None:
+            beyond(plan.whole)
+            self._board.barrier(lambda: "the sum of all hosts")
 
     def sum(self, x: Array) -> Array:
         """A new array of the same shape and dtype: the sum over ranks. Overwrites the slot.

@@ -1,0 +1,70 @@
+"""What workers that never wait leave for rank 0: the logs of their epochs, in one shared segment."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from choros.training.noticeboard import Noticeboard
+from choros.transport.segment import Segment
+
+LINE = 1 << 14  # bytes for the logs of an epoch
+Line = tuple[int, dict[str, float], float]
+
+
+class Mail:
+    """Logs of epochs, left by whichever rank ended an epoch last, taken by rank 0."""
+
+    def __init__(self, segment: Segment, board: Noticeboard) -> None:
+        self.segment, self.board = segment, board
+        self.area = segment.array(np.uint8, segment.nbytes, 0)
+        self.taken = 0
+
+    def leave(self, epoch: int, logs: dict[str, float], seconds: float) -> None:
+        """Leave one line.
+
+        Raises:
+            OverflowError: the logs of all epochs are longer than was foreseen.
+        """
+        self.put(json.dumps([epoch, logs, seconds]).encode() + b"\n")
+
+    def put(self, line: bytes) -> None:
+        """Leave one line as it is."""
+        with self.board.locked():
+            end = int(self.board.post.item())
+            if end + len(line) > len(self.area):
+                raise OverflowError(
+                    f"The logs of an epoch take {len(line)} bytes; {LINE} an epoch were set aside, and "
+                    f"{len(self.area) - end} are left: log fewer or shorter names."
+                )
+            self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
+            self.board.post[()] = end + len(line)
+
+    def take(self) -> list[tuple[int, dict[str, float], float]]:
+        """Return what has come since the last time."""
+        text = self.since(self.taken)
+        self.taken += len(text)
+        return read_lines(text)
+
+    def since(self, taken: int) -> bytes:
+        """Return all that has come but for the first bytes."""
+        with self.board.locked():
+            return self.area[taken : int(self.board.post.item())].tobytes()
+
+    def close(self) -> None:
+        """Let the segment go."""
+        self.area = np.empty(0, np.uint8)
+        self.segment.close()
+
+
+def read_lines(text: bytes) -> list[Line]:
+    r"""Return epochs, their logs and the seconds of training until then.
+
+    Example:
+        >>> read_lines(b'[0, {"loss": 0.5}, 1.5]\n')
+        [(0, {'loss': 0.5}, 1.5)]
+    """
+    found: list[Any] = [json.loads(line) for line in text.splitlines()]
+    return [(int(epoch), logs, seconds) for epoch, logs, seconds in found]

@@ -1,0 +1,163 @@
+"""Where a job's ranks meet, on one host or on several: the group, the centre, the noticeboard and the mail."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from choros.algorithms import Algorithm
+from choros.training.far import FarBoard, FarMail
+from choros.training.job import Job
+from choros.training.mail import LINE, Mail
+from choros.training.noticeboard import Noticeboard
+from choros.training.parts import create_meeting, join_meeting
+from choros.training.ranks import part
+from choros.training.serving import Server
+from choros.transport import Group
+from choros.transport.hosts_group import hosts_of
+from choros.transport.local_group import LocalGroup
+from choros.transport.segment import Segment, align
+from choros.transport.sharded_centre import ShardedCentre
+from choros.transport.shared_centre import SharedCentre
+from choros.transport.shared_group import share
+from choros.transport.tcp.address import own_address
+from choros.transport.tcp.channel import Channel
+from choros.transport.tcp.wire import dial
+from choros.types import Array
+
+_DIVIDED = 1 << 20  # bytes of a centre that is worth dividing among the hosts
+
+
+@dataclass
+class Meeting:
+    """What a rank meets the others in.
+
+    Attributes:
+        group: the ranks together (one where they never meet). centre: for meetings alone, or None.
+        board: Noticeboard, or one of another host. mail: the same, None where nothing is left for rank 0.
+    """
+
+    group: Group
+    centre: Any
+    board: Any
+    mail: Any
+    held: list[Any] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Leave."""
+        for one in (self.centre, self.group, self.mail, self.board, *self.held):
+            if one is not None:
+                one.close()
+
+
+def meet(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Meeting:
+    """Return what the ranks of a job meet in; all of them call.
+
+    Args:
+        base: all ranks.
+        job: Job.
+        algorithm: the bound algorithm.
+        trainable: where the centre begins.
+        others: the moving statistics.
+    """
+    hosts = hosts_of(base)
+    if len(hosts) == 1:
+        return _on_one(base, job, algorithm, trainable, others)
+    if not job.alone:
+        epochs = job.epochs - job.initial_epoch
+        group = part(base, range(base.size)) or base
+        return Meeting(group, None, Noticeboard.create(job.workers, epochs, job.metric_values), None)
+    return _between(base, job, algorithm, trainable, others, hosts)
+
+
+def _on_one(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Meeting:
+    board, mail = _notes(base, job)
+    segment = None
+    if job.workers > 1:
+        lead = base.rank == 0
+        segment = share(base, create_meeting(job, algorithm, trainable, others) if lead else None)
+    group, centre = join_meeting(job, algorithm, segment, base.rank)
+    return Meeting(group, centre, board, mail, [segment] if segment is not None else [])
+
+
+def _notes(near: Group, job: Job) -> tuple[Noticeboard, Mail]:
+    """The noticeboard and the mail in memory that the ranks of one host share."""
+    lead, epochs = near.rank == 0, job.epochs - job.initial_epoch
+    own = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
+    shared = share(near, own.segment if own else None)
+    board = own or Noticeboard(shared, job.workers, epochs, job.metric_values)
+    return board, Mail(share(near, Segment.create(epochs * LINE, "choros-mail") if lead else None), board)
+
+
+def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:
+    """Return the parts of a centre, the first host's first: one where it is small, or the rule looks at the whole.
+
+    Example:
+        >>> shards(1 << 20, 4, 2, True), shards(100, 4, 2, True)
+        ([slice(0, 524288, None), slice(524288, 1048576, None)], [slice(0, 100, None)])
+    """
+    if not elementwise or size * itemsize < _DIVIDED:
+        return [slice(0, size)]
+    each = align(-(-size // hosts))
+    return [slice(min(i * each, size), min((i + 1) * each, size)) for i in range(hosts)]
+
+
+def _between(
+    base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array, hosts: list[list[int]]
+) -> Meeting:
+    """A centre of which each host has a part, or the first host the whole."""
+    mine = next(i for i, ranks in enumerate(hosts) if base.rank in ranks)
+    near = part(base, hosts[mine])
+    assert near is not None  # noqa: S101 - this rank is in it
+    near.timeout = base.timeout
+    held: list[Any] = [near]
+    cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
+    secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
+    board, mail, centre, told, segments = None, None, None, {}, []
+    if mine == 0:
+        board, mail = _notes(near, job)
+        segments = [board.segment, mail.segment]
+    if mine < len(cuts):
+        cut = cuts[mine]
+        statistics = others if mine == 0 else np.empty(0, others.dtype)
+        made = None
+        if near.rank == 0:
+            vector = trainable[cut]
+            made = SharedCentre.create(vector, statistics, algorithm.start(vector, job.workers), job.workers)
+        segment = share(near, made)
+        held.append(segment)
+        centre = SharedCentre(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
+        segments.append(segment)
+        told = {
+            "algorithm": job.algorithm,
+            "workers": job.workers,
+            "epochs": job.epochs - job.initial_epoch,
+            "values": job.metric_values,
+            "timeout": job.timeout,
+            "secret": secret.hex(),
+            "centre": segment.fd,
+            "board": board.segment.fd if board else None,
+            "mail": mail.segment.fd if mail else None,
+        }
+    place = ""
+    if told and near.rank == 0:
+        told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
+        server = Server(told, [one.fd for one in segments])
+        held.insert(0, server)
+        place = server.place
+    places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]
+    lines: dict[int, Channel] = {}
+    for i in range(len(cuts)):
+        if i != mine:
+            where, host = places[hosts[i][0]]
+            hello = {"rank": base.rank, "host": os.uname().nodename}
+            lines[i] = Channel(dial(where, secret, hello, base.timeout), f"The centre's server on {host}", job.timeout)
+    parts: list[tuple[slice, Any]] = [(cut, lines.get(i, centre)) for i, cut in enumerate(cuts)]
+    if board is None or mail is None:
+        return Meeting(LocalGroup(), ShardedCentre(algorithm, parts), FarBoard(lines[0]), FarMail(lines[0]), held)
+    return Meeting(LocalGroup(), ShardedCentre(algorithm, parts), board, mail, held)

@@ -1,0 +1,202 @@
+"""A centre between hosts: one contiguous part of it in the memory of each host, served to the others over sockets.
+
+A worker proposes and adopts itself; only its message and what the centre shows cross the network, once each way. The
+merge is the host's own, under the same lock as for the workers of that host, so nothing differs but the way there.
+With several parts a worker sends to all hosts before it awaits any, and clock and staleness are each part's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from choros.errors import BadInput, ChorosError
+from choros.transport import Rule
+from choros.transport.shared_centre import BLOCK, SharedCentre
+from choros.types import Array, aligned
+
+_NONE = np.zeros(0, np.float32)
+
+
+class Line(Protocol):
+    """What asks a host for something: ``choros.transport.tcp.channel.Channel``."""
+
+    timeout: Any
+
+    def ask(self, head: dict[str, Any], arrays: Sequence[Array] = ()) -> tuple[dict[str, Any], list[Array]]:
+        """Return the answer."""
+        ...
+
+    def tell(self, head: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
+        """Ask, and take the answer later."""
+        ...
+
+    def hear(self) -> tuple[dict[str, Any], list[Array]]:
+        """Take it."""
+        ...
+
+    def close(self) -> None:
+        """Ask no more."""
+        ...
+
+
+class Served:
+    """A rule as the serving host needs it: a message has come, and the worker adopts what it is shown itself."""
+
+    uses_seen = False
+
+    def __init__(self, rule: Rule) -> None:
+        self.shows, self.elementwise, self.merge = rule.shows, rule.elementwise, rule.merge
+
+    def propose(self, local: Any, seen: Any, window: int) -> Any:
+        """Return the message as it came."""
+        return local
+
+    def adopt(self, local: Any, shown: Any) -> Any:
+        """Return what is shown."""
+        return shown
+
+
+class ShardedCentre:
+    """One worker's hold on a centre of which other hosts have parts; implements ``choros.transport.Centre``.
+
+    Args:
+        rule: Rule. The algorithm.
+        parts: for each part, its slice of the vector, and who has it: a SharedCentre of this host, or the Line to
+            another. The moving statistics belong to the first.
+
+    Attributes:
+        timeout: float. Seconds to wait for an answer or a lock.
+
+    Example: see ``tests/transport/test_sharded_centre.py``.
+    """
+
+    def __init__(self, rule: Rule, parts: Sequence[tuple[slice, SharedCentre | Line]]) -> None:
+        self._rule = rule
+        self._near = [(i, part, at) for i, (part, at) in enumerate(parts) if isinstance(at, SharedCentre)]
+        self._far = [(i, part, at) for i, (part, at) in enumerate(parts) if not isinstance(at, SharedCentre)]
+        self._all: list[SharedCentre | Line] = [at for _, at in parts]
+        longest = max((part.stop - part.start for _, part, _ in self._far), default=0)
+        self._longest, self._message = longest, _NONE
+        if len(parts) > 1 and not rule.elementwise:
+            raise BadInput(f"{type(rule).__name__} looks at the whole vector: its centre cannot be divided.")
+
+    def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
+        """Propose, merge and adopt; the first part's staleness. See ``SharedCentre.exchange``."""
+        staleness = 0
+        for i, part, line in self._far:
+            message = self._propose(local[part], seen[part], window)
+            line.tell({"op": "exchange", "window": window}, [message, _mine(i, others)])
+        for i, part, centre in self._near:
+            found = centre.exchange(local[part], seen[part], window, _mine(i, others))
+            staleness = found if i == 0 else staleness
+        for i, part, head, (shown, mean) in self._heard():
+            self._adopt(local[part], seen[part], shown, head["taken"])
+            _mine(i, others)[:] = mean
+            staleness = int(head["staleness"]) if i == 0 else staleness
+        return staleness
+
+    def _heard(self) -> list[tuple[int, slice, dict[str, Any], list[Array]]]:
+        """Return all answers; what one host has to complain of comes after all have answered."""
+        found, wrong = [], None
+        for i, part, line in self._far:
+            try:
+                found.append((i, part, *line.hear()))
+            except ChorosError as error:
+                wrong = wrong or error
+        if wrong is not None:
+            raise wrong
+        return found
+
+    def _propose(self, local: Array, seen: Array, window: int) -> Array:
+        if not self._rule.elementwise:
+            return np.asarray(self._rule.propose(local, seen, window), local.dtype)
+        if self._message.size < self._longest or self._message.dtype != local.dtype:
+            self._message = aligned(self._longest, local.dtype)
+        message = self._message[: local.size]
+        for part in _blocks(local.size):
+            message[part] = self._rule.propose(local[part], seen[part], window)
+        return message
+
+    def _adopt(self, local: Array, seen: Array, shown: Array, taken: bool) -> None:
+        if taken:
+            local[:] = seen[:] = shown
+            return
+        keep = getattr(self._rule, "uses_seen", True)
+        for part in _blocks(local.size) if self._rule.elementwise else [slice(0, local.size)]:
+            local[part] = self._rule.adopt(local[part], shown[part])
+            if keep:
+                seen[part] = shown[part]
+
+    def read(self, out: Array, others: Array) -> int:
+        """Copy the centre out, each part whole; returns the first part's clock."""
+        clock = 0
+        for _, _, line in self._far:
+            line.tell({"op": "read"})
+        for i, part, centre in self._near:
+            found = centre.read(out[part], _mine(i, others))
+            clock = found if i == 0 else clock
+        for i, part, head, (vector, mean) in self._heard():
+            out[part] = vector
+            _mine(i, others)[:] = mean
+            clock = int(head["clock"]) if i == 0 else clock
+        return clock
+
+    def replace(self, centre: Array, others: Array) -> None:
+        """Set the centre and the moving statistics: every worker's next exchange takes them as they are."""
+        for i, part, line in self._far:
+            line.tell({"op": "replace"}, [centre[part], _mine(i, others)])
+        for i, part, near in self._near:
+            near.replace(centre[part], _mine(i, others))
+        self._heard()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for an answer or a lock."""
+        return float(self._all[0].timeout)
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        for at in self._all:
+            at.timeout = seconds
+
+    def close(self) -> None:
+        """Free what this rank holds."""
+        for at in self._all:
+            at.close()
+
+
+def serve(centre: SharedCentre, head: dict[str, Any], arrays: list[Array]) -> tuple[dict[str, Any], list[Array]]:
+    """Answer one question of a worker of another host.
+
+    Args:
+        centre: this host's part, held with that worker's rank and a ``Served`` rule.
+        head: what it asks: "exchange", "read" or "replace".
+        arrays: its message or vector, and its moving statistics.
+
+    Raises:
+        BadInput: it asks for something else.
+    """
+    if head["op"] == "exchange":
+        message, others = arrays
+        before = centre.times_set
+        staleness = centre.exchange(message, message, int(head["window"]), others)
+        return {"staleness": staleness, "taken": centre.times_set != before}, [message, others]
+    if head["op"] == "read":
+        vector, others = centre.blank()
+        return {"clock": centre.read(vector, others)}, [vector, others]
+    if head["op"] == "replace":
+        centre.replace(*arrays)
+        return {}, []
+    raise BadInput(f"A centre was asked to {head['op']!r}.")
+
+
+def _mine(part: int, others: Array) -> Array:
+    """The moving statistics, of which the first part has all."""
+    return others if part == 0 else others[:0]
+
+
+def _blocks(size: int) -> list[slice]:
+    return [slice(at, min(at + BLOCK, size)) for at in range(0, size, BLOCK)]

@@ -1,0 +1,135 @@
+"""A centre between hosts: what any algorithm gives there is what it gives in one process, part for part."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from choros import algorithms
+from choros.errors import BadInput, PeerFailed
+from choros.exchange.memory import MemoryCentre
+from choros.transport.shared_centre import SharedCentre
+from choros.transport.sharded_centre import Served, ShardedCentre, serve
+from choros.transport.tcp.channel import Channel
+from choros.transport.tcp.wire import Door, dial
+
+SIZE, OTHERS, WORKERS = 70_003, 7, 3
+CUTS = {"one": [slice(0, SIZE)], "two": [slice(0, 30_000), slice(30_000, SIZE)]}
+RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.meets != "never"]
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts that serve a part each; what makes a worker's hold on the centre, at one of the hosts or at none."""
+    held = []
+
+    def start(rule, centre, others, cuts):
+        doors = []
+        for i, cut in enumerate(cuts):
+            vector, own = centre[cut].copy(), others if i == 0 else others[:0]
+            segment = SharedCentre.create(vector, own, rule.start(vector, WORKERS), WORKERS)
+            door = Door("127.0.0.1", b"secret")
+            held.extend([door, segment])
+            doors.append((door, segment))
+            threading.Thread(target=welcome, args=(door, segment, rule), daemon=True).start()
+
+        def at(rank, host):
+            parts = []
+            for i, cut in enumerate(cuts):
+                door, segment = doors[i]
+                if i == host:
+                    parts.append((cut, SharedCentre(segment, rule, rank, WORKERS)))
+                else:
+                    line = Channel(dial(door.place, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
+                    parts.append((cut, line))
+                    held.insert(0, line)
+            found = ShardedCentre(rule, parts)
+            held.insert(0, found)
+            return found
+
+        return at
+
+    def welcome(door, segment, rule):
+        while True:
+            try:
+                hello, end = door.next(60)
+            except Exception:
+                return
+            centre = SharedCentre(segment, Served(rule), hello["rank"], WORKERS, spin=0.0)
+            channel = Channel(end, "a worker", 5.0)
+            reply = lambda head, arrays, centre=centre: serve(centre, head, arrays)
+            threading.Thread(target=channel.answer, args=(reply,), daemon=True).start()
+
+    yield start
+    for one in held:
+        one.close()
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
+def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
+    rule = kind().bound(WORKERS, 0.01, strict=False)
+    rng = np.random.default_rng(3)
+    begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    if not rule.elementwise and cuts == "two":
+        with pytest.raises(BadInput, match="cannot be divided"):
+            hosts(rule, begin, own, CUTS[cuts])(0, 0)
+        return
+    one = MemoryCentre(rule, begin, WORKERS, own)
+    at = hosts(rule, begin, own, CUTS[cuts])
+    centres = [at(0, 0), at(1, 1), at(2, 1)]  # at home with the first part, with the second, and again
+    mine = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
+    theirs = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
+    for centre, (local, seen, others) in zip(centres, mine, strict=True):
+        assert centre.read(local, others) == 0
+        seen[:] = local
+    for rank in (0, 1, 1, 2, 0, 2, 1):
+        step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+        for vectors in (mine[rank], theirs[rank]):
+            vectors[0][:] += step
+            vectors[2][:] += more
+        stale = centres[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
+        assert stale == one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
+        np.testing.assert_allclose(mine[rank][0], theirs[rank][0], rtol=0, atol=2e-6)
+        np.testing.assert_allclose(mine[rank][2], theirs[rank][2], rtol=0, atol=2e-6)
+    for centre in centres:
+        out, others = np.empty_like(begin), np.empty_like(own)
+        assert centre.read(out, others) == 7
+        np.testing.assert_allclose(out, one.centre, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(others, one.others, rtol=0, atol=2e-6)
+
+
+def test_a_centre_that_was_set_is_taken_as_it_is(hosts):
+    rule = algorithms.DOWNPOUR()
+    zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
+    at = hosts(rule, zero, none, CUTS["two"])
+    lead, far = at(0, 0), at(1, 1)
+    far.read(zero.copy(), none)
+    lead.replace(np.full(SIZE, 5, "float32"), none)
+    local, seen = np.ones(SIZE, "float32"), zero.copy()
+    assert far.exchange(local, seen, 4, none) == 0
+    assert set(local) == set(seen) == {5.0}
+    far.replace(np.full(SIZE, 7, "float32"), none)
+    local = np.ones(SIZE, "float32")
+    lead.exchange(local, seen, 4, none)
+    assert set(local) == {7.0}
+    local += 1
+    lead.exchange(local, seen, 4, none)
+    assert set(local) == {8.0}
+
+
+def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_answered(hosts):
+    rule = algorithms.AEASGD(alpha=0.3)
+    zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
+    at = hosts(rule, zero, none, CUTS["two"])
+    centre = at(0, 2)
+    assert centre.timeout == 5.0
+    with pytest.raises(BadInput, match="host 0: BadInput: rank 0 gave a others of shape"):
+        centre.exchange(zero.copy(), zero.copy(), 1, np.zeros(3, "float32"))
+    assert centre.read(np.empty_like(zero), none) == 0
+    line = centre._far[0][2]
+    with pytest.raises(BadInput, match="'explode'"):
+        line.ask({"op": "explode"})
+    line.close()
+    with pytest.raises(PeerFailed, match="host 0 has gone"):
+        centre.read(np.empty_like(zero), none)
