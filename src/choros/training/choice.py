@@ -11,12 +11,12 @@ from choros.cluster import Place, meets_by_mpi
 from choros.errors import BadInput
 
 GROUPS = "choros.groups"  # the entry points by which an installed package adds a group
-SHARED, MPI, OTHERS = "shared", "mpi", "others"
+SHARED, MPI, TCP, OTHERS = "shared", "mpi", "tcp", "others"
 _BY_PLACE = "Start it with `choros run -n RANKS script.py`, or with the mpiexec or srun of an MPI"
 
 
 class Choice(NamedTuple):
-    """What the ranks meet in: ``SHARED`` (brought by descriptor, or else met by MPI), ``MPI`` or ``OTHERS``.
+    """What the ranks meet in: ``SHARED`` (brought by descriptor, or else met by MPI), ``MPI``, ``TCP`` or ``OTHERS``.
 
     Attributes:
         kind: str. words: str. The same for people. points: the entry points to try, in this order.
@@ -31,8 +31,9 @@ def choose(place: Place, environ: Mapping[str, str] | None = None) -> Choice:
     """Choose what the ranks of a job meet in.
 
     The memory that ``choros run`` brings; MPI, where its launcher started the ranks; what an installed package adds by
-    an entry point of ``choros.groups``, by name the first that takes the job. ``CHOROS_GROUP`` names one: ``shared``
-    (under an MPI launcher too, where all ranks are on one machine), ``mpi``, or such an entry point.
+    an entry point of ``choros.groups``, by name the first that takes the job; sockets, where torchrun started the ranks
+    or ``CHOROS_SECRET`` holds what only this job's ranks know. ``CHOROS_GROUP`` names one: ``shared`` (under an MPI
+    launcher too, where all ranks are on one machine), ``mpi``, ``tcp``, or such an entry point.
 
     Args:
         place: this process's.
@@ -55,15 +56,19 @@ def choose(place: Place, environ: Mapping[str, str] | None = None) -> Choice:
     if asked == MPI or (not asked and by_mpi):
         return Choice(MPI, "MPI" + (" (CHOROS_GROUP=mpi)" if asked else f", as {place.launcher} started the ranks"))
     found = tuple(sorted(entry_points(group=GROUPS), key=lambda point: point.name))
+    if asked == TCP or (not found and (place.launcher == "torchrun" or environ.get("CHOROS_SECRET"))):
+        by = "torchrun's store" if place.launcher == "torchrun" else "a secret (CHOROS_SECRET)"
+        return Choice(TCP, f"sockets (TCP), by {by}" + (", CHOROS_GROUP=tcp" if asked else ""))
     if asked and asked != SHARED:
         if named := tuple(point for point in found if point.name == asked):
             return Choice(OTHERS, f"{asked} (CHOROS_GROUP), by {named[0].value}", named)
-        known = ", ".join([SHARED, MPI, *(point.name for point in found)])
+        known = ", ".join([SHARED, MPI, TCP, *(point.name for point in found)])
         raise BadInput(f"CHOROS_GROUP={asked!r} is none of: {known}. Unset it, or install the package that brings it.")
     if found and not asked:
         return Choice(OTHERS, "the first that takes the job of " + ", ".join(p.name for p in found), found)
     raise BadInput(
         f"This process is a rank of a job ({place.launcher} says {place.size}) that brings no shared memory for its "
-        f"ranks and whose launcher is not of MPI. {_BY_PLACE}, or unset the launcher's variables to train with workers "
-        "of its own."
+        f"ranks and whose launcher is not of MPI. {_BY_PLACE}; or set CHOROS_SECRET to the same 64 random hexadecimal "
+        "digits on all ranks, who then meet by sockets; or unset the launcher's variables to train with workers of its "
+        "own."
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
 
 from choros.cluster import Place
 from choros.errors import BadInput
-from choros.training.choice import MPI, SHARED, Choice, choose
+from choros.training.choice import MPI, SHARED, TCP, Choice, choose
 from choros.transport import Group
 from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
 from choros.transport.shared_group import SharedGroup, share
 
 _joined: dict[str, Group] = {}
+_joined_doors: list[Any] = []
+_SECRET = 16  # bytes, at least
 
 
 def join(rank: int, size: int, timeout: float) -> Group:
@@ -31,9 +33,12 @@ def join(rank: int, size: int, timeout: float) -> Group:
         BadInput: there is nothing to meet in, or a group of another size or order than the launcher says.
     """
     if "group" not in _joined:
-        choice = choose(Place.here())
+        place = Place.here()
+        choice = choose(place)
         if choice.kind == MPI:
             _joined["group"] = _by_mpi(rank, size, timeout)
+        elif choice.kind == TCP:
+            _joined["group"] = _by_tcp(place, rank, size, timeout)
         elif choice.kind == SHARED:
             _joined["group"] = _shared(rank, size, timeout)
         else:
@@ -85,6 +90,55 @@ def _by_mpi(rank: int, size: int, timeout: float) -> Group:
     from choros.transport.mpi_group import MpiGroup
 
     return _several(_fitting(MpiGroup(timeout=timeout), rank, size, mpi.remedy()))
+
+
+def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
+    from choros.transport.tcp.address import own_address
+    from choros.transport.tcp.group import TcpGroup
+
+    if place.launcher == "torchrun":
+        from choros.transport.tcp.torch import come
+
+        secret, swap = come(rank, size, timeout)
+    else:
+        secret, swap = _by_secret(place, rank, size, timeout)
+    wide = TcpGroup(rank, size, swap, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
+    if size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
+        _joined["tcp"] = wide
+        return _share(wide, list(range(size))) or wide
+    return _several(wide)
+
+
+def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes], list[bytes]]]:
+    """Meet where ``CHOROS_MEETING`` says that somebody waits, else at rank 0's."""
+    from choros.transport.tcp.rendezvous import Rendezvous, come, ports
+    from choros.transport.tcp.wire import Door
+
+    try:
+        secret = bytes.fromhex(os.environ.get("CHOROS_SECRET", ""))
+    except ValueError:
+        secret = b""
+    if len(secret) < _SECRET:
+        raise BadInput(
+            "To meet by sockets all ranks need the same CHOROS_SECRET of 64 random hexadecimal digits "
+            "(openssl rand -hex 32), and nobody else may know it."
+        )
+    told = os.environ.get("CHOROS_COORDINATOR", "")
+    meeting, coordinator = os.environ.get("CHOROS_MEETING", ""), told or place.coordinator or (*place.hosts, "")[0]
+    if not meeting and not coordinator:
+        raise BadInput(
+            f"{place.launcher} does not tell the hosts of this job: set CHOROS_COORDINATOR to rank 0's host on all "
+            "ranks."
+        )
+    if not meeting:
+        host, _, port = coordinator.partition(":")
+        among = [int(port)] if port else ports(secret)
+        meeting = f"{host}:{','.join(map(str, among))}"
+        if not rank:
+            door = Door("", secret, among)
+            _joined_doors.append((door, Rendezvous(door, size, timeout)))
+            meeting = f"127.0.0.1:{door.place.rpartition(':')[2]}"
+    return secret, come(meeting, secret, rank, size, timeout)
 
 
 def _several(group: Any) -> Group:

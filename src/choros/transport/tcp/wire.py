@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from choros.errors import BadInput, MeetingTimeout, PeerFailed
 
 _MAGIC, _NONCE, _PROOF, _MOST = b"choros 1", 16, 32, 1 << 16
 _SHAKE = 10.0  # seconds that one who has come may take to prove itself
+_TRY = 5.0  # seconds to try one port for
 _BACKLOG = 1024
 
 
@@ -30,11 +32,12 @@ def unconnected() -> socket.socket:
 
 
 class Door:
-    """Where others come in: a port that the system chose, and those who came and know the secret.
+    """Where others come in: a port, and those who came and know the secret.
 
     Args:
-        address: str. The IPv4 address of this host to be reached at.
+        address: str. The IPv4 address of this host to be reached at; "" for all that it has.
         secret: bytes. Who does not know it is turned away.
+        ports: of which the first free one is taken. Defaults to one that the system chooses.
 
     Attributes:
         place: str. ``address:port``, for ``dial``.
@@ -50,12 +53,16 @@ class Door:
         (None, None)
     """
 
-    def __init__(self, address: str, secret: bytes) -> None:
+    def __init__(self, address: str, secret: bytes, ports: Sequence[int] = (0,)) -> None:
         self._secret, self._came = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
-        try:
-            self._socket = socket.create_server((address, 0), backlog=_BACKLOG)
-        except OSError as error:
-            raise BadInput(f"No port can be opened at {address}, which must be this host's: {error}") from None
+        for port in ports:
+            try:
+                self._socket = socket.create_server((address, port), backlog=_BACKLOG)
+                break
+            except OSError as error:
+                wrong = error
+        else:
+            raise BadInput(f"No port of {list(ports)} can be opened at {address}, which must be this host's: {wrong}")
         self.place = f"{address}:{self._socket.getsockname()[1]}"
         self._shut = False
         threading.Thread(target=self._welcome, name="choros-door", daemon=True).start()
@@ -119,7 +126,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
     """Return a socket to a ``Door``.
 
     Args:
-        place: str. Its ``address:port``.
+        place: str. Its ``address:port``, or ``address:port,port,...`` where it may have taken any of several.
         secret: bytes.
         hello: dict. What to say of oneself: plain JSON, not secret.
         timeout: float. Seconds to try for.
@@ -127,17 +134,27 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
     Raises:
         PeerFailed: nobody answers there, or who does, does not know the secret, or does not take this one.
     """
-    host, _, port = place.rpartition(":")
-    until, text = time.monotonic() + timeout, json.dumps(hello).encode()
+    host, _, last = place.rpartition(":")
+    until, ports, why = time.monotonic() + timeout, [int(port) for port in last.split(",")], ""
     while True:
-        left = until - time.monotonic()
-        try:
-            end = socket.create_connection((host, int(port)), timeout=max(left, 0.1))
-            break
-        except OSError as error:
-            if left <= 0.1:
-                raise PeerFailed(f"Nobody answers at {place} ({error}): {_network(host)}") from None
-            time.sleep(0.05)
+        for port in ports:
+            left = until - time.monotonic()
+            try:
+                end = socket.create_connection((host, port), timeout=min(max(left, 0.1), _TRY))
+                return _known(end, f"{host}:{port}", secret, json.dumps(hello).encode())
+            except PeerFailed as error:
+                if len(ports) == 1:
+                    raise
+                why = str(error)
+            except OSError as error:
+                why = why or str(error)
+        if time.monotonic() > until:
+            raise PeerFailed(f"Nobody answers at {place} ({why}): {_network(host)}")
+        time.sleep(0.05)
+
+
+def _known(end: socket.socket, place: str, secret: bytes, text: bytes) -> socket.socket:
+    """Prove to each other that both know the secret."""
     try:
         end.settimeout(_SHAKE)
         mine = secrets.token_bytes(_NONCE)
