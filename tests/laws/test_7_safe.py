@@ -1,4 +1,4 @@
-"""Law 7: safe. No pickle but between a process and its own children, nothing listens, nothing has a name."""
+"""Law 7: safe. No pickle but between a process and its own children; one file has sockets, for who knows a secret."""
 
 import ast
 import io
@@ -61,10 +61,12 @@ def test_nothing_is_evaluated_or_loaded_with_pickle_allowed():
     assert not wrong
 
 
-def test_nothing_listens_and_no_socket_has_an_address():
+def test_sockets_with_an_address_are_in_one_file():
     calls = {"bind", "listen", "accept", "connect", "connect_ex", "create_server", "create_connection", "socketserver"}
     wrong = []
     for path in FILES:
+        if named(path) == "transport/tcp/wire.py":
+            continue
         for node in nodes(path):
             if isinstance(node, ast.Call):
                 function = ast.unparse(node.func)

@@ -8,8 +8,8 @@ import pytest
 from choros import algorithms
 from choros.errors import BadInput, PeerFailed
 from choros.exchange.memory import MemoryCentre
-from choros.transport.shared_centre import SharedCentre
 from choros.transport.sharded_centre import Served, ShardedCentre, serve
+from choros.transport.shared_centre import SharedCentre
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import Door, dial
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed
 from choros.transport.board import names
 from choros.transport.calls import GATHER, LEAVE, Posted, difference, spell
 from choros.transport.messages import DATA, FRAME, Messages
@@ -144,7 +144,7 @@ class Mesh:
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             self._kept = requests, out, into  # they may still be written to
-            if isinstance(error, self._messages.errors):
+            if isinstance(error, self._messages.errors) and not isinstance(error, ChorosError):
                 raise PeerFailed(f"{self._where}: {self._messages.name} failed at {what()}: {error}") from error
             raise
 

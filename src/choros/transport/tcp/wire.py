@@ -192,7 +192,7 @@ def _take(end: socket.socket, count: int) -> bytes:
     while len(found) < count:
         piece = end.recv(count - len(found))
         if not piece:
-            raise PeerFailed("the other end closed the connection")
+            raise ConnectionResetError("the other end closed the connection")
         found += piece
     return found
 

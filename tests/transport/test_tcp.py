@@ -1,0 +1,279 @@
+"""Sockets of our own: who is let in, who is told of what, and what a death or a silence looks like."""
+
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.transport.tcp import wire
+from choros.transport.tcp.address import interfaces, own_address
+from choros.transport.tcp.channel import Channel
+from choros.transport.tcp.group import TcpGroup
+from choros.transport.tcp.messages import Links, TcpMessages
+from choros.transport.tcp.rendezvous import Rendezvous, come, ports
+from choros.transport.tcp.wire import Door, dial
+
+SECRET = secrets.token_bytes(32)
+
+
+@pytest.fixture
+def door():
+    with Door("127.0.0.1", SECRET) as door:
+        yield door
+
+
+def came(door):
+    with pytest.raises(MeetingTimeout, match="Nobody came"):
+        door.next(0.3)
+
+
+def raw(door):
+    host, port = door.place.split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def shut(end):
+    """Whether the other end says no more."""
+    try:
+        return end.recv(1) == b""
+    except ConnectionResetError:  # it had not read all
+        return True
+
+
+def test_strangers_are_not_let_in(door):
+    """Who does not know the secret, speaks otherwise or says nothing: nobody comes of it, and the next gets in."""
+    with pytest.raises(PeerFailed, match="does not know this job's secret"):
+        dial(door.place, b"another job's", {"rank": 1}, 5)
+    with raw(door) as end:
+        end.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
+        assert shut(end)
+    with raw(door) as end:  # who knows how it goes, but not the secret
+        end.sendall(b"choros 1" + b"x" * 16)
+        assert len(end.recv(48)) == 48
+        end.sendall(b"\0" * 32 + (2).to_bytes(4, "little") + b"{}")
+        assert shut(end)
+    with raw(door) as end:  # a hello that is too long
+        end.sendall(b"choros 1" + b"x" * 16 + b"\0" * 32 + (1 << 31).to_bytes(4, "little"))
+        end.recv(48)
+        assert shut(end)
+    silent = raw(door)
+    came(door)
+    far = dial(door.place, SECRET, {"rank": 2}, 5)
+    hello, near = door.next(5)
+    assert hello == {"rank": 2}
+    for end in (silent, far, near):
+        end.close()
+
+
+def test_what_was_overheard_opens_no_door(door, monkeypatch):
+    drawn, sign = [], wire._sign
+    monkeypatch.setattr(wire, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
+    far = dial(door.place, SECRET, {"rank": 1}, 5)
+    door.next(5)[1].close()
+    far.close()
+    for proof in [*drawn]:
+        with raw(door) as end:
+            end.sendall(b"choros 1" + b"x" * 16)
+            end.recv(48)
+            end.sendall(proof + (11).to_bytes(4, "little") + b'{"rank": 1}')
+            assert shut(end)
+    came(door)
+
+
+def test_a_door_that_does_not_know_the_secret_is_left():
+    with Door("127.0.0.1", b"somebody else's") as other, pytest.raises(PeerFailed, match="another job's ranks"):
+        dial(other.place, SECRET, {}, 5)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        threading.Thread(target=lambda: deaf.accept()[0].close(), daemon=True).start()
+        with pytest.raises(PeerFailed, match="Nobody answers|ended"):
+            dial(f"127.0.0.1:{deaf.getsockname()[1]}", SECRET, {}, 1)
+    with pytest.raises(PeerFailed, match=r"Nobody answers at 127.0.0.1:1 .*CHOROS_NETWORK"):
+        dial("127.0.0.1:1", SECRET, {}, 0.2)
+    with pytest.raises(BadInput, match="must be this host's"):
+        Door("192.0.2.1", SECRET)
+
+
+def test_the_first_of_several_ports_that_has_this_job():
+    """Another job sits on the first port: both jobs have places of their own."""
+    first, second, *_ = ports(SECRET)
+    with Door("127.0.0.1", b"another job's", [first]), Door("127.0.0.1", SECRET, [first, second]) as mine:
+        assert mine.place.endswith(f":{second}")
+        end = dial(f"127.0.0.1:{first},{second}", SECRET, {"rank": 1}, 5)
+        hello, near = mine.next(5)
+        assert hello == {"rank": 1}
+        end.close()
+        near.close()
+
+
+def test_the_address_by_which_others_reach_this_host():
+    here = interfaces()
+    assert here["lo"] == "127.0.0.1"
+    assert own_address("lo") == own_address("127.0.0.1") == "127.0.0.1"
+    assert own_address() in here.values()
+    with pytest.raises(BadInput, match=r"no such interface .*lo \(127.0.0.1\)"):
+        own_address("nosuch0")
+    with pytest.raises(BadInput, match=r"no.such.domain.invalid is not known"):
+        own_address(".no.such.domain.invalid")
+
+
+def test_a_meeting_tells_all_who_did_not_come(door):
+    Rendezvous(door, 3, 0.5)
+    with pytest.raises(MeetingTimeout, match=r"ranks 1, 2 of 3 did not come to 127.0.0.1"):
+        come(door.place, SECRET, 0, 3, 5)(b"x")
+
+
+def pair():
+    one, two = socket.socketpair()
+    links = Links({1: (one, "rank 1 on here")}), Links({0: (two, "rank 0 on here")})
+    return [TcpMessages(link, rank, range(2)) for rank, link in enumerate(links)]
+
+
+def finish(requests, *sides):
+    for _ in range(1000):
+        for side in sides:
+            side.done([])
+        if all(request.done for request in requests):
+            return
+    raise AssertionError("not done")
+
+
+def test_messages_that_come_before_they_are_asked_for_are_kept():
+    """Of several groups and tags, in the order of each; also one that is asked for while it comes."""
+    one, two = pair()
+    a, b = one.part([0, 1]), two.part([0, 1])
+    big = np.arange(4_000_000 % 251 * 4000, dtype=np.uint8)
+    sent = [one.send(big, 1, 7), a.send(np.full(3, 1, np.uint8), 1, 7), one.send(np.full(2, 2, np.uint8), 1, 8)]
+    sent += [one.send(np.empty(0, np.uint8), 1, 9), one.send(np.full(2, 3, np.uint8), 1, 8)]
+    late = np.zeros(2, np.uint8)
+    first = two.receive(late, 0, 8)
+    for _ in range(5):  # some of the first message is here now
+        one.done([])
+        two.done([])
+    whole, early, again = np.zeros_like(big), np.zeros(3, np.uint8), np.zeros(2, np.uint8)
+    wanted = [first, two.receive(whole, 0, 7), b.receive(early, 0, 7), two.receive(again, 0, 8)]
+    wanted.append(two.receive(np.empty(0, np.uint8), 0, 9))
+    finish([*sent, *wanted], one, two)
+    assert np.array_equal(whole, big)
+    assert (late.tolist(), early.tolist(), again.tolist()) == ([2, 2], [1, 1, 1], [3, 3])
+    one.free(False)
+    with pytest.raises(ConnectionError, match="rank 0 on here closed the connection"):
+        finish([two.receive(late, 0, 8)], two)
+    two.free(True)
+    assert one.over()
+    assert two.over()
+
+
+def test_a_message_of_another_length_is_an_error():
+    one, two = pair()
+    sent = one.send(np.zeros(3, np.uint8), 1, 7)
+    two.receive(np.zeros(4, np.uint8), 0, 7)
+    with pytest.raises(ConnectionError, match="sent 3 bytes where 4 were expected"):
+        finish([sent], one, two)
+    for side in (one, two):
+        side.free(True)
+
+
+def test_a_channel_refuses_what_is_no_number():
+    one, two = (Channel(end, "the other", 5) for end in socket.socketpair())
+    one._end.sendall((30).to_bytes(4, "little") + b'[{"op": 1}, [["object", 100]]]')
+    with pytest.raises(BadInput, match="object cannot be summed"):
+        two.hear()
+    one.timeout = two.timeout = 0.2
+    with pytest.raises(MeetingTimeout, match=r"the other did not answer for 0.2 s"):
+        one.ask({"op": "read"})
+    two.close()
+    with pytest.raises(PeerFailed, match="the other has gone"):
+        one.ask({"op": "read"})
+    one.close()
+
+
+RANKS = """
+import os, signal, sys, time
+import numpy as np
+from choros.errors import ChorosError
+from choros.transport.shared_group import SharedGroup
+from choros.transport.tcp.group import TcpGroup
+
+rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
+near = SharedGroup(int(os.environ["CHOROS_GROUP_FD"]), rank, timeout=60)
+group = TcpGroup(rank, size, near.gather, b"of this test", timeout=60)
+group.barrier()
+begun = time.perf_counter()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the launcher ends those that are left
+if rank == 1:
+    HOW
+try:
+    for _ in range(3):
+        group.timeout = 1.0
+        group.sum(np.ones(1_000_000))
+except ChorosError as error:
+    print(f"<{rank} {type(error).__name__} {time.perf_counter() - begun:.2f} s: {error}>", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "PeerFailed", "rank 1 (process|rank 1 on"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "MeetingTimeout", "for rank 1 of 3"),
+        ("group.close(); time.sleep(3); os._exit(0)", "PeerFailed", "rank 1 left"),
+    ],
+)
+def test_a_rank_that_dies_hangs_or_leaves_is_named_by_all(how, kind, words, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RANKS.replace("HOW", how))
+    ended = (
+        subprocess.run(
+            [sys.executable, "-m", "choros", "run", "-n", "3", "--grace", "8", sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        if "SIGSTOP" not in how
+        else _stopped(script)
+    )
+    said = re.findall(r"<(\d) (\w+) ([\d.]+) s: (.*)>", ended.stdout)
+    assert sorted(rank for rank, *_ in said) == ["0", "2"], ended.stdout + ended.stderr
+    for _, found, seconds, text in said:
+        assert found == kind, text
+        assert re.search(words.replace("(process", r"\(process"), text), text
+        assert float(seconds) < 5
+
+
+def _stopped(script):
+    """A rank that stops for good: the job is ended by hand once the two others have."""
+    job = subprocess.Popen(
+        [sys.executable, "-m", "choros", "run", "-n", "3", "--grace", "1", sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines = []
+    for line in job.stdout:
+        lines.append(line)
+        if len([one for one in lines if "<" in one]) == 2:
+            break
+    job.send_signal(signal.SIGTERM)
+    rest, err = job.communicate(timeout=30)
+    return subprocess.CompletedProcess([], job.returncode, "".join(lines) + rest, err)
+
+
+def test_ranks_that_cannot_be_reached_are_named():
+    with pytest.raises(MeetingTimeout, match=r"rank 0 on .* for ranks 1, 2 of 3.*CHOROS_NETWORK"):
+        TcpGroup(0, 3, lambda mine: [mine] * 3, SECRET, timeout=0.3)
+    begun = time.monotonic()
+    with pytest.raises(PeerFailed, match=r"rank 1 on .* cannot reach rank 0 on there"):
+        TcpGroup(1, 2, lambda mine: [b'["127.0.0.1:1", "there"]', mine], SECRET, timeout=0.3)
+    assert time.monotonic() - begun < 5
