@@ -165,7 +165,7 @@ def test_messages_that_come_before_they_are_asked_for_are_kept():
     assert np.array_equal(whole, big)
     assert (late.tolist(), early.tolist(), again.tolist()) == ([2, 2], [1, 1, 1], [3, 3])
     one.free(False)
-    with pytest.raises(ConnectionError, match="rank 0 on here closed the connection"):
+    with pytest.raises(ConnectionError, match="rank 0 on here has gone .it closed the connection"):
         finish([two.receive(late, 0, 8)], two)
     two.free(True)
     assert one.over()
@@ -224,7 +224,7 @@ os._exit(0)
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "PeerFailed", "rank 1 (process|rank 1 on"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "PeerFailed", "rank 1 .process|rank 1 on"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", "MeetingTimeout", "for rank 1 of 3"),
         ("group.close(); time.sleep(3); os._exit(0)", "PeerFailed", "rank 1 left"),
     ],
@@ -245,10 +245,11 @@ def test_a_rank_that_dies_hangs_or_leaves_is_named_by_all(how, kind, words, tmp_
         else _stopped(script)
     )
     said = re.findall(r"<(\d) (\w+) ([\d.]+) s: (.*)>", ended.stdout)
+    said = [one for one in said if one[0] != "1"]  # which was stopped and wakes up at the end
     assert sorted(rank for rank, *_ in said) == ["0", "2"], ended.stdout + ended.stderr
     for _, found, seconds, text in said:
         assert found == kind, text
-        assert re.search(words.replace("(process", r"\(process"), text), text
+        assert re.search(words, text), text
         assert float(seconds) < 5
 
 

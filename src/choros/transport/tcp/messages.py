@@ -6,6 +6,7 @@ which nothing is awaited; what comes there before what is awaited is kept aside 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import select
 import socket
@@ -122,8 +123,17 @@ class _Line:
     def _read(self, into: memoryview) -> int:
         count = self.end.recv_into(into)
         if not count:
-            raise ConnectionError(f"{self.who} closed the connection: it has ended, see what it printed last")
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         return count
+
+    def ended(self) -> bool:
+        """Whether nothing more comes, as far as can be seen now."""
+        try:
+            return not self.end.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
 class Links:
@@ -155,8 +165,16 @@ class Links:
                     except BlockingIOError:
                         continue
                     except ConnectionError as error:
-                        told = str(error) if error.errno is None else f"{line.who} has gone ({error.strerror})"
-                        raise ConnectionError(told) from None
+                        raise ConnectionError(self._gone(line, error)) from None
+
+    def _gone(self, line: _Line, error: ConnectionError) -> str:
+        """Say who has gone: all of them, as one that was noticed late may be the cause."""
+        if error.errno is None:
+            return str(error)
+        gone = [one.who for one in self.lines.values() if one is line or one.ended()]
+        return (
+            f"{' and '.join(gone)} {'has' if len(gone) == 1 else 'have'} gone ({error.strerror}): see what they printed"
+        )
 
     def rest(self, seconds: float) -> None:
         """Sleep until something comes or can go, or the time is over."""
