@@ -2,8 +2,10 @@
 
 import json
 import os
+import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.skipif(
@@ -16,43 +18,97 @@ while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
 exec unshare --uts --ipc --pid --mount-proc --fork --kill-child sh -c "hostname $host; $*"
 """
-SCRIPT = """
-import json, os, sys
+MODEL = """
 import keras
 import numpy as np
 import choros
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((203, 6)).astype("float32")
+y = (x @ rng.standard_normal(6)).astype("float32")
+
+def train(algorithm, *data, batch_size=24, **how):
+    keras.utils.set_random_seed(1)
+    hidden = [keras.layers.Dense(300, "tanh"), keras.layers.Dense(1000, "tanh")]  # so large that hosts divide a centre
+    model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    trainer = choros.Trainer(model, algorithm, **how)
+    more = {"validation_data": (x[:50], y[:50])}
+    history = trainer.fit(*(data or (x, y)), batch_size=batch_size, epochs=3, verbose=0, seed=3, **more).history
+    return history, np.concatenate([weight.ravel() for weight in model.get_weights()])
+"""
+SCRIPT = """
+import os, sys
+import json
+from model import *
 import choros.hvd as hvd
 
 hvd.init()
-rank = hvd.rank()
+rank, room = hvd.rank(), sys.argv[1]
 said = [os.uname().nodename, hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
-said.append(hvd.is_homogeneous())
+said += [hvd.is_homogeneous(), hvd.mpi_enabled()]
 total = hvd.allreduce(np.arange(100_000.0) * (rank + 1), op=hvd.Sum)
 assert np.array_equal(total, np.arange(100_000.0) * 10)
+for root in range(4):
+    sent = hvd.broadcast(np.full(100_000, rank, "float32"), root)
+    assert set(np.asarray(sent)) == {root}
 across = hvd.add_process_set([3, 0])  # one of each machine
 if across.included():
     assert float(hvd.allreduce(np.ones(1) * rank, op=hvd.Sum, process_set=across)[0]) == 3
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-try:
-    choros.Trainer(model).fit(np.zeros((8, 4)), np.zeros(8), verbose=0)
-except choros.BadInput as error:
-    said.append(str(error))
-with open(os.path.join(sys.argv[1], f"{rank}.json"), "w") as file:
-    json.dump(said, file)
+three = hvd.add_process_set([0, 1, 3])
+if three.included():
+    assert set(hvd.allreduce(np.ones(5000) * rank, op=hvd.Sum, process_set=three).tolist()) == {4.0}
+
+def same(weights):
+    return len(set(hvd.allgather_object(weights.tobytes()))) == 1
+
+found = {}
+files = choros.files(os.path.join(room, "rows.parquet"), x=[f"x{i}" for i in range(6)], y="y")
+for name, algorithm, data in [
+    ("allreduce", choros.AllReduce(), ()),
+    ("files", choros.AllReduce(), (files,)),
+    *[(kind.__name__, kind(window=3), ()) for kind in (choros.LocalSGD, choros.EASGD, choros.DiLoCo)],
+    *[(kind.__name__, kind(window=3), ()) for kind in (choros.AEASGD, choros.EAMSGD, choros.DOWNPOUR)],
+    *[(kind.__name__, kind(window=3), ()) for kind in (choros.AGN, choros.ADAG, choros.DynSGD)],
+]:
+    history, weights = train(algorithm, *data)
+    found[name] = [history, same(weights)]
+    if rank == 0 and name in ("allreduce", "files"):
+        np.save(os.path.join(room, f"{name}.npy"), weights)
+with open(os.path.join(room, f"{rank}.json"), "w") as file:
+    json.dump([said, found], file)
+"""
+REFERENCE = """
+import sys
+from model import *
+import pyarrow as pa, pyarrow.parquet as pq
+
+pq.write_table(pa.table({f"x{i}": x[:, i] for i in range(6)} | {"y": y}), sys.argv[1] + "/rows.parquet")
+history, weights = train("allreduce", workers=1)
+np.save(sys.argv[1] + "/one.npy", weights)
 """
 
 
-def test_ranks_of_two_machines_meet_by_mpi_alone(mpiexec, tmp_path):
-    ssh, script = tmp_path / "ssh", tmp_path / "script.py"
+def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, tmp_path):
+    """Sums are made in each machine first; a centre is divided between them; files are decoded once a machine."""
+    for name, text in {"model": MODEL, "script": SCRIPT, "reference": REFERENCE}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    ssh = tmp_path / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)
-    script.write_text(SCRIPT)
+    subprocess.run([sys.executable, tmp_path / "reference.py", tmp_path], check=True, timeout=120)
     mpich = ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "one:2,two:2"]
     how = ["--prtemca", "plm_ssh_agent", ssh, "--host", "one:2,two:2"] if mpiexec.open else mpich
-    mpiexec(4, sys.executable, script, tmp_path, more=how)
-    for rank in range(4):
-        *place, refused = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert place == [["one", "two"][rank // 2], 4, place[2], 2, rank // 2, 2, True]
-        assert "takes one machine: ranks 0, 1 on one, ranks 2, 3 on two" in refused
-        assert "choros.hvd" in refused
+    mpiexec(4, sys.executable, tmp_path / "script.py", tmp_path, more=how)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    for rank, (place, found) in enumerate(told):
+        assert place == [["one", "two"][rank // 2], 4, place[2], 2, rank // 2, 2, True, True]
+        assert found == told[0][1]
+    one = np.load(tmp_path / "one.npy")
+    assert np.abs(np.load(tmp_path / "allreduce.npy") - one).max() < 1e-5
+    for name, (history, same) in told[0][1].items():
+        assert same, name
+        assert list(history) == ["loss", "mae", "val_loss", "val_mae"]
+        assert history["val_loss"][-1] < 0.7 * history["loss"][0], name
+    left = subprocess.run(["pgrep", "-f", "choros.training.serving"], capture_output=True, text=True).stdout
+    assert not left
