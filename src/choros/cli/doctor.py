@@ -13,9 +13,9 @@ from typing import Any
 _HELP = """\
 Run it as the job itself is run: alone for this machine, choros doctor -n 4, or by the job's launcher (mpiexec -n 4
 choros doctor, srun choros doctor, choros run -n 4 -- choros doctor). Each rank finds out its place, cores, memory,
-versions and network; all together measure memory, clocks, stragglers and the group in which they meet, and train a small
-model on each backend. Rank 0 prints one report, at its end what is wrong and what to do. Exit code: 0 where nothing is
-an error, 1 where something is.
+versions and network; all together measure memory, clocks, stragglers and the group in which they meet, and train a
+small model on each backend. Rank 0 prints one report, at its end what is wrong and what to do. Exit code: 0 where
+nothing is an error, 1 where something is.
 """
 _BACKENDS = ("jax", "torch", "tensorflow")
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from choros.doctor.rules.speed import ATTEMPTS, MISSES, SLOW_CPU, SLOW_WALL, slowest
 from choros.transport import Group
 
 # What all ranks measured, as JSON holds it.
 Measures = dict[str, Any]
 
 SIZES = (1_000, 4_000_000, 100_000_000)  # bytes that are summed
-SLOW_WALL, SLOW_CPU = 2.5, 1.6  # times the others: from here on a rank is looked at again
-_ROUNDS = 12
+_PAUSE = 0.6  # seconds before ranks of which one looks slow compute again: what only passes by is not told
+_ROUNDS, _REPEATS = 10, 1000  # some 10 ms a round
 _LONGEST = 5.0  # seconds that one sum may take, by what the smaller one took
 
 
@@ -77,7 +78,7 @@ def work() -> tuple[float, float]:
     times = []
     for _ in range(_ROUNDS):
         clock, processor = time.perf_counter(), time.thread_time()
-        for _ in range(400):
+        for _ in range(_REPEATS):
             np.sqrt(x, out=y)
             np.multiply(y, y, out=y)
         times.append((time.perf_counter() - clock, time.thread_time() - processor))
@@ -85,26 +86,26 @@ def work() -> tuple[float, float]:
 
 
 def attempts(group: Group) -> list[dict[str, list[float]]]:
-    """Let all ranks compute at the same time; once more, up to three times in all, where one looks slow."""
+    """Let all ranks compute at the same time; again, up to ``ATTEMPTS`` times in all, where one looks slow.
+
+    Args:
+        group: all ranks.
+
+    Returns:
+        For each attempt the seconds of every rank, by the clock (``wall``) and of the processor (``cpu``).
+    """
     made: list[dict[str, list[float]]] = []
-    while len(made) < 3:
+    good = 0
+    while len(made) < ATTEMPTS:
+        time.sleep(_PAUSE if made else 0.0)
         group.barrier()
         said = tell(group, work())
         made.append({"wall": [wall for wall, _ in said], "cpu": [cpu for _, cpu in said]})
         if slowest(made[-1]["wall"])[1] < SLOW_WALL and slowest(made[-1]["cpu"])[1] < SLOW_CPU:
+            good += 1
+        if good == (1 if len(made) == 1 else MISSES + 1):
             break
     return made
-
-
-def slowest(seconds: Sequence[float]) -> tuple[int, float]:
-    """Who took longest, and how many times the median; of two the faster one is the median.
-
-    Example:
-        >>> slowest([1.0, 5.0]), slowest([2.0])
-        ((1, 5.0), (0, 1.0))
-    """
-    rank = max(range(len(seconds)), key=lambda each: seconds[each])
-    return rank, seconds[rank] / max(statistics.median_low(seconds), 1e-9)
 
 
 def memory_bandwidth(room: int) -> float:

@@ -53,7 +53,7 @@ def crowded(seen: Seen) -> Iterator[Finding]:
                     inside,
                     f"{share}, of the host's {all_cores}.",
                     "Give each rank cores of its own: choros run does; mpiexec --bind-to core (MPICH: -bind-to core), "
-                    "srun --cpu-bind=cores --cpus-per-task=K; or ask the batch system for more cores, or start fewer ranks.",
+                    "srun --cpu-bind=cores --cpus-per-task=K; or ask for more cores, or start fewer ranks.",
                 )
 
 
@@ -121,7 +121,7 @@ def idle(seen: Seen) -> Iterator[Finding]:
                 f"{{at}}: {_OMP}={few[0]['threads'][_OMP]}{torchrun}, but each rank has {_cores(share)}.",
                 f"Export {_OMP}={share} before the launcher.",
             )
-    for some in seen.machines():
+    for some in seen.machines() if len(seen.ranks) == seen.size else []:
         mine, given = len(union(some)), max(len(each["cores"]["allotted"]) for each in some)
         if 0 < 2 * mine <= given:
             yield made(

@@ -10,6 +10,7 @@ from choros.doctor.smoke import EXACT
 from choros.launch.failure import signalled
 
 _SECOND = ("PeerFailed", "MeetingTimeout", "Broken pipe")  # what only follows from another rank's end
+_MEET = "Start the job with choros run, or with the mpiexec or srun of the MPI that mpi4py uses, on enough memory."
 _MISSING = "See what it printed last, and whether its host can be reached. A longer time to come is --timeout."
 
 
@@ -47,12 +48,10 @@ def troubles(seen: Seen) -> Iterator[Finding]:
         if first["kind"] == "lost":
             yield Finding(ERROR, "missing", first["text"], _MISSING, missing or ranks, hosts)
             continue
-        what, _, remedy = str(first["text"]).partition(": the ranks would train apart. ")
-        if remedy:
-            what = f"{spell(ranks).capitalize()} on {', '.join(hosts)} would train alone. {what}."
-            yield Finding(ERROR, "singleton", what, remedy, ranks, hosts)
-        else:
-            yield Finding(ERROR, first["kind"], what, "Start the job as the message says.", ranks, hosts)
+        what, _, remedy = str(first["text"]).partition(". ")
+        name = "singleton" if "the ranks would train apart" in what else first["kind"]
+        who = f"{spell(ranks)} on {', '.join(hosts)}"
+        yield Finding(ERROR, name, f"{who[0].upper()}{who[1:]}: {what.rstrip('.')}.", remedy or _MEET, ranks, hosts)
 
 
 def trainings(seen: Seen) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from choros.doctor.facts import Facts
@@ -67,9 +68,7 @@ def interfaces(seen: Seen) -> Iterator[Finding]:
     several = len(seen.machines()) > 1
     for variable in _NAMES:
         having = [each for each in seen.ranks if each["network"].get(variable)]
-        for (value, problem), some in alike(
-            having, lambda each: (each["network"][variable], _wrong(variable, each, several))
-        ):
+        for (value, problem), some in alike(having, partial(_wrong, variable, several)):
             if problem:
                 there = ", ".join(one["name"] for one in some[0]["interfaces"] if one["up"] and not one["loopback"])
                 yield made(
@@ -81,17 +80,18 @@ def interfaces(seen: Seen) -> Iterator[Finding]:
                 )
 
 
-def _wrong(variable: str, each: Facts, several: bool) -> str:
-    found = named(variable, each["network"][variable], each)
+def _wrong(variable: str, several: bool, each: Facts) -> tuple[str, str]:
+    """What a variable holds, and what is wrong with it."""
+    value = each["network"][variable]
+    found = named(variable, value, each)
     if found is None:
-        return ""
+        return value, ""
     if not found:
-        return "names no interface of the host"
+        return value, "names no interface of the host"
     if not any(one["up"] and one["addresses"] for one in found):
-        return "names an interface that is down or has no address"
-    if several and all(one["loopback"] for one in found):
-        return "names the loopback, which reaches no other host"
-    return ""
+        return value, "names an interface that is down or has no address"
+    alone = several and all(one["loopback"] for one in found)
+    return value, "names the loopback, which reaches no other host" if alone else ""
 
 
 def names(seen: Seen) -> Iterator[Finding]:
@@ -113,7 +113,7 @@ def names(seen: Seen) -> Iterator[Finding]:
                 WARNING,
                 "host-name",
                 [each],
-                f"{{at}}: the host's own name leads to {', '.join(own)}, so a library that tells it to other hosts is not found.",
+                f"{{at}}: the host's own name leads to {', '.join(own)}, where no other host finds it.",
                 "Let the name lead to the address of the network in /etc/hosts (Debian writes 127.0.1.1 there).",
             )
 
