@@ -143,11 +143,20 @@ def test_names_that_lead_nowhere_or_back():
 
 
 def test_a_network_far_below_its_interfaces():
-    slow = copy.deepcopy(MEASURES)
-    slow["engines"]["MPI"]["sum"]["100000000"] = 2.0
+    slow = {**MEASURES, "links": {"0": 1.2e8, "2": 1.2e8}}
     text = one(job(2), "slow-network", (0, 1, 2, 3), "warning", measures=slow)
-    assert "by MPI a host reaches 0.8 Gbit/s, where its fastest interface has 100 Gbit/s" in text
-    assert found(job(1, 4), measures=slow) == []  # no network is in it
+    assert "gives 0.96 Gbit/s, where the hosts' fastest interfaces have 100 Gbit/s" in text
+    assert found(job(2), measures={**MEASURES, "links": {"0": 1.2e9, "2": 1.2e9}}) == []
+
+
+def test_a_host_with_a_slow_network():
+    slow = {**MEASURES, "links": {"0": 5e9, "2": 5e9, "4": 2e8, "6": 4e9}}
+    text = one(job(4), "slow-network", (4,), measures=slow)
+    assert "Rank 4 on n2: the network gives 1.6 Gbit/s" in text
+    assert "where most hosts have 36 Gbit/s" in text
+    assert (
+        found(job(2), measures={**MEASURES, "links": {"0": 5e9, "2": 2e8}}) == []
+    )  # one of the two, nobody knows which
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_small_dev_shm():
 
 
 def test_a_small_dev_shm_under_mpi_is_an_error(mpiexec):
-    """MPI's own segment takes most of it: it is mounted once that is there, for what comes later."""
+    """MPI's own segments lie there."""
     words, needed = mpiexec.starting(2, "sh", "-c", f"exec {shlex.join(DOCTOR)}")
     first = "mount -t tmpfs -o size=64m none /dev/shm"
     found = one(
@@ -130,6 +130,10 @@ def test_the_loopback_in_a_job_of_two_machines(mpiexec, tmp_path):
     mpich = ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "one:1,two:1"]
     how = ["--prtemca", "plm_ssh_agent", ssh, "--host", "one:1,two:1"] if mpiexec.open else mpich
     words, needed = mpiexec.starting(2, *DOCTOR, more=how)
+    measured = report(words, **needed)[0]["measures"]
+    assert set(measured["engines"]) == {"MPI"}
+    assert set(measured["links"]) == {"0", "1"}
+    assert min(measured["links"].values()) > 0
     found = one(words, "interface", "error", 1, **needed, CHOROS_NETWORK="127.0.0.0/8")
     assert found["hosts"] == ["one", "two"]
     assert "CHOROS_NETWORK=127.0.0.0/8 names the loopback, which reaches no other host" in found["what"]

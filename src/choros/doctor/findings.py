@@ -119,7 +119,7 @@ def made(kind: str, name: str, some: Iterable[Facts], what: str, remedy: str) ->
 
     Example:
         >>> made(ERROR, "clock", [{"rank": 1, "host": "b"}], "{at}: late.", "Set it.").what
-        'rank 1 on b: late.'
+        'Rank 1 on b: late.'
     """
     some = list(some)
     text = what.replace("{at}", at(some))

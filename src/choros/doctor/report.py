@@ -137,6 +137,9 @@ def _measures(report: dict[str, Any]) -> Iterator[str]:
         least = min(low for low, _ in measures["clock"])
         most = max(high for _, high in measures["clock"])
         yield f"{'clocks':<{_WIDTH}} within {max(most, -least) * 1e3:.2g} ms of rank 0's"
+    rates = [rate * 8e-9 for rate in measures.get("links", {}).values()]
+    if rates:
+        yield f"{'network':<{_WIDTH}} {_span(rates, 'Gbit/s')} between neighbouring hosts"
     for name, engine in measures["engines"].items():
         sums = ", ".join(
             f"{amount(int(size))} in {_seconds(took)} ({int(size) / took / 1e9:.2g} GB/s)"

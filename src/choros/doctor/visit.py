@@ -83,7 +83,10 @@ class Visit:
         self._ranks = [own]
         self.hand()
         for name, end in smoke.probe(["numpy", *(["mpi4py"] if own["engine"] == "MPI" else [])]).items():
-            self._trouble("probe", f"Rank {self.rank} on {own['host']} cannot load {name}: a process that tried", **end)
+            if name == "numpy" or end["signal"]:  # of the others the group says what to install
+                self._trouble(
+                    "probe", f"Rank {self.rank} on {own['host']} cannot load {name}: a process that tried", **end
+                )
         if not self._troubles:
             self._together(own)
         self.hand()
@@ -131,6 +134,7 @@ class Visit:
             group.close()
 
     def _meet(self, group: Group, own: Facts) -> None:
+        from choros.doctor.links import links
         from choros.doctor.measures import measure, tell
 
         group.doing = "choros doctor: what each rank found"
@@ -138,6 +142,7 @@ class Visit:
         left = min(room(some) for some in self.seen.machines())
         group.doing = "choros doctor: measuring"
         self._measures = measure(group, min(left, 1 << 31), self._engines(group))
+        self._measures["links"] = links(group, [some[0]["rank"] for some in self.seen.machines()], left)
         group.doing = ""
         if self.wish.train and left >= NEED // 2:
             self._train(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +42,9 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
             own_fds=[[fd] for fd in memories],
             announce=False,
         )
+        if outcome.signal:
+            signal.raise_signal(outcome.signal)  # now that the ranks have ended, what it does to this process
+            raise KeyboardInterrupt
         return _put_together(size, outcome, [_read(fd) for fd in memories])
     finally:
         for fd in memories:
@@ -49,6 +53,7 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
 
 def _put_together(size: int, outcome: Outcome, left: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rank 0's report, if it has one and nobody died; else one of what the ranks left."""
+    whole = left[0].get("report")
     died = [
         {
             "rank": rank,
@@ -60,9 +65,8 @@ def _put_together(size: int, outcome: Outcome, left: Sequence[dict[str, Any]]) -
             "tail": output,
         }
         for rank, ended, output in outcome.failed
-        if ended.signal or not left[rank]
+        if ended.signal or not (whole or left[rank].get("troubles"))
     ]
-    whole = left[0].get("report") if left[0] else None
     if whole is not None and not died:
         return dict(whole)
     ranks = next((one["ranks"] for one in left if len(one.get("ranks", ())) == size), None)

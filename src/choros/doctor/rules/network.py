@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import statistics
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -22,7 +23,8 @@ _NAMES = (
     "FI_SOCKETS_IFACE",
     "OMPI_MCA_btl_tcp_if_include",
 )
-_SHARE = 0.1  # of the fastest interface's speed: what a job must reach at least
+_LINK = 4.0  # times slower than the others: by chance it is not
+_SHARE = 0.02  # of the fastest interface's speed: far below what any library reaches on it
 
 
 def named(variable: str, value: str, each: Facts) -> list[dict[str, Any]] | None:
@@ -119,31 +121,46 @@ def names(seen: Seen) -> Iterator[Finding]:
 
 
 def rate(seen: Seen) -> Iterator[Finding]:
-    """Sums between hosts far below what the interfaces could do."""
-    machines = seen.machines()
+    """Hosts that meet by a network far below what their interfaces could do, all of them."""
     speeds = [_fastest(each) for each in seen.ranks]
-    if len(machines) < 2 or not all(speeds):
+    found = seen.measures.get("links", {})
+    if not found or not all(speeds):
         return
-    most = max(map(len, machines))
-    for engine, measured in seen.measures.get("engines", {}).items():
-        size, seconds = max(((int(size), seconds) for size, seconds in measured["sum"].items()), default=(0, 0.0))
-        if size < 1_000_000 or not seconds:
-            continue
-        reached = most * 2 * (seen.size - most) / seen.size * size * 8 / seconds
-        if reached < _SHARE * min(speeds) * 1e6:
-            yield made(
-                WARNING,
-                "slow-network",
-                seen.ranks,
-                f"{{at}}: by {engine} a host reaches {reached / 1e9:.2g} Gbit/s, where its fastest interface has "
-                f"{min(speeds) / 1e3:g} Gbit/s.",
-                "The traffic takes another interface: name the fast one (UCX_NET_DEVICES, FI_TCP_IFACE, "
-                "OMPI_MCA_btl_tcp_if_include, NCCL_SOCKET_IFNAME), or load the MPI that is built for this network.",
-            )
+    reached = statistics.median(found.values()) * 8
+    if reached < _SHARE * min(speeds) * 1e6:
+        yield made(
+            WARNING,
+            "slow-network",
+            seen.ranks,
+            f"{{at}}: the ranks meet by a network that gives {reached * 1e-9:.2g} Gbit/s, where the hosts' fastest "
+            f"interfaces have {min(speeds) / 1e3:g} Gbit/s.",
+            "The traffic takes another interface: name the fast one (UCX_NET_DEVICES, FI_TCP_IFACE, "
+            "OMPI_MCA_btl_tcp_if_include, NCCL_SOCKET_IFNAME), or load the MPI that is built for this network.",
+        )
+
+
+def links(seen: Seen) -> Iterator[Finding]:
+    """A host whose network is far slower than that of most others."""
+    found: dict[int, float] = {int(rank): rate for rank, rate in seen.measures.get("links", {}).items()}
+    if len(found) < 3:
+        return  # of two nobody can say whose it is
+    usual = statistics.median(found.values())
+    slow = [each for each in seen.ranks if each["rank"] in found and found[each["rank"]] * _LINK < usual]
+    if slow:
+        least = min(found[each["rank"]] for each in slow)
+        yield made(
+            ERROR,
+            "slow-network",
+            slow,
+            f"{{at}}: the network gives {least * 8e-9:.2g} Gbit/s to the better neighbour, where most hosts have "
+            f"{usual * 8e-9:.2g} Gbit/s.",
+            "Look there at which interface the traffic takes (ip route, the variables in the report) and at its speed "
+            "(ethtool, ibstatus); leave the host out until it is mended.",
+        )
 
 
 def _fastest(each: Facts) -> int:
     return max((one["speed"] for one in each["interfaces"] if one["up"] and not one["loopback"]), default=0)
 
 
-RULES: tuple[Rule, ...] = (interfaces, names, rate)
+RULES: tuple[Rule, ...] = (interfaces, names, links, rate)
