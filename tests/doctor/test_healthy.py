@@ -24,6 +24,7 @@ def test_a_healthy_job_with_its_trainings(doctor, two_cores):
         assert [end["backend"] for end in report.all["smoke"][rank]] == installed
         assert all(end["difference"] < 1e-6 for end in report.all["smoke"][rank])
         assert all(end["peak"] > 50_000_000 for end in report.all["smoke"][rank])
+        assert all(end["gpus"] is not None for end in report.all["smoke"][rank])
     measures = report.all["measures"]
     assert len(measures["memory"]) == len(measures["clock"]) == 2
     assert measures["wrong"] == []

@@ -23,6 +23,7 @@ HOST = look(Place()) | {
     "backend": "jax (KERAS_BACKEND)",
     "submitted": [],
     "devices": {},
+    "gpus": 0,
     "directory": {"path": "/work", "inode": 77},
     "interfaces": [
         {"name": "eth0", "up": True, "loopback": False, "speed": 100_000, "addresses": ["10.0.0.1"]},
@@ -220,6 +221,24 @@ def test_a_training_that_gives_other_weights_is_named_and_what_follows_is_not():
     second = good | {"difference": None, "exit": 1, "tail": "choros.errors.PeerFailed: rank 1 is gone"}
     [finding] = found(job(), smoke={0: [second], 1: [died]})
     assert (finding.name, finding.ranks) == ("sigill", (1,))
+
+
+def test_gpus_that_the_backend_does_not_see():
+    end = {
+        "backend": "jax",
+        "difference": 0.0,
+        "signal": "",
+        "exit": 0,
+        "late": False,
+        "peak": 1,
+        "tail": "",
+        "gpus": 0,
+    }
+    text = one(job(gpus=2), "no-gpu", kind="warning", smoke={0: [end], 1: [end]})
+    assert "jax sees none of the host's 2 GPUs" in text
+    assert found(job(gpus=2), smoke={1: [end | {"gpus": 2}]}) == []
+    assert found(job(gpus=2, devices={"CUDA_VISIBLE_DEVICES": ""}), smoke={1: [end]}) == []
+    assert found(job(gpus=2), smoke={1: [end | {"backend": "torch"}]}) == []  # which the job does not use
 
 
 class Lying(LocalGroup):

@@ -62,6 +62,7 @@ def look(place: Place) -> Facts:
         "features": list(cpu_features()),
         "submitted": os.environ.get(SUBMITTED, "").split(),
         "devices": {name: os.environ[name] for name in DEVICES if name in os.environ},
+        "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "directory": _directory(),
         "interfaces": network.interfaces(),
         "fabrics": network.fabrics(),

@@ -8,6 +8,7 @@ from typing import Any
 from choros.doctor.facts import Facts
 from choros.doctor.findings import ERROR, Finding, Seen, alike, spell
 from choros.doctor.rules import judge
+from choros.doctor.rules.speed import slowest
 from choros.launch.failure import amount
 
 _WIDTH = 12
@@ -83,7 +84,7 @@ def _facts(ranks: Sequence[Facts]) -> Iterator[str]:
         "versions": lambda each: ", ".join(f"{name} {one}" for name, one in each["versions"].items() if one),
         "backend": lambda each: each["backend"],
         "processor": lambda each: " ".join(each["features"]),
-        "devices": lambda each: _pairs(each["devices"]),
+        "GPUs": lambda each: " ".join(filter(None, [str(each["gpus"] or ""), _pairs(each["devices"])])),
         "directory": lambda each: each["directory"]["path"],
         "interfaces": _interfaces,
         "network": lambda each: _pairs(each["network"]),
@@ -132,8 +133,8 @@ def _measures(report: dict[str, Any]) -> Iterator[str]:
     yield f"{'bandwidth':<{_WIDTH}} memory {_span(measures['memory'], 'GB/s')} for each rank, all at once"
     wall = measures["work"][-1]["wall"]
     if len(wall) > 1:
-        spread = max(wall) / max(min(wall), 1e-9)
-        yield f"{'stragglers':<{_WIDTH}} the slowest rank takes {spread:.2f} times as long as the fastest"
+        rank, spread = slowest(wall)
+        yield f"{'stragglers':<{_WIDTH}} the slowest, rank {rank}, takes {spread:.2f} times as long as the median"
         least = min(low for low, _ in measures["clock"])
         most = max(high for _, high in measures["clock"])
         yield f"{'clocks':<{_WIDTH}} within {max(most, -least) * 1e3:.2g} ms of rank 0's"

@@ -107,7 +107,8 @@ def train(backend: str, rank: int, size: int, fd: int | None, seconds: float = S
         seconds: after which it is killed.
 
     Returns:
-        As ``beside``, with ``backend`` and ``difference`` (from numpy's weights; None where it did not come to that).
+        As ``beside``, with ``backend``, and ``difference`` (from numpy's weights) and ``gpus`` (that the backend sees),
+        each None where it did not come to that.
     """
     place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
     environment = {name: value for name, value in os.environ.items() if name not in _OUT}
@@ -121,4 +122,4 @@ def train(backend: str, rank: int, size: int, fd: int | None, seconds: float = S
     said: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
         said = json.loads(end["said"]) if end["said"].startswith('{"difference"') else {}
-    return {**end, "backend": backend, "difference": said.get("difference"), "peak": said.get("peak", end["peak"])}
+    return {**end, "gpus": None, "difference": None, **said, "backend": backend}

@@ -63,13 +63,15 @@ def by_keras(rows: int = _ROWS) -> Array:
 
 
 def main() -> int:
-    """Train, and print by how much the weights differ and what memory it took.
+    """Train, and print by how much the weights differ, what memory it took, and how many GPUs the backend sees.
 
     Returns:
         0.
     """
     difference = float(np.abs(by_keras() - by_numpy()).max())
-    print(json.dumps({"difference": difference, "peak": peak_memory()}), flush=True)
+    from choros.backend.devices import list_devices
+
+    print(json.dumps({"difference": difference, "peak": peak_memory(), "gpus": len(list_devices("gpu"))}), flush=True)
     return 0
 
 

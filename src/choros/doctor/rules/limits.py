@@ -115,8 +115,29 @@ def devices(seen: Seen) -> Iterator[Finding]:
             )
 
 
+def unseen(seen: Seen) -> Iterator[Finding]:
+    """GPUs of a host that the backend in use does not see, as it was installed for processors alone."""
+    blind = []
+    for each in seen.ranks:
+        using = str(each["backend"]).partition(" ")[0]
+        hidden = any(not _devices(value) for value in each["devices"].values())
+        ends = [end for end in seen.smoke.get(each["rank"], ()) if end["backend"] == using]
+        if each["gpus"] and not hidden and ends and ends[0].get("gpus") == 0:
+            blind.append(each)
+    if blind:
+        name = str(blind[0]["backend"]).partition(" ")[0]
+        yield made(
+            WARNING,
+            "no-gpu",
+            blind,
+            f"{{at}}: {name} sees none of the host's {blind[0]['gpus']} GPUs.",
+            f"Install {name} with its GPU support (jax[cuda13], torch from its CUDA index, tensorflow[and-cuda]), or "
+            "set CUDA_VISIBLE_DEVICES= where GPUs are not wanted.",
+        )
+
+
 def _devices(text: str) -> list[str]:
     return [one.strip() for one in text.split(",") if one.strip() not in ("", "-1", "NoDevFiles")]
 
 
-RULES: tuple[Rule, ...] = (memory, shared_memory, open_files, devices)
+RULES: tuple[Rule, ...] = (memory, shared_memory, open_files, devices, unseen)
