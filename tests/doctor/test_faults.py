@@ -110,6 +110,22 @@ def test_a_rank_that_dies_of_sigill(doctor, first_on_path):
     assert report.names == ["sigill"]
 
 
+@pytest.mark.parametrize(
+    ("ending", "name", "words", "remedy"),
+    [
+        ("os._exit(3)", "died", "exited with code 3: last words", "The last lines that it printed"),
+        ("os.kill(os.getpid(), 9)", "sigkill", "was ended by SIGKILL (the kernel's out-of-memory", "If memory ran out"),
+    ],
+)
+def test_a_rank_that_ends(doctor, first_on_path, ending, name, words, remedy):
+    text = "import os\nif os.environ.get('CHOROS_RANK') == '1':\n    os.write(2, b'last words\\n')\n    " + ending
+    report = doctor(2, PYTHONPATH=first_on_path("sitecustomize.py", text))
+    found = report.one(name, [1])
+    assert words in found["what"]
+    assert found["remedy"].startswith(remedy)
+    assert report.names == [name]
+
+
 def test_a_library_that_dies_of_sigill_when_a_rank_loads_it(doctor, first_on_path):
     """The rank itself lives, and says so under every launcher."""
     path = first_on_path("numpy/__init__.py", "import os\nos.kill(os.getpid(), 4)\n")

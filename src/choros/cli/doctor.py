@@ -86,7 +86,8 @@ def _rank(args: argparse.Namespace) -> int:
     if visit.broken and visit.size > 1:
         sys.stdout.flush()
         time.sleep(1.0)  # until the other ranks have said theirs: a launcher ends them when this one has ended
-        os._exit(code)  # not by way of a library that would wait for ranks that have gone
+        if any(one["kind"] == "lost" for one in seen.troubles):
+            os._exit(code)  # not by way of a library that would wait for ranks that have gone
     return code
 
 
