@@ -166,6 +166,18 @@ def test_an_mpi_in_which_each_rank_is_alone(doctor, mpiexec):
     assert "which belongs to" in found["remedy"]
 
 
+def test_mpich_under_a_launcher_of_pmix(doctor, mpiexec):
+    if mpiexec.open:
+        pytest.skip("this MPI is Open MPI")
+    place = {
+        f"OMPI_COMM_WORLD_{k}": v for k, v in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), "0202", strict=True)
+    }
+    found = doctor(1, by=None, **place, PMIX_RANK="0").one("meeting", [0])
+    assert found["what"].startswith("Rank 0 on ")
+    assert "the launcher speaks PMIx, which mpi4py's MPICH" in found["what"]
+    assert found["remedy"].startswith("Start the ranks with ")
+
+
 def test_a_job_that_brings_nothing_to_meet_in(doctor):
     found = doctor(1, by=None, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2").one("meeting", [0])
     assert found["remedy"].startswith("Start it with `choros run -n RANKS")

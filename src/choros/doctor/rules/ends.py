@@ -51,7 +51,8 @@ def troubles(seen: Seen) -> Iterator[Finding]:
         what, _, remedy = str(first["text"]).partition(". ")
         name = "singleton" if "the ranks would train apart" in what else first["kind"]
         who = f"{spell(ranks)} on {', '.join(hosts)}"
-        yield Finding(ERROR, name, f"{who[0].upper()}{who[1:]}: {what.rstrip('.')}.", remedy or _MEET, ranks, hosts)
+        what = what if what.lower().startswith(who.lower()) else f"{who}: {what}"
+        yield Finding(ERROR, name, f"{what[0].upper()}{what[1:].rstrip('.')}.", remedy or _MEET, ranks, hosts)
 
 
 def trainings(seen: Seen) -> Iterator[Finding]:
