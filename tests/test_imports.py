@@ -43,11 +43,12 @@ NOBODY_IMPORTS = {
     "parallel",
     "cli",
     "demo",
+    "doctor",
     "__main__",
 }  # but each other and the package's own lazy table
-ALL_OF_IT = {"trainer", "parallel", "cli", "demo", "__main__", "__init__"}
+ALL_OF_IT = {"trainer", "parallel", "cli", "demo", "doctor", "__main__", "__init__"}
 OUTSIDE = {
-    "keras": {"backend", "callbacks", "hvd", "data", "training", "trainer", "parallel", "cli", "demo"},
+    "keras": {"backend", "callbacks", "hvd", "data", "training", "trainer", "parallel", "cli", "demo", "doctor"},
     "h5py": {"hvd", "data"},
     "google": {"data"},
     "google_crc32c": {"data"},
@@ -65,6 +66,7 @@ OUTSIDE = {
         "parallel",
         "cli",
         "demo",
+        "doctor",
     },
     "cloudpickle": {"training", "data", "runner"},
     "ml_dtypes": {"collectives"},

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
+from choros.launch.failure import amount, signalled
 from choros.launch.local import Pool
 
 
@@ -144,6 +145,19 @@ def test_a_killed_worker_is_noticed_at_once(calls):
             pool.send(1, calls("echo"))
         pool.send(0, calls("echo"))
         assert pool.receive(30)[0] == 0
+
+
+def test_a_worker_that_dies_of_sigill_is_told_so_with_the_remedy(calls):
+    with Pool(1) as pool:
+        pool.send(0, calls("sleep"))
+        assert pool.receive(30)[1] == {"event": "asleep"}
+        os.kill(pool.pids[0], signal.SIGILL)
+        rank, event, _ = pool.receive(10)
+        error = pool.failure(rank, event)
+        assert error.signal == "SIGILL"
+        cause, remedy = signalled("SIGILL")
+        assert f"was ended by SIGILL (peak memory {amount(event['peak_memory'])}; {cause})" in str(error)
+        assert str(error).endswith(remedy)
 
 
 def test_a_send_to_a_worker_whose_death_is_not_noticed_yet(calls):

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from choros.errors import BadInput
+from choros.launch.failure import signalled
 from choros.launch.run import run
 
 ENGINE = """
@@ -116,6 +117,7 @@ def test_lines_are_whole_marked_and_in_their_stream():
         ("sys.exit(3)", 3, "exited with code 3"),
         ("raise ValueError('wrong')", 1, "exited with code 1"),
         ("os.kill(os.getpid(), 9)", 137, "was ended by SIGKILL"),
+        ("os.kill(os.getpid(), 4)", 132, "was ended by SIGILL (a native library was built for another processor"),
         ("os.abort()", 134, "was ended by SIGABRT"),
     ],
 )
@@ -128,7 +130,9 @@ def test_the_first_failure_ends_all_and_gives_its_code(ending, code, words):
     [line] = [line for line in err.splitlines() if line.startswith("choros run: ")]
     assert line.startswith("choros run: rank 1 of 3 (pid ")
     assert words in line
-    assert line.endswith("; ending the 2 that are left")
+    assert line.partition("; ending the 2 that are left")[2] == (
+        f". {signalled(signal.Signals(code - 128).name)[1]}" if code in (132, 137) else ""
+    )
     if "ValueError" in ending:
         assert err.index("[1] ValueError: wrong") < err.index("choros run: ")
     assert "[1] up" in out

@@ -1,4 +1,4 @@
-"""The command ``choros``: ``run``, ``where`` and ``demo``."""
+"""The command ``choros``: ``run``, ``where``, ``doctor`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from choros.errors import ChorosError, WorkerFailed
 _COMMANDS = {
     "run": "run N ranks of a script on this machine",
     "where": "print this process's place, cores, threads and libraries",
+    "doctor": "say what is wrong with a job's ranks and hosts, and what to do",
     "demo": "train one model by every algorithm and write a report",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import util
 
-from choros.cli.where import version
+from choros.machine import version
 
 _BACKENDS = {
     "jax": ("jax", "jaxlib"),

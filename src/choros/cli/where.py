@@ -6,17 +6,14 @@ import argparse
 import json
 import os
 import platform
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from choros.cluster import Place, why
 from choros.errors import BadInput
-from choros.machine import physical_cores, usable_cores, variables
+from choros.machine import keras_backend, physical_cores, usable_cores, variables, version
 from choros.training.choice import choose
 
 _LIBRARIES = ("keras", "jax", "torch", "tensorflow", "numpy")
-_OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-gpu", "tensorflow-macos")}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -84,7 +81,7 @@ def findings() -> dict[str, Any]:
         "host": platform.node(),
         "cores": {"usable": list(usable_cores()), "physical": [list(core) for core in physical_cores()]},
         "threads": {name: os.environ[name] for name in names if name in os.environ},
-        "backend": _backend(),
+        "backend": keras_backend(),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "choros": version("choros"),
         "python": platform.python_version(),
@@ -101,38 +98,6 @@ def _group(place: Place) -> str:
         return f"none: {error}"
     wheel = f"; mpi4py {version('mpi4py') or 'is not installed'}" if "MPI" in choice.words else ""
     return choice.words + wheel
-
-
-def _backend() -> str:
-    """The backend that Keras would take, as ``keras.src.backend.config`` finds it."""
-    if os.environ.get("KERAS_BACKEND"):
-        return f"{os.environ['KERAS_BACKEND']} (KERAS_BACKEND)"
-    path = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "keras.json"
-    try:
-        return f"{json.loads(path.read_text())['backend']} ({path})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "tensorflow (Keras' default)"
-
-
-def version(name: str) -> str:
-    """The version of a library as it is installed, under whichever name; the library is not imported.
-
-    Args:
-        name: as it is imported.
-
-    Returns:
-        The version, nothing where it is not installed.
-
-    Example:
-        >>> version("choros") != "", version("no.such.library")
-        (True, '')
-    """
-    for known in (name, *_OTHER_NAMES.get(name, ())):
-        try:
-            return metadata.version(known)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 def _ranges(numbers: list[int]) -> str:

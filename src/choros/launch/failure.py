@@ -18,12 +18,14 @@ _SIGNALS = {
     "SIGSEGV": "a native library crashed",
     "SIGBUS": "a native library crashed, or /dev/shm or the disk is full",
     "SIGABRT": "a native library gave up",
-    "SIGILL": "a native library was built for another processor",
+    "SIGILL": "a native library was built for another processor than this host's",
     "SIGFPE": "a native library divided by zero",
     "SIGTERM": "somebody, or the batch system, asked it to end",
 }
 _REMEDIES = {
     "SIGKILL": "If memory ran out, use fewer workers, a smaller batch or a smaller model; dmesg names the process.",
+    "SIGILL": "Install the libraries (numpy, jaxlib, torch, tensorflow, MPI) on a host with this processor, or choose "
+    "hosts like the one where they were installed.",
     "SIGTERM": "If a batch system sent it, ask for more time.",
     "MemoryError": "Use fewer workers, a smaller batch or a smaller model.",
     "ModuleNotFoundError": "Install the module, or put its folder on sys.path of the calling process.",
@@ -54,6 +56,24 @@ def amount(size: int) -> str:
             break
         value /= 1000
     return f"{value:.1f} {unit}"
+
+
+def signalled(name: str) -> tuple[str, str]:
+    """Why a signal ends a process, and what to do: one place for the words of all who tell of it.
+
+    Args:
+        name: the signal's.
+
+    Returns:
+        Two texts, each empty where nothing is known.
+
+    Example:
+        >>> signalled("SIGILL")[0]
+        "a native library was built for another processor than this host's"
+        >>> signalled("SIGUSR1")
+        ('', '')
+    """
+    return _SIGNALS.get(name, ""), _REMEDIES.get(name, "") if name in _SIGNALS else ""
 
 
 def raised(error: BaseException) -> Message:
@@ -133,8 +153,9 @@ def failure(
         fate += f" ({memory})" if kind.endswith("MemoryError") else ""
         remedy = _REMEDIES.get(kind, _DEFAULT)
     elif name:
-        fate = f"was ended by {name} ({memory}" + (f"; {_SIGNALS[name]})" if name in _SIGNALS else ")")
-        remedy = _REMEDIES.get(name, _DEFAULT_DIED)
+        cause, known = signalled(name)
+        fate = f"was ended by {name} ({memory}" + (f"; {cause})" if cause else ")")
+        remedy = known or _DEFAULT_DIED
     else:
         fate = f"ended with exit code {event.get('exit', -1)} before its work was done ({memory})"
         remedy = _DEFAULT_DIED

@@ -22,6 +22,7 @@ from types import FrameType
 from choros.errors import BadInput
 from choros.launch import start
 from choros.launch.child import Child, Ended
+from choros.launch.failure import signalled
 from choros.launch.keeper import Keeper
 from choros.launch.output import Output
 
@@ -212,13 +213,15 @@ class _Ranks:
             return
         self.failed = [(rank, ended, self.keeper.tail(rank)) for rank, ended in failed]
         rank, ended = failed[0]
+        cause, remedy = signalled(ended.signal)
         how = f"was ended by {ended.signal}" if ended.signal else f"exited with code {ended.exit}"
+        how += f" ({cause})" if cause else ""
         size, left = len(self.keeper.children), len(self.keeper.children) - len(self.ended)
         after = time.monotonic() - self._began
         rest = f"; ending the {left} that are left" if left else ""
         who = f"rank {rank} of {size} (pid {self.keeper.children[rank].pid}, host {platform.node()})"
         if self.announce:
-            self.output.say(f"choros run: {who} {how} after {after:.1f} s{rest}")
+            self.output.say(f"choros run: {who} {how} after {after:.1f} s{rest}" + (f". {remedy}" if remedy else ""))
         self._finish(signal.SIGTERM)
 
     def _finish(self, number: int) -> None:

@@ -63,6 +63,20 @@ def part(group: Group, ranks: Sequence[int]) -> Group | None:
     return _share(group, list(ranks))
 
 
+def in_shared_memory(group: Group) -> Group:
+    """Return a group of the same ranks that meet in shared memory; all of them call.
+
+    Args:
+        group: all ranks, on one machine.
+
+    Raises:
+        BadInput: ranks of several machines.
+    """
+    made = _share(group, list(range(group.size)))
+    assert made is not None  # noqa: S101 - every rank is in it
+    return made
+
+
 def _share(group: Group, ranks: list[int]) -> Group | None:
     made = SharedGroup.create(len(ranks)) if group.rank == ranks[0] else None
     segment = share(group, made, ranks[0])
@@ -80,9 +94,7 @@ def _shared(rank: int, size: int, timeout: float) -> Group:
         group = SharedGroup(int(descriptor), rank, timeout=timeout)
         return _fitting(group, rank, size, f"Start them with `choros run -n {size} script.py`.")
     _joined["mpi"] = _by_mpi(rank, size, timeout)
-    found = _share(_joined["mpi"], list(range(size)))
-    assert found is not None  # noqa: S101 - every rank is in it
-    return found
+    return in_shared_memory(_joined["mpi"])
 
 
 def _by_mpi(rank: int, size: int, timeout: float) -> Group:

@@ -1,0 +1,132 @@
+"""``choros doctor``: what is wrong with this machine, or with the job of which this is a rank, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import sys
+import time
+from typing import Any
+
+_HELP = """\
+Run it as the job itself is run: alone for this machine, choros doctor -n 4, or by the job's launcher (mpiexec -n 4
+choros doctor, srun choros doctor, choros run -n 4 -- choros doctor). Each rank finds out its place, cores, memory,
+versions and network; all together measure memory, clocks, stragglers and the group in which they meet, and train a
+small model on each backend. Rank 0 prints one report, at its end what is wrong and what to do. Exit code: 0 where
+nothing is an error, 1 where something is.
+"""
+_BACKENDS = ("jax", "torch", "tensorflow")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser("doctor", help="say what is wrong with a job's ranks and hosts", description=_HELP)
+    add = parser.add_argument
+    add("-n", "-np", "--num-proc", dest="workers", type=_count, metavar="N", help="start N ranks on this machine")
+    add("--json", action="store_true", help="the report as JSON")
+    add("--quiet", action="store_true", help="print nothing where there is nothing to change")
+    add("--no-smoke", action="store_true", help="leave out the trainings")
+    add(
+        "--backends", type=_backends, default=(), metavar="A,B", help="train on these (default: all that are installed)"
+    )
+    add("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds to wait for other ranks (default: 60)")
+    add(
+        "--smoke-timeout",
+        type=_seconds,
+        default=180.0,
+        metavar="S",
+        help="seconds that the training on one backend may take (default: 180)",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Visit, and print the report.
+
+    Args:
+        args: as parsed.
+
+    Returns:
+        0, or 1 where there is an error.
+
+    Raises:
+        BadInput: ranks were asked for in a rank.
+    """
+    if args.workers is not None:
+        from choros.doctor.ward import visit_all
+
+        return _print(visit_all(args.workers, _options(args)), args)
+    return _rank(args)
+
+
+def _rank(args: argparse.Namespace) -> int:
+    """Be one rank, or the only one."""
+    from choros.doctor.visit import HAND, Visit, Wish
+
+    faulthandler.enable()
+    visit = Visit(Wish(not args.no_smoke, args.backends, args.timeout, args.smoke_timeout))
+    seen = visit.run()
+    from choros.doctor.report import brief, code_of, summary
+    from choros.doctor.rules import judge
+
+    handed = HAND in os.environ
+    if visit.rank == 0:
+        report = summary(seen)
+        visit.hand(None if visit.broken else report)
+        code = code_of(report) if handed else _print(report, args)
+    else:
+        code = int(visit.broken)
+        if visit.broken and not handed:
+            print(brief(judge(seen)), file=sys.stderr, flush=True)
+    if visit.broken and visit.size > 1:
+        sys.stdout.flush()
+        time.sleep(1.0)  # until the other ranks have said theirs: a launcher ends them when this one has ended
+        if any(one["kind"] == "lost" for one in seen.troubles):
+            os._exit(code)  # not by way of a library that would wait for ranks that have gone
+    return code
+
+
+def _print(report: dict[str, Any], args: argparse.Namespace) -> int:
+    from choros.doctor.report import code_of, text
+
+    if args.json:
+        print(json.dumps(report, indent=2), flush=True)
+    elif not (args.quiet and report["healthy"]):
+        print(text(report), flush=True)
+    return code_of(report)
+
+
+def _options(args: argparse.Namespace) -> list[str]:
+    """What the ranks are told."""
+    found = ["--timeout", str(args.timeout), "--smoke-timeout", str(args.smoke_timeout)]
+    found += ["--backends", ",".join(args.backends)] if args.backends else []
+    return found + (["--no-smoke"] if args.no_smoke else [])
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text}")
+    return value
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in _BACKENDS]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"{unknown[0] if unknown else 'nothing'} is none of {', '.join(_BACKENDS)}")
+    return names

@@ -1,0 +1,20 @@
+"""What is looked for: each rule a function from everything that was seen to findings. A new fault is one more."""
+
+from choros.doctor.findings import Finding, Seen
+from choros.doctor.rules import agreement, cores, ends, limits, network, speed
+
+RULES = (*ends.RULES, *agreement.RULES, *cores.RULES, *limits.RULES, *network.RULES, *speed.RULES)
+
+
+def judge(seen: Seen) -> list[Finding]:
+    """Everything that is wrong, errors first.
+
+    Args:
+        seen: what is known of the job.
+
+    Example:
+        >>> judge(Seen(1, []))
+        []
+    """
+    found = [finding for rule in RULES for finding in rule(seen)]
+    return sorted(found, key=lambda finding: finding.kind)
