@@ -179,7 +179,7 @@ def test_mpich_under_a_launcher_of_pmix(doctor, mpiexec):
 
 
 def test_a_job_that_brings_nothing_to_meet_in(doctor):
-    found = doctor(1, by=None, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2").one("meeting", [0])
+    found = doctor(1, by=None, JOB_COMPLETION_INDEX="0", CHOROS_COMPLETIONS="2").one("meeting", [0])
     assert found["remedy"].startswith("Start it with `choros run -n RANKS")
 
 

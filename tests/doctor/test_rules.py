@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from choros.cluster import Place
-from choros.doctor import limits, network
+from choros.doctor import limits
 from choros.doctor.facts import look
 from choros.doctor.findings import Seen
 from choros.doctor.measures import collectives
 from choros.doctor.rules import RULES, judge
 from choros.doctor.rules.speed import ATTEMPTS
 from choros.transport.local_group import LocalGroup
+from choros.transport.tcp.nics import interfaces
 
 HOST = look(Place()) | {
     "cores": {"usable": [], "physical": 16, "machine": 16, "allotted": [], "numa": [[*range(16)]], "quota": None},
@@ -301,7 +302,7 @@ def test_interfaces_as_the_kernel_tells_them(tmp_path):
     routes = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\nfast\t0002010A\t0\t1\t0\t0\t0\t00FFFFFF\n"
     six = "fe800000000000000000000000000001 02 40 20 80 fast\n"
     proc = written(tmp_path / "proc", {"fib_trie": TRIE, "route": routes, "if_inet6": six})
-    fast, lo, off = network.interfaces(written(tmp_path / "net", net), proc)
+    fast, lo, off = interfaces(written(tmp_path / "net", net), proc)
     assert fast == {
         "name": "fast",
         "up": True,

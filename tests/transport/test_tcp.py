@@ -15,7 +15,7 @@ import pytest
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
 from choros.transport.tcp import wire
-from choros.transport.tcp.address import interfaces, own_address
+from choros.transport.tcp.address import addresses, own_address
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.group import TcpGroup
 from choros.transport.tcp.messages import Links, TcpMessages
@@ -115,7 +115,7 @@ def test_the_first_of_several_ports_that_has_this_job():
 
 
 def test_the_address_by_which_others_reach_this_host():
-    here = interfaces()
+    here = addresses()
     assert here["lo"] == "127.0.0.1"
     assert own_address("lo") == own_address("127.0.0.1") == "127.0.0.1"
     assert own_address() in here.values()

@@ -13,6 +13,7 @@ from choros.errors import BadInput
 from choros.machine import cpu_features, keras_backend, physical_cores, usable_cores, version
 from choros.machine.threads import NAMES
 from choros.training.choice import MPI, SHARED, choose
+from choros.transport.tcp.nics import interfaces
 
 # What one rank says of itself, as JSON holds it.
 Facts = dict[str, Any]
@@ -64,7 +65,7 @@ def look(place: Place) -> Facts:
         "devices": {name: os.environ[name] for name in DEVICES if name in os.environ},
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "directory": _directory(),
-        "interfaces": network.interfaces(),
+        "interfaces": interfaces(),
         "fabrics": network.fabrics(),
         "network": network.variables(),
         "names": network.look_up([host, *[name for name in place.hosts if name != host][:_MOST_NAMES]]),

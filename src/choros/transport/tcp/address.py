@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
-import sys
 from collections.abc import Callable
-from contextlib import closing
 
 from choros.errors import BadInput
+from choros.transport.tcp.nics import default_route, interfaces
 
-_SIOCGIFADDR, _SIOCGIFFLAGS, _UP, _LOOPBACK = 0x8915, 0x8913, 0x1, 0x8
 LOOPBACK = "127.0.0.1"
 
 
@@ -21,8 +17,8 @@ def own_address(network: str = "") -> str:
     Args:
         network: str. An interface (``eth0``) or the beginning of several's names (``hsn``), the first of which is
             taken; or a domain (``.hsn.cm.example.org``), which is appended to this host's name and looked up; or an
-            address of this host. Defaults to "": the address of the host's own name, else the first interface that is
-            up and is not the loopback one.
+            address of this host. Defaults to "": the address of the host's own name, else that of the interface with the
+            default route, else of the first that is up.
 
     Raises:
         BadInput: there is no such interface or name; says which interfaces there are.
@@ -31,7 +27,7 @@ def own_address(network: str = "") -> str:
         >>> own_address("127.0.0.1"), own_address("lo")
         ('127.0.0.1', '127.0.0.1')
     """
-    here = interfaces()
+    here = addresses()
     if network in here.values() or network == LOOPBACK:
         return network
     if network.startswith("."):
@@ -47,40 +43,23 @@ def own_address(network: str = "") -> str:
             )
         return here.get(network, fitting[0])
     outside = [address for address in here.values() if not address.startswith("127.")]
+    first = here.get(default_route(), (*outside, LOOPBACK)[0])
     try:
         named = socket.gethostbyname(socket.gethostname())
     except OSError:
         named = ""
-    return named if named in outside else outside[0] if outside else LOOPBACK
+    return named if named in outside else first
 
 
-def interfaces() -> dict[str, str]:
-    """Return the IPv4 address of each interface that is up.
+def addresses() -> dict[str, str]:
+    """Return the first IPv4 address of each interface that is up.
 
     Example:
-        >>> interfaces().get("lo", "127.0.0.1")
+        >>> addresses().get("lo", "127.0.0.1")
         '127.0.0.1'
     """
-    found = {}
-    if sys.platform != "linux":
-        return found
-    with closing(_any()) as end:
-        for _, name in socket.if_nameindex():
-            asked = struct.pack("256s", name.encode()[:15])
-            try:
-                flags = struct.unpack_from("16xH", fcntl.ioctl(end, _SIOCGIFFLAGS, asked))[0]
-                address = socket.inet_ntoa(fcntl.ioctl(end, _SIOCGIFADDR, asked)[20:24])
-            except OSError:  # it has none
-                continue
-            if flags & _UP:
-                found[name] = address
-    return found
-
-
-def _any() -> socket.socket:
-    from choros.transport.tcp.wire import unconnected
-
-    return unconnected()
+    up = {each["name"]: [a for a in each["addresses"] if ":" not in a] for each in interfaces() if each["up"]}
+    return {name: found[0] for name, found in up.items() if found}
 
 
 def _look_up(name: str, asked: str, look: Callable[[str], str] = socket.gethostbyname) -> str:

@@ -26,11 +26,6 @@ _TRY = 5.0  # seconds to try one port for
 _BACKLOG = 1024
 
 
-def unconnected() -> socket.socket:
-    """Return a socket that is connected to nothing, to ask the system by."""
-    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-
-
 class Door:
     """Where others come in: a port, and those who came and know the secret.
 

@@ -1,0 +1,267 @@
+"""Between hosts: sums by MPI against bare mpi4py's, sums of two hosts against flat ones, and exchanges with a far centre.
+
+Two network namespaces of this machine stand for two hosts (root is needed), joined by a pair of virtual cables that may
+be slowed down. What is compared is interleaved in the same ranks. Prints JSON.
+
+    python benchmarks/hosts.py --what mpi                     # one host: MpiGroup against MPI_Allreduce of bare mpi4py
+    python benchmarks/hosts.py --what sums --rate 1gbit       # 2 hosts x 2 ranks: in each host first, against flat
+    python benchmarks/hosts.py --what centre                  # 2 hosts: an exchange, against one TCP stream for its bytes
+"""
+
+import argparse
+import json
+import os
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+HOSTS = {"choros-a": "10.79.0.1", "choros-b": "10.79.0.2"}
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1; shift
+exec ip netns exec $host unshare --uts --ipc --pid --mount --mount-proc --fork --kill-child \\
+    sh -c "hostname $host; mount --bind %s/hosts /etc/hosts; mount --bind %s/nsswitch /etc/nsswitch.conf; $*"
+"""
+
+
+def median(times):
+    return statistics.median(times)
+
+
+def timed(call):
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def say(rank, **facts):
+    if rank == 0:
+        print("RESULT " + json.dumps(facts), flush=True)
+
+
+def mpi(rounds):
+    """What a sum costs more than MPI_Allreduce of the same bytes, in place in a buffer of its own."""
+    from choros.transport.mpi_group import MpiGroup
+
+    group = MpiGroup(timeout=120)
+    from mpi4py import MPI
+
+    for count in (2_560, 1_000_000, 25_000_000):
+        slot, mine, out = group.slot(count, "float32"), np.ones(count, "float32"), np.empty(count, "float32")
+        slot[:] = 1
+        bare, ours = [], []
+        for turn in range(rounds * (4 if count > 1e7 else 20) + 2):
+            MPI.COMM_WORLD.Barrier()
+            bare.append(timed(lambda mine=mine, out=out: MPI.COMM_WORLD.Allreduce(mine, out)))
+            group.barrier()
+            ours.append(timed(lambda count=count: group.sum_slots(count, "float32")))
+            if turn < 2:
+                bare.clear(), ours.clear()
+        ratio = median(bare) / median(ours)
+        more = (median(ours) - median(bare)) * 1e6
+        say(group.rank, values=count, bare_us=median(bare) * 1e6, ours_us=median(ours) * 1e6, ratio=ratio, more_us=more)
+
+
+def sent():
+    """Bytes that this host has sent to the other."""
+    return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+
+
+def sums(rounds):
+    """Sums in each host first, against flat ones: time, and bytes on the wire."""
+    from choros.transport.hosts_group import HostsGroup
+    from choros.transport.mpi_group import MpiGroup
+
+    flat = MpiGroup(timeout=300)
+    hosts = HostsGroup(flat)
+    for count in (250_000, 2_500_000):
+        took, bytes_ = {"flat": [], "hosts": []}, {}
+        for turn in range(rounds + 1):
+            for name, group in (("flat", flat), ("hosts", hosts)):
+                group.slot(count, "float32")[:] = flat.rank
+                flat.barrier()
+                before = sent()
+                spent = timed(lambda group=group, count=count: group.sum_slots(count, "float32"))
+                flat.barrier()
+                bytes_[name] = sent() - before
+                if turn:
+                    took[name].append(spent)
+        say(
+            flat.rank,
+            values=count,
+            flat_ms=median(took["flat"]) * 1e3,
+            hosts_ms=median(took["hosts"]) * 1e3,
+            speedup=median(took["flat"]) / median(took["hosts"]),
+            bytes_of_flat=bytes_["hosts"] / bytes_["flat"],
+        )
+
+
+def centre(rounds):
+    """One worker's exchange with a centre on the other host, against one stream that carries the same bytes."""
+    from choros import algorithms
+    from choros.training.serving import Server
+    from choros.transport.mpi_group import MpiGroup
+    from choros.transport.sharded_centre import ShardedCentre
+    from choros.transport.shared_centre import SharedCentre
+    from choros.transport.tcp.channel import Channel
+    from choros.transport.tcp.wire import dial
+
+    group = MpiGroup(timeout=300)
+    rule, none = algorithms.AEASGD(alpha=0.3), np.zeros(0, "float32")
+    for count in (1_000_000, 25_000_000):
+        server = place = None
+        if group.rank == 0:
+            segment = SharedCentre.create(np.zeros(count, "float32"), none, (), 2)
+            told = {"algorithm": algorithms.to_config(rule), "workers": 2, "epochs": 1, "values": 0, "timeout": 300.0}
+            told |= {
+                "secret": "ab" * 32,
+                "centre": segment.fd,
+                "board": None,
+                "mail": None,
+                "address": HOSTS["choros-a"],
+            }
+            server = Server(told, [segment.fd])
+            place = server.place
+        place = group.gather(str(place).encode())[0].decode()
+        stream = _stream(group)
+        if group.rank == 1:
+            line = Channel(dial(place, bytes.fromhex("ab" * 32), {"rank": 1, "host": "b"}, 30), "the centre", 300.0)
+            far = ShardedCentre(rule, [(slice(0, count), line)])
+            local, seen = np.ones(count, "float32"), np.zeros(count, "float32")
+            far.read(local.copy(), none)
+            there, exchanges = [], []
+            for turn in range(rounds + 1):
+                there.append(timed(lambda count=count: _carry(stream, count * 4)))
+                exchanges.append(timed(lambda: far.exchange(local, seen, 8, none)))
+                if not turn:
+                    there.clear(), exchanges.clear()
+            stream.sendall((0).to_bytes(8, "little"))
+            found = {"values": count, "stream_ms": median(there) * 1e3, "exchange_ms": median(exchanges) * 1e3}
+            say(0, **found, ratio=median(exchanges) / median(there))
+            far.close()
+        else:
+            _echo(stream)
+        stream.close()
+        group.barrier()
+        if server is not None:
+            server.close()
+
+
+def _stream(group):
+    """One plain TCP connection between the two."""
+    if group.rank == 0:
+        with socket.create_server((HOSTS["choros-a"], 0)) as door:
+            group.gather(str(door.getsockname()[1]).encode())
+            end = door.accept()[0]
+    else:
+        end = socket.create_connection((HOSTS["choros-a"], int(group.gather(b"")[0])))
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return end
+
+
+def _fill(end, view):
+    while view:
+        view = view[end.recv_into(view) :]
+
+
+def _carry(end, nbytes):
+    """The bytes there, and as many back."""
+    room = _room(nbytes)
+    end.sendall(nbytes.to_bytes(8, "little"))
+    end.sendall(room)
+    _fill(end, memoryview(room))
+
+
+def _echo(end):
+    head = bytearray(8)
+    while True:
+        _fill(end, memoryview(head))
+        nbytes = int.from_bytes(head, "little")
+        if not nbytes:
+            return
+        room = _room(nbytes)
+        _fill(end, memoryview(room))
+        end.sendall(room)
+
+
+_rooms = {}
+
+
+def _room(nbytes):
+    if nbytes not in _rooms:
+        _rooms[nbytes] = bytearray(nbytes)
+    return _rooms[nbytes]
+
+
+def run(*command):
+    subprocess.run(shlex.split(" ".join(command)), check=True)
+
+
+def cluster(rate):
+    """Two namespaces, joined by a cable."""
+    for name in HOSTS:
+        run(f"ip netns add {name}")
+    first, second = HOSTS
+    run(f"ip link add eth0 netns {first} type veth peer name eth0 netns {second}")
+    # and each to this host, from which the ranks are started
+    for i, (name, address) in enumerate(HOSTS.items()):
+        run(f"ip -n {name} addr add {address}/24 dev eth0")
+        run(f"ip -n {name} link set eth0 up")
+        run(f"ip -n {name} link set lo up")
+        run(f"ip link add chorosv{i} type veth peer name up0 netns {name}")
+        run(f"ip addr add 10.79.{i + 1}.254/24 dev chorosv{i}")
+        run(f"ip link set chorosv{i} up")
+        run(f"ip -n {name} addr add 10.79.{i + 1}.1/24 dev up0")
+        run(f"ip -n {name} link set up0 up")
+        run(f"ip -n {name} route add default via 10.79.{i + 1}.254")
+        if rate:
+            run(f"ip netns exec {name} tc qdisc replace dev eth0 root tbf rate {rate} burst 256kb latency 100ms")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--what", choices=("mpi", "sums", "centre"), required=True)
+    parser.add_argument("--rate", default="", help="of the cable between the hosts, such as 1gbit; default: as it is")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        {"mpi": mpi, "sums": sums, "centre": centre}[options.what](options.rounds)
+        return
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    own = [sys.executable, __file__, "--rank", "--what", options.what, "--rounds", str(options.rounds)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as room:
+        if options.what == "mpi":
+            command = [str(mpiexec), "-n", "2", *own]
+        else:
+            (Path(room) / "ssh").write_text(SSH % (room, room))
+            (Path(room) / "ssh").chmod(0o755)
+            names = "".join(f"{address} {name}\n" for name, address in HOSTS.items())
+            (Path(room) / "hosts").write_text(f"127.0.0.1 localhost\n10.79.1.254 {socket.gethostname()}\n{names}")
+            (Path(room) / "nsswitch").write_text("hosts: files\n")
+            each = 2 if options.what == "sums" else 1
+            hosts = ",".join(f"{name}:{each}" for name in HOSTS)
+            how = ["-launcher", "ssh", "-launcher-exec", f"{room}/ssh", "-hosts", hosts, "-localhost", "10.79.1.254"]
+            command = [str(mpiexec), *how, "-n", str(2 * each), *own]
+            environment |= {"CHOROS_NETWORK": "eth0", "MPIR_CVAR_OFI_USE_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}
+        try:
+            if options.what != "mpi":
+                cluster(options.rate)
+            said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
+        finally:
+            for name in HOSTS if options.what != "mpi" else ():
+                subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+    found = [json.loads(line.partition(" ")[2]) for line in said.stdout.splitlines() if line.startswith("RESULT ")]
+    print(json.dumps({"what": options.what, "rate": options.rate or "not limited", "results": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
