@@ -1,11 +1,11 @@
-"""Between hosts: sums by MPI against bare mpi4py's, sums of two hosts against flat ones, and exchanges with a far centre.
+"""Between hosts: sums by MPI and bare mpi4py's, of two hosts and flat ones, and exchanges with a far centre.
 
 Two network namespaces of this machine stand for two hosts (root is needed), joined by a pair of virtual cables that may
 be slowed down. What is compared is interleaved in the same ranks. Prints JSON.
 
     python benchmarks/hosts.py --what mpi                     # one host: MpiGroup against MPI_Allreduce of bare mpi4py
     python benchmarks/hosts.py --what sums --rate 1gbit       # 2 hosts x 2 ranks: in each host first, against flat
-    python benchmarks/hosts.py --what centre                  # 2 hosts: an exchange, against one TCP stream for its bytes
+    python benchmarks/hosts.py --what centre                  # 2 hosts: an exchange, and one TCP stream for its bytes
 """
 
 import argparse
@@ -18,10 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+HERE = "10.79.0.254"
 HOSTS = {"choros-a": "10.79.0.1", "choros-b": "10.79.0.2"}
 SSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
@@ -138,8 +140,8 @@ def centre(rounds):
             far.read(local.copy(), none)
             there, exchanges = [], []
             for turn in range(rounds + 1):
-                there.append(timed(lambda count=count: _carry(stream, count * 4)))
-                exchanges.append(timed(lambda: far.exchange(local, seen, 8, none)))
+                there.append(timed(partial(_carry, stream, count * 4)))
+                exchanges.append(timed(partial(far.exchange, local, seen, 8, none)))
                 if not turn:
                     there.clear(), exchanges.clear()
             stream.sendall((0).to_bytes(8, "little"))
@@ -205,24 +207,26 @@ def run(*command):
 
 
 def cluster(rate):
-    """Two namespaces, joined by a cable."""
-    for name in HOSTS:
-        run(f"ip netns add {name}")
-    first, second = HOSTS
-    run(f"ip link add eth0 netns {first} type veth peer name eth0 netns {second}")
-    # and each to this host, from which the ranks are started
+    """Two namespaces on a bridge, which this host, from which the ranks are started, is on too."""
+    run("ip link add choros0 type bridge")
+    run(f"ip addr add {HERE}/24 dev choros0")
+    run("ip link set choros0 up")
     for i, (name, address) in enumerate(HOSTS.items()):
+        run(f"ip netns add {name}")
+        run(f"ip link add chorosv{i} type veth peer name eth0 netns {name}")
+        run(f"ip link set chorosv{i} master choros0 up")
         run(f"ip -n {name} addr add {address}/24 dev eth0")
-        run(f"ip -n {name} link set eth0 up")
-        run(f"ip -n {name} link set lo up")
-        run(f"ip link add chorosv{i} type veth peer name up0 netns {name}")
-        run(f"ip addr add 10.79.{i + 1}.254/24 dev chorosv{i}")
-        run(f"ip link set chorosv{i} up")
-        run(f"ip -n {name} addr add 10.79.{i + 1}.1/24 dev up0")
-        run(f"ip -n {name} link set up0 up")
-        run(f"ip -n {name} route add default via 10.79.{i + 1}.254")
+        for device in ("eth0", "lo"):
+            run(f"ip -n {name} link set {device} up")
         if rate:
             run(f"ip netns exec {name} tc qdisc replace dev eth0 root tbf rate {rate} burst 256kb latency 100ms")
+
+
+def away():
+    """Take them away."""
+    for name in HOSTS:
+        subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(["ip", "link", "del", "choros0"], stderr=subprocess.DEVNULL, check=False)
 
 
 def main():
@@ -245,20 +249,19 @@ def main():
             (Path(room) / "ssh").write_text(SSH % (room, room))
             (Path(room) / "ssh").chmod(0o755)
             names = "".join(f"{address} {name}\n" for name, address in HOSTS.items())
-            (Path(room) / "hosts").write_text(f"127.0.0.1 localhost\n10.79.1.254 {socket.gethostname()}\n{names}")
+            (Path(room) / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} {socket.gethostname()}\n{names}")
             (Path(room) / "nsswitch").write_text("hosts: files\n")
             each = 2 if options.what == "sums" else 1
             hosts = ",".join(f"{name}:{each}" for name in HOSTS)
-            how = ["-launcher", "ssh", "-launcher-exec", f"{room}/ssh", "-hosts", hosts, "-localhost", "10.79.1.254"]
+            how = ["-launcher", "ssh", "-launcher-exec", f"{room}/ssh", "-hosts", hosts, "-localhost", HERE]
             command = [str(mpiexec), *how, "-n", str(2 * each), *own]
-            environment |= {"CHOROS_NETWORK": "eth0", "MPIR_CVAR_OFI_USE_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}
+            environment |= {"CHOROS_NETWORK": "eth0"}
         try:
             if options.what != "mpi":
                 cluster(options.rate)
             said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
         finally:
-            for name in HOSTS if options.what != "mpi" else ():
-                subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+            away()
     found = [json.loads(line.partition(" ")[2]) for line in said.stdout.splitlines() if line.startswith("RESULT ")]
     print(json.dumps({"what": options.what, "rate": options.rate or "not limited", "results": found}, indent=2))
 

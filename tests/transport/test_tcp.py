@@ -172,11 +172,11 @@ def test_messages_that_come_before_they_are_asked_for_are_kept():
     assert two.over()
 
 
-def test_a_message_of_another_length_is_an_error():
+def test_a_message_that_is_too_long_is_an_error():
     one, two = pair()
-    sent = one.send(np.zeros(3, np.uint8), 1, 7)
+    sent = one.send(np.zeros(5, np.uint8), 1, 7)
     two.receive(np.zeros(4, np.uint8), 0, 7)
-    with pytest.raises(ConnectionError, match="sent 3 bytes where 4 were expected"):
+    with pytest.raises(ConnectionError, match="sent 5 bytes where 4 were expected"):
         finish([sent], one, two)
     for side in (one, two):
         side.free(True)

@@ -30,7 +30,7 @@ from choros.transport.waiting import SPIN
 from choros.types import Array
 
 _HEAD = 4  # words of a frame before its data
-_INLINE, _FRAMES = 1 << 10, 1 << 16  # bytes of data in one frame, and in those of all ranks together
+_INLINE, _FRAMES = 1 << 14, 1 << 17  # bytes of data in one frame, and in those of all ranks together
 _MOST = 1 << 30  # bytes of one message: MPI counts with 32 bits
 _SLOW = 2e8  # bytes/s: while data may still be on their way at this speed, a rank looks without sleeping
 _NAP = 5e-4  # seconds: the longest sleep between two looks
@@ -98,11 +98,14 @@ class Mesh:
             raise BadInput(f"{self._where}: {self._at(posted)} cannot be called here: {wrong}")
         mine = self._frames[self.rank]
         mine[:_HEAD] = posted
+        nbytes = 8 * _HEAD
         if data is not None:
-            mine.view(np.uint8)[8 * _HEAD : 8 * _HEAD + data.nbytes] = data.view(np.uint8)
+            mine.view(np.uint8)[nbytes : nbytes + data.nbytes] = data.view(np.uint8)
+            nbytes += data.nbytes
         into = [(rank, self._frames[rank]) for rank in self._others]
         begin = 0 if self.trace is None else time.monotonic_ns()
-        self._swap(FRAME, [(rank, mine) for rank in self._others], into, lambda: self._at(posted), self._spin)
+        said_now = mine.view(np.uint8)[:nbytes]
+        self._swap(FRAME, [(rank, said_now) for rank in self._others], into, lambda: self._at(posted), self._spin)
         self._told("wait", begin, -1)
         said: list[Posted] = [tuple(one) for one in self._frames[:, :_HEAD].tolist()]
         if gone := [rank for rank, one in enumerate(said) if one[0] == LEAVE]:
@@ -206,7 +209,7 @@ class Mesh:
             mine[:_HEAD] = (LEAVE, 0, 0, 0)
             if not self._broken:
                 self._leaving = [self._messages.receive(self._frames[r].view(np.uint8), r, FRAME) for r in self._others]
-            self._leaving += [self._messages.send(mine.view(np.uint8), r, FRAME) for r in self._others]
+            self._leaving += [self._messages.send(mine[:_HEAD].view(np.uint8), r, FRAME) for r in self._others]
         begin = time.perf_counter()
         longest = 1.0 if self._broken else self._messages.patience if limit is None else limit
         with suppress(*self._messages.errors):  # where one has gone without a word, it is awaited no longer

@@ -27,7 +27,7 @@ class Messages(Protocol):
     patience: float
 
     def receive(self, array: Array, rank: int, tag: int) -> Any:
-        """Have the next message of this tag from a rank written into flat bytes; returns a request."""
+        """Have the next message of this tag from a rank, which may be shorter, written into flat bytes; a request."""
         ...
 
     def send(self, array: Array, rank: int, tag: int) -> Any:

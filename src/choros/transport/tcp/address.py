@@ -17,8 +17,8 @@ def own_address(network: str = "") -> str:
     Args:
         network: str. An interface (``eth0``) or the beginning of several's names (``hsn``), the first of which is
             taken; or a domain (``.hsn.cm.example.org``), which is appended to this host's name and looked up; or an
-            address of this host. Defaults to "": the address of the host's own name, else that of the interface with the
-            default route, else of the first that is up.
+            address of this host. Defaults to "": the address of the host's own name, else that of the interface with
+            the default route, else of the first that is up.
 
     Raises:
         BadInput: there is no such interface or name; says which interfaces there are.
