@@ -126,9 +126,9 @@ def test_the_address_by_which_others_reach_this_host():
 
 
 def test_a_meeting_tells_all_who_did_not_come(door):
-    Rendezvous(door, 3, 0.5)
+    Rendezvous(door, 3)
     with pytest.raises(MeetingTimeout, match=r"ranks 1, 2 of 3 did not come to 127.0.0.1"):
-        come(door.place, SECRET, 0, 3, 5)(b"x")
+        come(door.place, SECRET, 0, 0.5)(b"x")
 
 
 def pair():

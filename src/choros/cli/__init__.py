@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 from choros.errors import ChorosError, WorkerFailed
 
 _COMMANDS = {
-    "run": "run N ranks of a script on this machine",
+    "run": "run N ranks of a script on this machine or on hosts",
     "where": "print this process's place, cores, threads and libraries",
     "doctor": "say what is wrong with a job's ranks and hosts, and what to do",
     "demo": "train one model by every algorithm and write a report",

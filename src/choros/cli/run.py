@@ -1,19 +1,22 @@
-"""``choros run -n 4 [OPTIONS] script.py ARGS``: N ranks of a script on this machine; takes horovodrun's options too."""
+"""``choros run -n 4 [OPTIONS] script.py ARGS``: N ranks of a script, here or on hosts; takes horovodrun's options."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
+from choros.cluster import is_this_machine
 from choros.errors import BadInput
 from choros.launch.run import GRACE
 from choros.runner.horovod import OPTIONS, Option
-from choros.runner.ranks import Wish, check_outside, horovod_variables, size_of, start
+from choros.runner.hosts import SSH, start_on_hosts
+from choros.runner.ranks import Wish, check_outside, horovod_variables, size_of, slots_of, start
 
 _HELP = """\
 Each rank finds its place in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE, is bound to cores of its
@@ -33,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     """
     parser = subparsers.add_parser(
         "run",
-        help="run N ranks of a script on this machine",
+        help="run N ranks of a script on this machine or on hosts",
         description=_HELP,
         usage="choros run -n N [OPTIONS] (script.py | -m module | program) [ARGS ...]",
         allow_abbrev=False,  # else an option of the script that begins as one of these is refused
@@ -42,9 +45,20 @@ def add_parser(subparsers: Any) -> None:
     add("-n", "-np", "--num-proc", "--workers", dest="workers", type=_count, metavar="N", help="how many ranks")
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts with slots; so far only this machine, as localhost:4"
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may have: n1:4,n2:4"
     )
     hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help='the same as lines "host slots=4" of a file')
+    add("--ssh", default=SSH, metavar="COMMAND", help=f"what starts a command on another host (default: {SSH})")
+    add("-p", "--ssh-port", type=_count, metavar="PORT", help="the port of ssh on the other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="the key for ssh")
+    add(
+        "--network",
+        "--network-interfaces",
+        "--network-interface",
+        default=os.environ.get("CHOROS_NETWORK", ""),
+        metavar="NAME",
+        help="the interface (eth0), or the domain (.hsn.example.org), by which the hosts reach each other",
+    )
     add("--threads", type=_count, metavar="T", help="threads of each rank (default: its cores)")
     add("--no-bind", action="store_true", help="leave it to the system where ranks run")
     add("--grace", type=_seconds, default=GRACE, metavar="S", help="seconds between SIGTERM and SIGKILL (default: 5)")
@@ -112,7 +126,7 @@ def main(args: argparse.Namespace) -> int:
 
         print(report())
         return 0
-    size = size_of(args.workers, args.hosts, args.hostfile)
+    size = size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:
         raise BadInput("say how many ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
     command = _command(args.target, args.module)
@@ -128,7 +142,13 @@ def main(args: argparse.Namespace) -> int:
         stall_shutdown=args.stall_check_shutdown_time_seconds,
     )
     wish = Wish(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
-    return start(command, wish, verbose=args.verbose).code
+    slots = slots_of(args.hosts, args.hostfile)
+    if all(is_this_machine(host) for host, _ in slots):
+        return start(command, wish, verbose=args.verbose).code
+    port = f" -p {args.ssh_port}" if args.ssh_port else ""
+    key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
+    ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
+    return start_on_hosts(command, wish, slots, ssh=ssh, network=network, verbose=args.verbose).code
 
 
 def _command(target: Sequence[str], module: bool) -> list[str]:

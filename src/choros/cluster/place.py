@@ -126,14 +126,15 @@ def _read(table: Table, environ: Mapping[str, str]) -> Place:
     if local_rank is None or local_size is None:
         missing = table.local_rank if local_rank is None else table.local_size + table.tasks
         raise _wrong(table, f"{' or '.join(missing)} is not set, so this rank's place on its node is unknown")
-    if table.one_node or local_size == size:
+    one = table.one_node and nodes in (None, 1)
+    if one or local_size == size:
         node, nodes = node or 0, nodes or 1
     nodes = len(hosts) if nodes is None and hosts else nodes
     _check(table, "rank", rank, "size", size)
     _check(table, "local rank", local_rank, "local size", local_size)
     if local_size > size:
         raise _wrong(table, f"the local size {local_size} is more than the size {size}")
-    if table.one_node and local_size != size:
+    if one and local_size != size:
         raise _wrong(table, f"the local size {local_size} is not the size {size}, yet there is one machine")
     if node is not None and nodes is not None:
         _check(table, "node", node, "nodes", nodes)

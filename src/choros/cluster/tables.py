@@ -45,7 +45,7 @@ class Table:
         hosts: tuple. Names that hold a host list, compressed as SLURM does or plain with commas.
         tasks: tuple. Names that hold the tasks of each node, such as ``2(x3),1``.
         address, port: tuples. Names of the meeting point's host and port.
-        one_node: bool. The launcher starts ranks on this machine only.
+        one_node: bool. The launcher starts ranks on this machine only, unless it tells of several nodes.
         mpi: bool. It starts the ranks of MPI, so that they may meet by it.
         derive: makes more variables of what the launcher tells in another form.
     """
@@ -76,6 +76,9 @@ TABLES: tuple[Table, ...] = (
         size=("CHOROS_SIZE",),
         local_rank=("CHOROS_LOCAL_RANK",),
         local_size=("CHOROS_LOCAL_SIZE",),
+        node=("CHOROS_NODE",),
+        nodes=("CHOROS_NODES",),
+        hosts=("CHOROS_HOSTS",),
         one_node=True,
     ),
     Table(

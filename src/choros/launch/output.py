@@ -23,6 +23,9 @@ class Output:
         folder: where to keep ``rank.N/stdout`` and ``rank.N/stderr``, N being as wide as that of the last rank;
             made where it is not there, files of an earlier run are replaced. Nowhere when None.
         timestamps: put the local time before each line, shown or kept.
+        first: the number of the first of these ranks, where others of the job are on other hosts.
+        total: how many ranks the job has in all; ``size`` when None.
+        marks: put the rank before each line; False where the lines have it already.
 
     Attributes:
         on_broken: is called, from whichever thread, when nobody reads what is shown any more.
@@ -37,17 +40,26 @@ class Output:
         >>> output.close()
     """
 
-    def __init__(self, size: int, folder: str | None = None, timestamps: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        folder: str | None = None,
+        timestamps: bool = False,
+        first: int = 0,
+        total: int | None = None,
+        marks: bool = True,
+    ) -> None:
+        self._first, self._marks = first, marks
         self.on_broken: Callable[[], None] = lambda: None
         self._timestamps = timestamps
         self._files: dict[tuple[int, str], TextIOWrapper] = {}
         self._lock = threading.Lock()
         with contextlib.suppress(AttributeError, OSError, ValueError):
             sys.stdout.flush()  # what this process printed before comes before
-        width = len(str(size - 1))
+        width = len(str((size if total is None else total) - 1))
         try:
             for rank in range(size if folder is not None else 0):
-                own = Path(str(folder), f"rank.{rank:0{width}}")
+                own = Path(str(folder), f"rank.{first + rank:0{width}}")
                 own.mkdir(parents=True, exist_ok=True)
                 for kind in ("out", "err"):
                     self._files[rank, kind] = open(  # noqa: SIM115 - closed by ``close``
@@ -75,7 +87,7 @@ class Output:
                 with contextlib.suppress(OSError):
                     self._files.pop((rank, kind)).close()
                 self._show("err", f"choros run: what rank {rank} prints is no longer kept: {error}")
-            self._show(kind, f"{stamp}[{rank}] {line}")
+            self._show(kind, f"{stamp}[{self._first + rank}] {line}" if self._marks else line)
 
     def say(self, text: str) -> None:
         """Show a line of Choros itself on stderr."""

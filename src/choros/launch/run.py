@@ -59,6 +59,9 @@ def run(
     output: Output | None = None,
     announce: bool = True,
     on_end: Callable[[int], None] | None = None,
+    on_failure: Callable[[Ended], None] | None = None,
+    first: int = 0,
+    total: int | None = None,
 ) -> Outcome:
     """Run ``size`` ranks of a command until all have ended, or one has failed.
 
@@ -77,6 +80,9 @@ def run(
         output: where the ranks' lines go; shown only when None. Closed at the end.
         announce: say on stderr which rank failed.
         on_end: gets each rank that has ended, as soon as that is noticed.
+        on_failure: gets how the first rank that failed ended, before anything is done to the others.
+        first: the number of the first of these ranks, where others of the job are on other hosts.
+        total: how many ranks the job has in all; ``size`` when None.
 
     Returns:
         What has become of it.
@@ -94,7 +100,8 @@ def run(
         if given is not None and len(given) != size:
             raise BadInput(f"{len(given)} {what} were given for {size} ranks")
     token = secrets.token_hex(8)
-    ranks = _Ranks(grace, output or Output(size), announce, on_end)
+    total = size if total is None else total
+    ranks = _Ranks(grace, output or Output(size), announce, on_end, on_failure, (first, total))
     with ranks.signals():
         try:
             for rank in range(size):
@@ -102,8 +109,8 @@ def run(
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
                     **(environment[rank] if environment else {}),
-                    "CHOROS_RANK": str(rank),
-                    "CHOROS_SIZE": str(size),
+                    "CHOROS_RANK": str(first + rank),
+                    "CHOROS_SIZE": str(total),
                     "CHOROS_LOCAL_RANK": str(rank),
                     "CHOROS_LOCAL_SIZE": str(size),
                     "CHOROS_RUN": token,
@@ -118,8 +125,17 @@ def run(
 class _Ranks:
     """The ranks of one run, and what has become of them."""
 
-    def __init__(self, grace: float, output: Output, announce: bool, on_end: Callable[[int], None] | None) -> None:
+    def __init__(
+        self,
+        grace: float,
+        output: Output,
+        announce: bool,
+        on_end: Callable[[int], None] | None,
+        on_failure: Callable[[Ended], None] | None,
+        among: tuple[int, int],
+    ) -> None:
         self.grace, self.output, self.announce, self.on_end = grace, output, announce, on_end
+        self.on_failure, (self.first, self.total) = on_failure, among
         self.ended: dict[int, Ended] = {}
         self.failed: list[tuple[int, Ended, str]] = []
         self._asked: list[int] = []  # the signals that this process was sent
@@ -216,12 +232,14 @@ class _Ranks:
         cause, remedy = signalled(ended.signal)
         how = f"was ended by {ended.signal}" if ended.signal else f"exited with code {ended.exit}"
         how += f" ({cause})" if cause else ""
-        size, left = len(self.keeper.children), len(self.keeper.children) - len(self.ended)
+        left = len(self.keeper.children) - len(self.ended)
         after = time.monotonic() - self._began
         rest = f"; ending the {left} that are left" if left else ""
-        who = f"rank {rank} of {size} (pid {self.keeper.children[rank].pid}, host {platform.node()})"
+        who = f"rank {self.first + rank} of {self.total} (pid {self.keeper.children[rank].pid}, host {platform.node()})"
         if self.announce:
             self.output.say(f"choros run: {who} {how} after {after:.1f} s{rest}" + (f". {remedy}" if remedy else ""))
+        if self.on_failure is not None:
+            self.on_failure(ended)
         self._finish(signal.SIGTERM)
 
     def _finish(self, number: int) -> None:

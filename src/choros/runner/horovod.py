@@ -46,8 +46,6 @@ _FIXED = "a job keeps the ranks it was started with; give their number by -np"
 
 OPTIONS = (
     Option(("--disable-cache",), 0, "nothing is checked that could be kept"),
-    Option(("-p", "--ssh-port", "-i", "--ssh-identity-file"), 1, "nothing is started through ssh"),
-    Option(("--network-interfaces", "--network-interface"), 1, _ONE_MACHINE),
     Option(("--tcp", "--gloo", "--mpi"), 0, _ONE_MACHINE),
     Option(("--gloo-timeout-seconds",), 1, f"{_ONE_MACHINE}; see --start-timeout"),
     Option(("--mpi-threads-disable", "--no-mpi-threads-disable"), 0, _ONE_MACHINE),
@@ -103,6 +101,11 @@ OPTIONS = (
     Option(("--blacklist-cooldown-range",), 2, _FIXED, True),
 )
 
+# Options that the command has itself, and choros.run, whose ranks are on one machine, has not.
+_NOT_IN_PYTHON = (
+    Option(("-p", "--ssh-port", "-i", "--ssh-identity-file"), 1, "nothing is started through ssh"),
+    Option(("--network-interfaces", "--network-interface"), 1, _ONE_MACHINE),
+)
 _KEYWORDS = {
     "use_gloo": "--gloo",
     "use_mpi": "--mpi",
@@ -128,7 +131,7 @@ def answers(keywords: Mapping[str, Any]) -> list[str]:
         >>> answers({"ssh_port": 22, "use_mpi": None})
         ['ssh_port is ignored: nothing is started through ssh']
     """
-    known = {name: option for option in OPTIONS for name in option.names}
+    known = {name: option for option in (*OPTIONS, *_NOT_IN_PYTHON) for name in option.names}
     found = []
     for keyword, value in keywords.items():
         option = known.get(_KEYWORDS.get(keyword, f"--{keyword.replace('_', '-')}"))

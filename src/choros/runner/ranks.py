@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from choros.cluster import Place, is_this_machine, parse_slots, read_hostfile
+from choros.cluster import Place, Slots, is_this_machine, parse_slots, read_hostfile
 from choros.errors import BadInput
+from choros.launch.child import Ended
 from choros.launch.output import Output
 from choros.launch.run import GRACE, Outcome
 from choros.launch.run import run as run_ranks
@@ -40,6 +41,25 @@ class Wish:
     variables: Mapping[str, str] | None = None
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which of a job's ranks are on this host.
+
+    Attributes:
+        total: int. Ranks of the job. first: int. The number of the first one here.
+        node, nodes: int. This host among the job's.
+        variables: mapping. Set for every rank, in place of the memory in which ranks of one host meet.
+        on_failure: gets how the first rank that failed ended.
+    """
+
+    total: int
+    first: int = 0
+    node: int = 0
+    nodes: int = 1
+    variables: Mapping[str, str] | None = None
+    on_failure: Callable[[Ended], None] | None = None
+
+
 def check_outside(advice: str) -> None:
     """Refuse to start ranks from a rank.
 
@@ -56,13 +76,24 @@ def check_outside(advice: str) -> None:
         )
 
 
-def size_of(asked: int | None, hosts: str | None, hostfile: str | None) -> int | None:
+def slots_of(hosts: str | None, hostfile: str | None) -> Slots:
+    """The hosts and their slots, however they were given; none where they were not.
+
+    Example:
+        >>> slots_of("localhost:4", None), slots_of(None, None)
+        ((('localhost', 4),), ())
+    """
+    return parse_slots(hosts) if hosts is not None else read_hostfile(hostfile) if hostfile is not None else ()
+
+
+def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here: bool = True) -> int | None:
     """How many ranks to start, where hosts with slots may be given.
 
     Args:
         asked: how many were asked for.
         hosts: ``host:slots[,host:slots]``.
         hostfile: the path of a host file.
+        here: refuse hosts that are not this machine. Defaults to True.
 
     Returns:
         The number asked for, else that of all slots; None where neither is given.
@@ -78,12 +109,12 @@ def size_of(asked: int | None, hosts: str | None, hostfile: str | None) -> int |
         raise BadInput("give the hosts or a host file, not both")
     if hosts is None and hostfile is None:
         return asked
-    given = parse_slots(hosts) if hosts is not None else read_hostfile(str(hostfile))
+    given = slots_of(hosts, hostfile)
     other = next((name for name, _ in given if not is_this_machine(name)), None)
-    if other is not None:
+    if other is not None and here:
         raise BadInput(
-            f"{other} is not this machine ({platform.node()}), and ranks on other hosts cannot be started yet: "
-            "give localhost:SLOTS"
+            f"{other} is not this machine ({platform.node()}), and only the command `choros run` starts ranks on other "
+            "hosts: give localhost:SLOTS, or write the call into a script"
         )
     slots = sum(count for _, count in given)
     if asked is not None and asked > slots:
@@ -99,6 +130,7 @@ def start(
     own_fds: Sequence[Sequence[int]] | None = None,
     announce: bool = True,
     verbose: bool = False,
+    part: Part | None = None,
 ) -> Outcome:
     """Run a command as the ranks of a job: each with its place, its cores, its threads, and the group of all.
 
@@ -109,6 +141,7 @@ def start(
         own_fds: for each rank, descriptors that only it inherits.
         announce: say which rank failed.
         verbose: say what each rank gets.
+        part: where these are some of a job's ranks, the others being on other hosts.
 
     Returns:
         What has become of the run.
@@ -116,7 +149,7 @@ def start(
     Raises:
         BadInput: a wish that cannot be met; nothing was started.
     """
-    size = wish.size
+    size, part = wish.size, part or Part(total=wish.size)
     bindings = plan(size, wish.threads, wish.bind)
     # what the user exported holds, unless threads are asked for
     keep = {} if wish.threads else dict(os.environ)
@@ -129,8 +162,8 @@ def start(
         {
             **variables(binding.threads, keep=keep, shared=crowded),
             **(wish.variables or {}),
-            **_horovod(rank, size),
-            "CHOROS_GROUP_FD": str(segment.fd),
+            **_horovod(rank, size, part),
+            **(part.variables or {"CHOROS_GROUP_FD": str(segment.fd)}),
             **(own[rank] if own else {}),
         }
         for rank, binding in enumerate(bindings)
@@ -141,12 +174,11 @@ def start(
             abort(segment, f"rank {rank} ended before it met the others")
 
     try:
-        output = Output(size, wish.folder, wish.timestamps)
+        output = Output(size, wish.folder, wish.timestamps, part.first, part.total)
         for rank, binding in enumerate(bindings if verbose else ()):
             cores = ",".join(map(str, binding.cores)) or "any"
-            output.say(
-                f"choros run: rank {rank} of {size}: cores {cores}; threads {binding.threads}; {shlex.join(command)}"
-            )
+            who = f"rank {part.first + rank} of {part.total}"
+            output.say(f"choros run: {who}: cores {cores}; threads {binding.threads}; {shlex.join(command)}")
         return run_ranks(
             command,
             size,
@@ -158,6 +190,9 @@ def start(
             output=output,
             announce=announce,
             on_end=ended,
+            on_failure=part.on_failure,
+            first=part.first,
+            total=part.total,
         )
     finally:
         segment.close()
@@ -205,7 +240,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(int(value)) if value == int(value) else str(value)
 
 
-def _horovod(rank: int, size: int) -> dict[str, str]:
+def _horovod(rank: int, size: int, part: Part) -> dict[str, str]:
     """The place under Horovod's names, which scripts read before they import anything."""
-    place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    place = {"RANK": part.first + rank, "SIZE": part.total, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
+    place |= {"CROSS_RANK": part.node, "CROSS_SIZE": part.nodes}
     return {f"HOROVOD_{name}": str(value) for name, value in place.items()}

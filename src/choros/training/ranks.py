@@ -148,9 +148,9 @@ def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[byte
         meeting = f"{host}:{','.join(map(str, among))}"
         if not rank:
             door = Door("", secret, among)
-            _joined_doors.append((door, Rendezvous(door, size, timeout)))
+            _joined_doors.append((door, Rendezvous(door, size)))
             meeting = f"127.0.0.1:{door.place.rpartition(':')[2]}"
-    return secret, come(meeting, secret, rank, size, timeout)
+    return secret, come(meeting, secret, rank, timeout)
 
 
 def _several(group: Any) -> Group:

@@ -207,17 +207,25 @@ class Mesh:
             self._closed = True
             mine = self._frames[self.rank]
             mine[:_HEAD] = (LEAVE, 0, 0, 0)
-            if not self._broken:
+            if not self._broken and self._messages.patience:
                 self._leaving = [self._messages.receive(self._frames[r].view(np.uint8), r, FRAME) for r in self._others]
             self._leaving += [self._messages.send(mine[:_HEAD].view(np.uint8), r, FRAME) for r in self._others]
         begin = time.perf_counter()
-        longest = 1.0 if self._broken else self._messages.patience if limit is None else limit
-        with suppress(*self._messages.errors):  # where one has gone without a word, it is awaited no longer
-            while not self._messages.done(self._leaving):
-                waited = time.perf_counter() - begin
-                if waited >= longest or not all(map(alive, self._beside.values())):
-                    return
-                self._messages.rest(min(max(waited / 8, 2e-5), 0.05))
+        longest = 1.0 if self._broken else (self._messages.patience or 1.0) if limit is None else limit
+        while not self._gone():
+            waited = time.perf_counter() - begin
+            if waited >= longest or not all(map(alive, self._beside.values())):
+                return
+            self._messages.rest(min(max(waited / 8, 2e-5), 0.05))
         self._ended = True
         atexit.unregister(self._end)
         self._messages.free(bool(self._broken))
+
+    def _gone(self) -> bool:
+        """Whether all that is said in leaving has gone; a rank that has gone without a word is awaited no longer."""
+        for _ in self._others:
+            try:
+                return self._messages.done(self._leaving)
+            except self._messages.errors:
+                continue
+        return True

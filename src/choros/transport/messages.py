@@ -17,7 +17,7 @@ class Messages(Protocol):
         rank, size: int.
         name: str. What carries them, for people.
         errors: the exceptions that carrying raises.
-        patience: float. Seconds that a rank which ends waits for the others to leave, as Python ends.
+        patience: float. Seconds that a rank which ends waits for the others to leave, as Python ends; 0: it need not.
     """
 
     rank: int

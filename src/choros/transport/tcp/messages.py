@@ -126,6 +126,13 @@ class _Line:
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         return count
 
+    def drop(self) -> None:
+        """Send nothing more: nobody is there."""
+        for _, request in self.out:
+            if request is not None:
+                request.done = True
+        self.out.clear()
+
     def ended(self) -> bool:
         """Whether nothing more comes, as far as can be seen now."""
         try:
@@ -157,13 +164,18 @@ class Links:
         """
         with self.lock:
             for line in self.lines.values():
-                for move, needed in ((line.push, line.out), (line.pull, line.awaited)):
-                    if not needed:
-                        continue
+                if line.out:
                     try:
-                        move()
+                        line.push()
                     except BlockingIOError:
-                        continue
+                        pass
+                    except ConnectionError:  # what it said before it went may still lie here, to be read first
+                        line.drop()
+                if line.awaited:
+                    try:
+                        line.pull()
+                    except BlockingIOError:
+                        pass
                     except ConnectionError as error:
                         raise ConnectionError(self._gone(line, error)) from None
 
@@ -187,14 +199,11 @@ class Links:
         poll.poll(max(seconds * 1e3, 1.0))
 
     def close(self) -> None:
-        """Close all: what has been sent still arrives, as the other end is read dry first, for a second at most."""
+        """Close all; what has been sent still arrives."""
         for line in self.lines.values():
             with suppress(OSError):
                 line.end.shutdown(socket.SHUT_WR)
-        for line in self.lines.values():
-            with suppress(OSError):
-                line.end.settimeout(1.0)
-                while line.end.recv(1 << 16):
+                while line.end.recv(1 << 16):  # what lies here unread would make the system cut the connection off
                     pass
             line.end.close()
 
@@ -209,7 +218,7 @@ class TcpMessages:
         group: int. What tells their messages from other groups'.
     """
 
-    name, patience = "TCP", 2.0
+    name, patience = "TCP", 0.0
     errors: tuple[type[Exception], ...] = (OSError,)
 
     def __init__(self, links: Links, me: int, ranks: Sequence[int], group: int = 0) -> None:

@@ -23,23 +23,22 @@ class Rendezvous:
 
     Args:
         door: Door. Where they come.
-        size: int. How many.
-        timeout: float. Seconds for all to come.
+        size: int. How many. As soon as one is there, the others have the time that it is ready to wait.
 
     Example:
         >>> with Door("127.0.0.1", b"secret") as door:
-        ...     meeting = Rendezvous(door, 1, 5.0)
-        ...     come(door.place, b"secret", 0, 1, 5.0)(b"here")
+        ...     meeting = Rendezvous(door, 1)
+        ...     come(door.place, b"secret", 0, 5.0)(b"here")
         [b'here']
     """
 
-    def __init__(self, door: Door, size: int, timeout: float) -> None:
-        self._door, self._size, self._timeout = door, size, timeout
+    def __init__(self, door: Door, size: int) -> None:
+        self._door, self._size = door, size
         threading.Thread(target=self._collect, name="choros-rendezvous", daemon=True).start()
 
     def _collect(self) -> None:
-        until, guests, brought = time.monotonic() + self._timeout, list[Channel](), dict[int, bytes]()
-        error = ""
+        guests, brought, error = list[Channel](), dict[int, bytes](), ""
+        limit, until = 0.0, time.monotonic() + threading.TIMEOUT_MAX
         while len(brought) < self._size and not error:
             try:
                 hello, end = self._door.next(until - time.monotonic())
@@ -47,9 +46,12 @@ class Rendezvous:
                 missing = sorted(set(range(self._size)) - set(brought))
                 error = (
                     f"{names(missing)} of {self._size} did not come to {self._door.place} within "
-                    f"{self._timeout:g} s: see whether they were started, and whether they reach this host."
+                    f"{limit:g} s: see whether they were started, and whether they reach this host."
                 )
                 break
+            if not guests:
+                limit = float(hello["timeout"])
+                until = time.monotonic() + limit
             guests.append(Channel(end, f"rank {hello['rank']}", 30.0))
             try:
                 brought[int(hello["rank"])] = guests[-1].hear()[1][0].tobytes()
@@ -74,14 +76,13 @@ def ports(secret: bytes) -> list[int]:
     return [20_000 + int.from_bytes(drawn[i : i + 2], "little") % 12_000 for i in range(0, len(drawn), 2)]
 
 
-def come(place: str, secret: bytes, rank: int, size: int, timeout: float) -> Callable[[bytes], list[bytes]]:
+def come(place: str, secret: bytes, rank: int, timeout: float) -> Callable[[bytes], list[bytes]]:
     """Return what brings this rank's bytes to a ``Rendezvous``, once, and returns everybody's.
 
     Args:
         place: str. ``host:port`` of the meeting.
         secret: bytes.
         rank: int.
-        size: int.
         timeout: float. Seconds for all to come.
 
     Raises:
@@ -89,7 +90,7 @@ def come(place: str, secret: bytes, rank: int, size: int, timeout: float) -> Cal
     """
 
     def swap(mine: bytes) -> list[bytes]:
-        end = dial(place, secret, {"rank": rank, "size": size}, timeout)
+        end = dial(place, secret, {"rank": rank, "timeout": timeout}, timeout)
         channel = Channel(end, f"The meeting at {place}", timeout + 5.0)
         try:
             return [array.tobytes() for array in channel.ask({}, [np.frombuffer(mine, np.uint8)])[1]]
