@@ -27,7 +27,7 @@ SlurmctldHost={here}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={room}/munge/socket
+AuthInfo=socket={room}/munge/socket,cred_expire=5
 CredType=cred/munge
 SlurmctldPort={port}
 SlurmdPort={port}
@@ -46,7 +46,7 @@ SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,requeue_delay=1
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 ReturnToService=2
 KillWait=3
 MessageTimeout=10
@@ -61,11 +61,7 @@ class Slurm:
 
     def __init__(self):
         self.room = pathlib.Path(tempfile.mkdtemp(prefix="choros-slurm-"))
-        self.environment = {
-            "SLURM_CONF": str(self.room / "slurm.conf"),
-            "PYTHONPATH": str(SOURCE),
-            "UCX_NET_DEVICES": "lo",  # interfaces that come and go meanwhile are no part of this cluster
-        }
+        self.environment = {"SLURM_CONF": str(self.room / "slurm.conf"), "PYTHONPATH": str(SOURCE)}
 
     def up(self):
         room = self.room

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import TextIO
@@ -92,7 +93,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
     """
     out, job = sys.stdout if out is None else out, _checked(job)
     if scheduler.follow is not None:
-        out.write(_call(scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", out if on else None))
+        _call(scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", out)
         return
     position = 0
     while True:
@@ -134,10 +135,21 @@ def _ask(command: Sequence[str]) -> str:
 
 
 def _call(command: Sequence[str], failed: str, out: TextIO | None = None) -> str:
-    try:
-        done = subprocess.run(command, stdout=out or subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    except FileNotFoundError:
-        raise BadInput(f"there is no {command[0]} on PATH: run this on a login node of the cluster") from None
-    if done.returncode:
-        raise BadInput(f"{failed}: {done.stderr.strip() or done.stdout or f'code {done.returncode}'}")
-    return done.stdout or ""
+    """Run a command, and return what it printed; with ``out`` it goes there line by line as it comes."""
+    said: list[str] = []
+    with tempfile.TemporaryFile("w+") as errors:
+        try:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        except FileNotFoundError:
+            raise BadInput(f"there is no {command[0]} on PATH: run this on a login node of the cluster") from None
+        with process:
+            for line in process.stdout or ():
+                said.append(line)
+                if out is not None:
+                    out.write(line)
+                    out.flush()
+        errors.seek(0)
+        text = errors.read().strip() or "".join(said[-5:]).strip()
+    if process.returncode:
+        raise BadInput(f"{failed}: {text or f'code {process.returncode}'}")
+    return "".join(said)

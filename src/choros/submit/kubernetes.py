@@ -63,12 +63,12 @@ def _first(job: Job) -> str:
 
 
 def _command(job: Job) -> list[str]:
+    command = list(job.command)
     if pods(job) == 1 and job.ranks_per_node > 1:
-        command = ["choros", "run", "-n", str(job.ranks_per_node), "--threads", str(job.threads), *job.command]
-        python = job.command[0].rpartition("/")[2].startswith("python")
-        command = ["python", "-m", *command[:4], "--threads", str(job.threads), *job.command[1:]] if python else command
-        return ["bash", "-c", rank_script(job, "pod"), "rank", *command]
-    return ["bash", "-c", rank_script(job, "pod"), "rank", *job.command]
+        run = ["choros", "run", "-n", str(job.ranks_per_node), "--threads", str(job.threads)]
+        python = command[0].rpartition("/")[2].startswith("python")
+        command = [command[0], "-m", *run, *command[1:]] if python else [*run, *command]
+    return ["bash", "-c", rank_script(job, "pod"), "rank", *command]
 
 
 def _environment(job: Job) -> list[dict[str, str]]:

@@ -26,6 +26,8 @@ LOCAL_RANK = {
     "": "$MPI_LOCALRANKID",
 }
 
+_SHOW = ("srun", "flux", "jsrun", "pod")  # these show each rank its own GPUs themselves
+
 
 def clock(seconds: int) -> str:
     """``3700`` as ``01:01:40``, which all schedulers take.
@@ -96,7 +98,7 @@ def rank_command(job: Job, launcher: str) -> str:
 def rank_script(job: Job, launcher: str) -> str:
     """The text of that shell; its arguments are the command."""
     parts = ['trap "" USR2']
-    if job.gpus and job.site.visible and (launcher != "srun" or job.site.gpu_order):
+    if job.gpus and job.site.visible and (launcher not in _SHOW or job.site.gpu_order):
         order = job.site.gpu_order or tuple(map(str, range(job.ranks_per_node * job.gpus)))
         name = job.site.visible
         local = LOCAL_RANK.get(launcher, LOCAL_RANK[""])

@@ -43,6 +43,10 @@ def script(job: Job) -> str:
         ],
         "#SBATCH",
     )
+    if PMI.get(job.mpi) == "pmi2" and job.mpi == "mpich":
+        # SLURM's PMI2 cuts off lines of 1024 characters. MPICH's addresses under UCX, which it compresses, reach that
+        # once in about ten starts; those under libfabric are short.
+        lines.append('export MPIR_CVAR_CH4_NETMOD="${MPIR_CVAR_CH4_NETMOD:-ofi}"')
     lines += body(job, _srun(job), 'scontrol requeue "$SLURM_JOB_ID"', "SLURM_JOB_ID", clocked=False)
     return "\n".join(lines) + "\n"
 
