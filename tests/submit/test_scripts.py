@@ -228,3 +228,12 @@ def test_the_containers_take_what_is_there(name):
     extras = re.search(r"/opt/choros\[([\w,-]+)\]", text)[1].split(",")
     known = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras) <= known.keys()
+
+
+def test_the_lines_of_the_readme_work(printed):
+    text = (EXAMPLES.parent / "README.md").read_text()
+    lines = [line.partition("   #")[0] for line in text.splitlines() if line.startswith("choros submit ")]
+    assert len(lines) >= 2
+    for line in lines:
+        options, script, arguments = line.removeprefix("choros submit ").replace("--dry-run", "").partition("train.py")
+        assert f" {script}{arguments}".rstrip() in printed(options, script + arguments)

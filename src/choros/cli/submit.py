@@ -151,7 +151,7 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
         wrap=_words(args.wrap),
         mpi=args.mpi or site.mpi or (_own_mpi(on) if on in _BY_MPI else ""),
         signal=args.signal,
-        features=os.environ.get("CHOROS_SUBMIT_CPU", " ".join(cpu_features())),
+        features="" if on == "k8s" else os.environ.get("CHOROS_SUBMIT_CPU", " ".join(cpu_features())),
         site=site,
         script=args.script or f"{name}{SCHEDULERS[on].ending}",
         written_by=args.written_by,

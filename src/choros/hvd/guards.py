@@ -32,26 +32,33 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
         calls: of the ranks that train.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(last)
+        limits = [one for one in callbacks.callbacks if isinstance(one, BeforeTimeLimit)]
+        for one in (*_limited(limits, calls, last), last):
+            callbacks.append(one)
         return callbacks
     given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
     mine = [type(one).__name__ for one in given if isinstance(one, _DECIDE)]
-    same = all(theirs == mine for theirs in calls.allgather_object(mine, name="callbacks that decide"))
     limits = [one for one in given if isinstance(one, BeforeTimeLimit)]
-    if len(set(calls.allgather_object(len(limits), name="callbacks before the time limit"))) > 1:
+    said = calls.allgather_object([mine, len(limits)], name="callbacks that decide")
+    same = all(theirs == mine for theirs, _ in said)
+    if len({count for _, count in said}) > 1:
         raise RanksDiffer("BeforeTimeLimit must be given on all ranks: rank 0 alone writes, but all end together.")
-    last.limits = limits
     kept: list[Any] = []
     for one in given:
         if not (calls.rank and isinstance(one, _WRITERS) and not getattr(one, "guarded", False)):
             kept.append(_Alike(one, calls) if same and isinstance(one, _DECIDE) else one)
         if isinstance(one, keras.callbacks.BackupAndRestore):
             kept.append(_Restored(one, calls, lambda backup: os.path.exists(backup._weights_path)))
-        if isinstance(one, BeforeTimeLimit):
-            one.at_once, one.wait = False, calls.barrier
-            one.agree = lambda asked: any(calls.allgather_object(asked, name="whether the time limit is near"))
-            kept.append(_Restored(one, calls, lambda limit: limit.point() is not None))
-    return [*kept, last]
+    return [*kept, *_limited(limits, calls, last), last]
+
+
+def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
+    """Have these end together with the other ranks; return what brings all ranks what rank 0's have restored."""
+    last.limits = limits
+    for limit in limits:
+        limit.at_once, limit.wait = False, calls.barrier
+        limit.agree = lambda asked: any(calls.allgather_object(asked, name="whether the time limit is near"))
+    return [_Restored(limit, calls, lambda one: one.point() is not None) for limit in limits]
 
 
 class _Restored(keras.callbacks.Callback):  # type: ignore[misc]

@@ -11,7 +11,17 @@ from choros.submit.shell import body, clock, head, rank_command
 
 # How srun is to speak to each MPI.
 PMI = {"mpich": "pmi2", "intel": "pmi2", "mvapich": "pmi2", "openmpi": "pmix"}
-_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+_OVER = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+)
 
 
 def script(job: Job) -> str:
