@@ -210,7 +210,7 @@ class Trainer:
         sample = source.sample(min(batch_size, 32))
         algorithm = self._bind(sample)
         for limit in limits_of(callbacks):
-            limit.restore(self.model)
+            limit.restore(self.model, initial_batch)
         written = self._write()
         verbose = 1 if verbose == "auto" else verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar

@@ -124,7 +124,7 @@ def test_the_clock_is_looked_at_and_the_scripts_file_left(tmp_path):
     with Turn(PLAIN, where, SLOW="0.05", CHOROS_STOP_AT=str(time.time()), CHOROS_REQUEUE=str(asked)) as turn:
         turn.ends(0)
     assert asked.exists()
-    assert turn.said == ["epoch 0"]  # the first step was the last
+    assert [line for line in turn.said if line.startswith(("epoch", "batch"))] == ["epoch 0"]  # no second step
     assert BeforeTimeLimit(where).point() == (0, 1)
 
 
@@ -155,7 +155,8 @@ def test_a_trainer_goes_on_with_the_next_batch_to_the_same_weights(tmp_path):
     assert 3 <= batch < 8
     with Turn(TRAINER, where) as turn:
         turn.ends(0)
-    assert turn.said[:2] == ["epoch 1", f"batch {batch}"]
+    steps = [line for line in turn.said if line.startswith(("epoch", "batch"))]
+    assert steps[:2] == ["epoch 1", f"batch {batch}"]
     assert turn.said[-1] == expected
     assert not where.exists()
 
@@ -210,6 +211,31 @@ def test_a_state_that_was_not_finished_does_not_count(tmp_path):
     assert again.point() == (2, 0)
     for old, new in zip(saved, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize(("batch", "code"), [(0, 1), (5, 0)])
+def test_turns_that_get_on_within_an_epoch_are_not_counted(batch, code, tmp_path, monkeypatch):
+    """After three that ended in it: an epoch that begins anew does so for the last time, one that goes on does not."""
+    monkeypatch.setenv("CHOROS_REQUEUE", str(tmp_path / "again"))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    limit = BeforeTimeLimit(tmp_path / "state")
+    limit.set_params({"epochs": 9, "steps": 100})
+    limit.set_model(model)
+    limit.on_train_begin()
+    limit.on_epoch_end(0)
+    (facts,) = (tmp_path / "state").glob("*/choros.json")
+    facts.write_text(json.dumps({"epoch": 1, "batch": 5, "turns": 3}))
+    limit.restore(model, batch)
+    limit.on_train_begin()
+    limit.on_epoch_begin(1)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    with pytest.raises(SystemExit) as ending:
+        limit.on_train_batch_end(batch)
+    assert ending.value.code == code
+    assert (tmp_path / "again").exists() == (code == 0)
+    assert limit.point() == (1, batch + 1)
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
 
 def test_what_cannot_work(tmp_path):

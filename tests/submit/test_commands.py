@@ -173,6 +173,7 @@ def test_status_and_log_of_kubernetes(command, capsys):
     command("kubectl", 'echo "$@"')
     assert main(["log", "-f", "--on", "k8s", "jobset.jobset.x-k8s.io/train"]) == 0
     assert main(["status", "--on", "k8s", "job.batch/train"]) == 0
+    assert SCHEDULERS["k8s"].cancel("job.batch/train")[-2:] == ["job.batch/train", "service/train"]
     said = capsys.readouterr().out
     assert "--follow --selector jobset.sigs.k8s.io/jobset-name=train" in said
     assert "get job.batch/train" in said

@@ -78,13 +78,13 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         facts = json.loads((found / _FACTS).read_text()) if found else None
         return (facts["epoch"], facts["batch"]) if facts else None
 
-    def restore(self, model: Any) -> None:
-        """Load what is saved, if anything is, into a built model."""
+    def restore(self, model: Any, batch: int = 0) -> None:
+        """Load what is saved, if anything is, into a built model; training goes on with that batch of the epoch."""
         self._loaded = True
         found = self._newest()
         if found is not None:
             facts = json.loads((found / _FACTS).read_text())
-            self._begun = (facts["epoch"], facts["turns"])
+            self._begun = (-1, 0) if batch else (facts["epoch"], facts["turns"])
             keeper = keras.callbacks.BackupAndRestore(os.fspath(found), delete_checkpoint=False)
             keeper.set_model(model)
             keeper.on_train_begin()

@@ -174,6 +174,11 @@ def job_id(said: str) -> str:
     return next((line for line in said.split() if not line.startswith("service/")), said.strip())
 
 
+def _cancel(job: str) -> list[str]:
+    service = [f"service/{job.rpartition('/')[2]}"] if job.startswith("job.") else []
+    return ["kubectl", "delete", "--ignore-not-found", job, *service]
+
+
 def _logs(job: str, on: bool) -> list[str]:
     name = job.rpartition("/")[2]
     words = ["kubectl", "logs", "--prefix", "--tail=-1", "--max-log-requests=100"]
@@ -188,7 +193,7 @@ KUBERNETES = Scheduler(
     submit=lambda file: ["kubectl", "apply", "-o", "name", "-f", file],
     job_id=job_id,
     status=lambda job: ["kubectl", "get", job],
-    cancel=lambda job: ["kubectl", "delete", job],
+    cancel=_cancel,
     follow=_logs,
     ending=".k8s.json",
 )
