@@ -62,10 +62,15 @@ def _first(job: Job) -> str:
     ]
 
 
+def _grace(job: Job) -> str:
+    """The seconds that ranks have to save their state in, once they are told to end."""
+    return str(max(job.signal, 30))
+
+
 def _command(job: Job) -> list[str]:
     command = list(job.command)
     if pods(job) == 1 and job.ranks_per_node > 1:
-        run = ["choros", "run", "-n", str(job.ranks_per_node), "--threads", str(job.threads)]
+        run = ["choros", "run", "-n", str(job.ranks_per_node), "--threads", str(job.threads), "--grace", _grace(job)]
         python = command[0].rpartition("/")[2].startswith("python")
         command = [command[0], "-m", *run, *command[1:]] if python else [*run, *command]
     return ["bash", "-c", rank_script(job, "pod"), "rank", *command]
@@ -103,7 +108,7 @@ def _indexed(job: Job, subdomain: str = "") -> dict[str, Any]:
     }
     pod = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": max(job.signal, 30),
+        "terminationGracePeriodSeconds": int(_grace(job)),
         **({"subdomain": subdomain} if subdomain else {}),
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
