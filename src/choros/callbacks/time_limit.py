@@ -64,7 +64,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         self.asked = False
         self.at_once = True  # False: who runs the callbacks says when this turn may end
         self.agree: Callable[[bool], bool] = bool  # whether any rank is asked
-        self.wait: Callable[[], Any] = lambda: None  # for rank 0's writing
+        self.meet: Callable[[], Any] = lambda: None  # the other ranks, when rank 0 has written
         self._end = 0.0
         self._at = (0, 0)  # the epoch, and how many of its batches are done
         self._begun = (-1, 0)  # the epoch that this turn goes on with, and how many turns have ended in it
@@ -145,7 +145,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         self.asked = self.asked and not self._done()
         if not self.at_once:
             self.leave_if_asked()
-        self.at_once, self.agree, self.wait = True, bool, lambda: None
+        self.at_once, self.agree, self.meet = True, bool, lambda: None
         self._model._initial_epoch = None  # Keras would begin the next fit there too
         if Place.here().rank == 0:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -205,7 +205,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             elif script:
                 Path(script).touch()
                 _sync(Path(script))
-        self.wait()
+        self.meet()
         raise SystemExit(1 if stuck else 0 if script else AGAIN)
 
 

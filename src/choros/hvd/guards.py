@@ -56,7 +56,7 @@ def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
     """Have these end together with the other ranks; return what brings all ranks what rank 0's have restored."""
     last.limits = limits
     for limit in limits:
-        limit.at_once, limit.wait = False, calls.barrier
+        limit.at_once, limit.meet = False, calls.barrier
         limit.agree = lambda asked: any(calls.allgather_object(asked, name="whether the time limit is near"))
     return [_Restored(limit, calls, lambda one: one.point() is not None) for limit in limits]
 
