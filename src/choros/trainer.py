@@ -27,7 +27,9 @@ from choros.training.arguments import (
     check_numbers,
     check_place,
     check_rest,
+    go_on,
     keras_settings,
+    limits_of,
 )
 from choros.training.conductor import Conductor, values
 from choros.training.engine import Cargo, Engine
@@ -187,6 +189,8 @@ class Trainer:
             validation_split=validation_split,
         )
         check_epochs(epochs, initial_epoch, initial_batch)
+        initial_epoch, initial_batch = go_on(callbacks, initial_epoch, initial_batch, seed if together else None)
+        check_epochs(epochs, initial_epoch, initial_batch)
         check_numbers(seed, verbose, validation_steps, validation_batch_size, validation_freq)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = checks.split(x, y, sample_weight, validation_split)
@@ -205,6 +209,8 @@ class Trainer:
             checks.check_members(source, self.workers)
         sample = source.sample(min(batch_size, 32))
         algorithm = self._bind(sample)
+        for limit in limits_of(callbacks):
+            limit.restore(self.model, initial_batch)
         written = self._write()
         verbose = 1 if verbose == "auto" else verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar

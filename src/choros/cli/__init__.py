@@ -1,4 +1,4 @@
-"""The command ``choros``: ``run``, ``where``, ``doctor`` and ``demo``."""
+"""The command ``choros``: ``run``, ``submit`` and its companions, ``where``, ``doctor`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from choros.errors import ChorosError, WorkerFailed
 
 _COMMANDS = {
     "run": "run N ranks of a script on this machine or on hosts",
+    "submit": "write the script of a job for a cluster's scheduler, and submit it",
+    "status": "print what the scheduler says of a job",
+    "log": "print a job's log",
+    "cancel": "cancel a job",
     "where": "print this process's place, cores, threads and libraries",
     "doctor": "say what is wrong with a job's ranks and hosts, and what to do",
     "demo": "train one model by every algorithm and write a report",
@@ -35,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parser(arguments).parse_args(arguments)
+        args = _parser(arguments).parse_args(_prepared(arguments))
     except SystemExit as ending:  # argparse has said why
         return ending.code if isinstance(ending.code, int) else 0
     try:
@@ -52,12 +56,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(code)
 
 
+def _asked(arguments: Sequence[str]) -> str:
+    return next((each for each in arguments if not each.startswith("-")), "")
+
+
+def _prepared(arguments: list[str]) -> list[str]:
+    """The arguments as argparse takes them, where the command has values that argparse would take for options."""
+    asked = _asked(arguments)
+    if asked not in _COMMANDS:
+        return arguments
+    prepare = getattr(import_module(f"choros.cli.{asked}"), "prepare", list)
+    return list(prepare(arguments))
+
+
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser; only the command that is asked for is imported."""
     parser = argparse.ArgumentParser(prog="choros", description="Train one Keras 3 model with many workers.")
     parser.add_argument("--version", action="version", version=f"choros {metadata.version('choros')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    asked = next((each for each in arguments if not each.startswith("-")), "")
+    asked = _asked(arguments)
     for name, text in _COMMANDS.items():
         if name == asked:
             import_module(f"choros.cli.{name}").add_parser(commands)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import sys
-from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
+from choros.cli.target import command_of
 from choros.cluster import is_this_machine
 from choros.errors import BadInput
 from choros.launch.run import GRACE
@@ -129,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
     size = size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:
         raise BadInput("say how many ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
-    command = _command(args.target, args.module)
+    command = command_of(args.target, args.module)
     check_outside("run the script itself there, without 'choros run'")
     for line in answers:
         print(f"choros run: {line}", file=sys.stderr)
@@ -149,28 +148,6 @@ def main(args: argparse.Namespace) -> int:
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
     ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
     return start_on_hosts(command, wish, slots, ssh=ssh, network=network, verbose=args.verbose).code
-
-
-def _command(target: Sequence[str], module: bool) -> list[str]:
-    """The program and its arguments that a rank becomes."""
-    target = list(target[1:] if target[:1] == ["--"] else target)
-    if not target:
-        raise BadInput("nothing to run: give a script, -m and a module, or a program")
-    if module:
-        return [sys.executable, "-m", *target]
-    name = target[0]
-    if name.startswith("-"):
-        raise BadInput(f"{name} is no option of 'choros run'; see choros run --help")
-    if name.endswith((".py", ".pyc", ".pyz")) or os.path.isdir(name):
-        if not os.path.exists(name):
-            raise BadInput(f"the script {name} does not exist (the directory is {os.getcwd()})")
-        if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
-            raise BadInput(f"{name} is a directory without a __main__.py: give a script in it")
-        return [sys.executable, *target]
-    if shutil.which(name) is None:
-        what = "is not executable" if os.path.exists(name) else "is neither a file nor a program on PATH"
-        raise BadInput(f"{name} {what}; a Python script ends in .py, a module comes after -m")
-    return target
 
 
 def _count(text: str) -> int:

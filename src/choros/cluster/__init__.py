@@ -4,14 +4,17 @@ Read from the environment alone; nothing is imported or contacted to find out.
 """
 
 from choros.cluster.hosts import expand_hosts, expand_tasks
+from choros.cluster.parsers import ClusterParser, SlurmClusterParser
 from choros.cluster.place import Place, meets_by_mpi, why
 from choros.cluster.slots import Slots, is_this_machine, parse_slots, read_hostfile
 from choros.cluster.tables import TABLES, Table
 
 __all__ = [
     "TABLES",
+    "ClusterParser",
     "Place",
     "Slots",
+    "SlurmClusterParser",
     "Table",
     "expand_hosts",
     "expand_tasks",

@@ -117,6 +117,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self.how, self._calls = how, collectives(how.process_set)
         self._plain = model._get_metrics_result_or_logs
         self._owner = model
+        self.limits: list[Any] = []
         self._open = False
         self._counted = (0, 0)
         vars(model)["_get_metrics_result_or_logs"] = self._results
@@ -132,6 +133,8 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
             step = self._owner.train_function
             if isinstance(step, SplitStep) and step.end(self._owner.stop_training):
                 self._owner.stop_training = True
+                for limit in self.limits:
+                    limit.leave_if_asked()  # before validation: all ranks are here
         return self._plain(logs)
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from choros.callbacks import BeforeTimeLimit
 from choros.collectives import Collectives
+from choros.errors import RanksDiffer
 from choros.hvd.collectives import take
 from choros.hvd.models import state_of
 
@@ -20,7 +23,8 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
 
     ``ModelCheckpoint`` and ``CSVLogger`` write on rank 0 alone; so does ``BackupAndRestore``, and what it restores goes
     to all ranks. ``EarlyStopping`` and ``ReduceLROnPlateau``, where all ranks have the same of them, decide from the
-    mean of the ranks' logs, so they decide alike.
+    mean of the ranks' logs, so they decide alike. ``BeforeTimeLimit`` is restored as ``BackupAndRestore`` is, and ends
+    all ranks after the same step.
 
     Args:
         callbacks: as given to ``fit``.
@@ -28,26 +32,41 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
         calls: of the ranks that train.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(last)
+        limits = [one for one in callbacks.callbacks if isinstance(one, BeforeTimeLimit)]
+        for one in (*_limited(limits, calls, last), last):
+            callbacks.append(one)
         return callbacks
     given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
     mine = [type(one).__name__ for one in given if isinstance(one, _DECIDE)]
-    same = all(theirs == mine for theirs in calls.allgather_object(mine, name="callbacks that decide"))
+    limits = [one for one in given if isinstance(one, BeforeTimeLimit)]
+    said = calls.allgather_object([mine, len(limits)], name="callbacks that decide")
+    same = all(theirs == mine for theirs, _ in said)
+    if len({count for _, count in said}) > 1:
+        raise RanksDiffer("BeforeTimeLimit must be given on all ranks: rank 0 alone writes, but all end together.")
     kept: list[Any] = []
     for one in given:
         if not (calls.rank and isinstance(one, _WRITERS) and not getattr(one, "guarded", False)):
             kept.append(_Alike(one, calls) if same and isinstance(one, _DECIDE) else one)
         if isinstance(one, keras.callbacks.BackupAndRestore):
-            kept.append(_Restored(one, calls))
-    return [*kept, last]
+            kept.append(_Restored(one, calls, lambda backup: os.path.exists(backup._weights_path)))
+    return [*kept, *_limited(limits, calls, last), last]
+
+
+def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
+    """Have these end together with the other ranks; return what brings all ranks what rank 0's have restored."""
+    last.limits = limits
+    for limit in limits:
+        limit.at_once, limit.meet = False, calls.barrier
+        limit.agree = lambda asked: any(calls.allgather_object(asked, name="whether the time limit is near"))
+    return [_Restored(limit, calls, lambda one: one.point() is not None) for limit in limits]
 
 
 class _Restored(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes after ``BackupAndRestore``, which rank 0 alone has: what that restored goes to all ranks."""
+    """Comes after what rank 0 alone restores: that goes to all ranks."""
 
-    def __init__(self, backup: Any, calls: Collectives) -> None:
+    def __init__(self, backup: Any, calls: Collectives, holds: Callable[[Any], bool]) -> None:
         super().__init__()
-        self._backup, self._calls = backup, calls
+        self._backup, self._calls, self._holds = backup, calls, holds
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take rank 0's variables and its next epoch, where it has a backup."""
@@ -55,7 +74,7 @@ class _Restored(keras.callbacks.Callback):  # type: ignore[misc]
         if not model.built:  # an error that rank 0 has met already
             self._backup.set_model(model)
             self._backup.on_train_begin(logs)
-        mine = [os.path.exists(self._backup._weights_path), model._initial_epoch]
+        mine = [self._holds(self._backup), model._initial_epoch]
         there, model._initial_epoch = self._calls.broadcast_object(mine, name="what a backup holds")
         if there:
             if not model.optimizer.built:

@@ -82,6 +82,25 @@ def check_epochs(epochs: Any, initial_epoch: Any, initial_batch: Any) -> None:
         raise BadInput(f"epochs={epochs} with initial_epoch={initial_epoch} leaves nothing to train: give more epochs.")
 
 
+def go_on(callbacks: Any, initial_epoch: int, initial_batch: int, seed: int | None) -> tuple[int, int]:
+    """Return the epoch and the batch to begin with: those that a ``BeforeTimeLimit`` has saved, else what was given.
+
+    Without a seed the order of rows is another now, and an epoch begins anew.
+    """
+    for limit in limits_of(callbacks):
+        point = limit.point()
+        if point is not None:
+            return point[0], 0 if seed is None else point[1]
+    return initial_epoch, initial_batch
+
+
+def limits_of(callbacks: Any) -> list[Any]:
+    """Those of the callbacks that know where training is to go on, as ``choros.callbacks.BeforeTimeLimit``."""
+    given = getattr(callbacks, "callbacks", callbacks)
+    given = given if isinstance(given, (list, tuple)) else [given]
+    return [one for one in given if hasattr(one, "point") and hasattr(one, "restore")]
+
+
 def check_rest(initial_batch: int, steps: int | None) -> None:
     """Refuse to begin an epoch behind its end."""
     if steps is not None and initial_batch >= steps:

@@ -38,6 +38,9 @@ class Conductor:
         given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
         self.user = [c for c in given if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))]
+        for callback in self.user:
+            if hasattr(callback, "at_once"):  # BeforeTimeLimit ends this process when the workers are done
+                callback.at_once = False
         self.list = keras.callbacks.CallbackList(
             given,
             add_history=True,

@@ -193,15 +193,26 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
             replica.set_others(others)
         for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
             variable.assign(value)
-        conductor.end()
+        code = _ending(conductor)
         for variable in model_variables(model):  # a callback may have set them at the end
             variable.assign(base.broadcast(np.array(values([variable])[0])))
+        if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
+            raise SystemExit(left)
         tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(run.tally.json()).encode())]
     finally:
         meeting.close()
         if made is not None:
             made.close()
     return RunRecord.of(plan.algorithm, job.meet, tallies, 0.0, reporter.losses)
+
+
+def _ending(conductor: Conductor) -> int | None:
+    """Run the last callbacks; return the code with which one of them ends this process, for all ranks to do alike."""
+    try:
+        conductor.end()
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else 1
+    return None
 
 
 def decode_together(group: Group, source: Any) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import BadInput, PeerFailed
 
 _SPOKEN = 0.3  # seconds in which the launcher passes on what was printed, before the end of the job cuts it off
 _hooked: list[Any] = []
@@ -119,6 +119,8 @@ def remedy() -> str:
 def abort_on_exception(MPI: Any) -> None:
     """Have an exception that nobody catches end the whole job: traceback first, then MPI_Abort.
 
+    Of the loss of another rank only the message is printed.
+
     Without it the other ranks wait for a rank that has gone (MPICH) until their limit.
     """
     if _hooked:
@@ -128,7 +130,10 @@ def abort_on_exception(MPI: Any) -> None:
     @functools.wraps(before)
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            before(kind, error, trace)
+            if issubclass(kind, PeerFailed):  # the rank that failed has more to say, and should be seen
+                print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
+            else:
+                before(kind, error, trace)
         except Exception:
             traceback.print_exc()
         for stream in (sys.stdout, sys.stderr):

@@ -1,0 +1,218 @@
+"""A ``fit`` that a scheduler cuts short: its state is saved before the limit of time, and the next turn goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from choros.cluster import Place
+from choros.errors import BadInput
+
+AGAIN = 75  # EX_TEMPFAIL: not done, to be tried again
+_TURNS = 3  # after so many turns that ended in the same epoch there is no other
+_FACTS = "choros.json"
+
+
+class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves the state of training when the job's time is nearly over, and ends this turn; the next one goes on.
+
+    ``choros submit`` has the scheduler tell the ranks some time before the limit, by SIGUSR2 or by the clock, and gives
+    the job another turn when they have left their state. Weights, the optimizer's state and the epoch are saved by
+    ``keras.callbacks.BackupAndRestore``, each time in a new directory that gets its name when all of it is on the disk;
+    also after each epoch. ``fit`` of the next turn loads them and goes on with that epoch: a ``choros.Trainer`` with a
+    ``seed``, whose workers meet together, at its next batch, every other ``fit`` at its first one (so epochs must be
+    shorter than a turn: ``steps_per_epoch``). When training is done, the state is removed.
+
+    In a job all ranks are given it; rank 0 writes. Outside of one it works the same: a process that is sent SIGUSR2
+    saves and ends with the code 75. A ``Trainer``'s workers validate once more before they end.
+
+    Args:
+        directory: str or path. Of this training alone, and one that all ranks see.
+        signals: names of signals that ask for it. Defaults to those in ``CHOROS_STOP_SIGNALS``, or SIGUSR2.
+
+    Raises:
+        BadInput: when training begins: the model has no weights yet.
+        SystemExit: when asked, once the state is saved: with 0 where the job's script asks for another turn, else 75.
+
+    Example:
+        >>> callback = BeforeTimeLimit("state")
+        >>> callback.signals
+        ('SIGUSR2',)
+    """
+
+    looks_only = True  # at every batch; at the ends of epochs it reads weights
+    guarded = True  # rank 0 alone writes
+
+    def __init__(self, directory: str | os.PathLike[str], signals: Sequence[str] | None = None) -> None:
+        super().__init__()
+        told = os.environ.get("CHOROS_STOP_SIGNALS", "SIGUSR2").split()
+        self.directory = Path(directory)
+        self.signals = tuple(told if signals is None else signals)
+        unknown = [name for name in self.signals if name not in signal.Signals.__members__]
+        if unknown:
+            raise BadInput(f"{', '.join(unknown)} is no signal: give names such as SIGUSR2")
+        self.asked = False
+        self.at_once = True  # False: who runs the callbacks says when this turn may end
+        self.agree: Callable[[bool], bool] = bool  # whether any rank is asked
+        self.meet: Callable[[], Any] = lambda: None  # the other ranks, when rank 0 has written
+        self._end = 0.0
+        self._at = (0, 0)  # the epoch, and how many of its batches are done
+        self._begun = (-1, 0)  # the epoch that this turn goes on with, and how many turns have ended in it
+        self._loaded = False
+        self._kept: dict[str, Any] = {}
+
+    # -- what whoever runs a fit may ask
+    def point(self) -> tuple[int, int] | None:
+        """The epoch and the batch to go on with; None where nothing is saved."""
+        found = self._newest()
+        facts = json.loads((found / _FACTS).read_text()) if found else None
+        return (facts["epoch"], facts["batch"]) if facts else None
+
+    def restore(self, model: Any, batch: int = 0) -> None:
+        """Load what is saved, if anything is, into a built model; training goes on with that batch of the epoch."""
+        self._loaded = True
+        found = self._newest()
+        if found is not None:
+            facts = json.loads((found / _FACTS).read_text())
+            self._begun = (-1, 0) if batch else (facts["epoch"], facts["turns"])
+            keeper = keras.callbacks.BackupAndRestore(os.fspath(found), delete_checkpoint=False)
+            keeper.set_model(model)
+            keeper.on_train_begin()
+            print(f"choros: going on with epoch {facts['epoch'] + 1}, from {found}", file=sys.stderr, flush=True)
+
+    def leave_if_asked(self) -> None:
+        """End this turn, if any rank is asked to; all ranks call."""
+        self.asked = self.agree(self.asked)
+        if self.asked:
+            self._leave()
+
+    # -- Keras' hooks
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Load what the last turn left, and listen."""
+        self.asked, self._at, self._begun = False, (0, 0), (-1, 0) if not self._loaded else self._begun
+        if not self.model.built:
+            raise BadInput("BeforeTimeLimit needs a model that has its weights before fit: begin it with keras.Input.")
+        if not self._loaded and Place.here().rank == 0:
+            self.restore(self.model)
+        self._loaded = False
+        self._end = float(os.environ.get("CHOROS_STOP_AT") or "inf")
+        if threading.current_thread() is threading.main_thread():
+            for name in self.signals:
+                self._kept[name] = signal.signal(signal.Signals[name], self._told)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note where training is."""
+        self._at = (epoch, 0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop, if it is time."""
+        self._at = (self._at[0], batch + 1)
+        if self._due() and not self._whole():
+            if self.at_once:
+                self._leave()
+            self._model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save a whole epoch; stop, if it is time."""
+        if self._due() and not self._whole():
+            return
+        self._at = (epoch + 1, 0)
+        if self._done():
+            self.asked = False
+            return
+        if Place.here().rank == 0:
+            self._save()
+        if self._due():
+            if self.at_once:
+                self._leave()
+            self._model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Listen no more; remove the state of training that is done."""
+        for name, before in self._kept.items():
+            signal.signal(signal.Signals[name], before)
+        self._kept = {}
+        self.asked = self.asked and not self._done()
+        if not self.at_once:
+            self.leave_if_asked()
+        self.at_once, self.agree, self.meet = True, bool, lambda: None
+        self._model._initial_epoch = None  # Keras would begin the next fit there too
+        if Place.here().rank == 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _told(self, number: int, frame: Any) -> None:
+        self.asked = True
+
+    def _due(self) -> bool:
+        self.asked = self.asked or time.time() >= self._end
+        return self.asked
+
+    def _whole(self) -> bool:
+        """Whether the epoch's last batch is done; an epoch without a known end never is."""
+        steps: int | None = (self.params or {}).get("steps")
+        return self._at[1] == 0 or (steps is not None and self._at[1] >= steps)
+
+    def _done(self) -> bool:
+        epochs: int = (self.params or {}).get("epochs", sys.maxsize)
+        return self._at[0] >= epochs
+
+    # -- the files
+    def _newest(self) -> Path | None:
+        return max(self.directory.glob("state-[0-9]*"), default=None)
+
+    def _save(self) -> None:
+        """Write a new state beside the last one, and only then remove that."""
+        epoch, batch = self._at
+        turns = self._begun[1] + 1 if epoch == self._begun[0] else 1
+        before = self._newest()
+        number = int(before.name.partition("-")[2]) + 1 if before else 1
+        new = self.directory / f"new-{os.getpid()}"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        keeper = keras.callbacks.BackupAndRestore(os.fspath(new), delete_checkpoint=False)
+        keeper.set_model(self.model)
+        keeper.on_epoch_end(epoch - 1)
+        (new / _FACTS).write_text(json.dumps({"epoch": epoch, "batch": batch, "turns": turns}))
+        for path in (*new.iterdir(), new):
+            _sync(path)
+        new.rename(self.directory / f"state-{number:08}")
+        _sync(self.directory)
+        for path in self.directory.glob("state-[0-9]*"):
+            if path.name != f"state-{number:08}":
+                shutil.rmtree(path)
+
+    def _leave(self) -> None:
+        script, (epoch, batch) = os.environ.get("CHOROS_REQUEUE", ""), self._at
+        stuck = self._begun[0] == epoch and self._begun[1] >= _TURNS
+        if Place.here().rank == 0:
+            if batch or self.point() != self._at:
+                self._save()
+            text = f"choros: the time is nearly over: epoch {epoch + 1}, batch {batch}, is saved in {self.directory}"
+            print(text, file=sys.stderr, flush=True)
+            if stuck:
+                text = f"{_TURNS + 1} turns have ended in epoch {epoch + 1}: give a longer --time, or steps_per_epoch"
+                print(f"choros: there is no other turn: {text}", file=sys.stderr, flush=True)
+            elif script:
+                Path(script).touch()
+                _sync(Path(script))
+        self.meet()
+        raise SystemExit(1 if stuck else 0 if script else AGAIN)
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a directory, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

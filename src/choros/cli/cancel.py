@@ -1,0 +1,35 @@
+"""``choros cancel JOB``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from choros.submit import SCHEDULERS, cancel_job, find_scheduler
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser("cancel", help="cancel a job")
+    parser.add_argument("--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one here)")
+    parser.add_argument("job", help="its id, as choros submit printed it")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Cancel it.
+
+    Args:
+        args: as parsed.
+
+    Returns:
+        0.
+
+    Raises:
+        BadInput: the scheduler does not know the job, or refuses.
+    """
+    cancel_job(find_scheduler(args.on), args.job)
+    return 0

@@ -1,0 +1,35 @@
+"""``choros status JOB``: what the scheduler says of a job."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from choros.submit import SCHEDULERS, find_scheduler, job_status
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser("status", help="print what the scheduler says of a job")
+    parser.add_argument("--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one here)")
+    parser.add_argument("job", help="its id, as choros submit printed it")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print it.
+
+    Args:
+        args: as parsed.
+
+    Returns:
+        0.
+
+    Raises:
+        BadInput: the scheduler does not know the job.
+    """
+    print(job_status(find_scheduler(args.on), args.job))
+    return 0

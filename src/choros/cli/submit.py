@@ -1,0 +1,197 @@
+"""``choros submit --on slurm --nodes 2 ... train.py ARGS``: a job for a cluster's scheduler. Imports no framework."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from choros.cli.target import command_of
+from choros.errors import BadInput
+from choros.machine import cpu_features
+from choros.submit import SCHEDULERS, Job, Site, find_mpi, find_scheduler, load_site, parse_time, site_names, submit_job
+
+_HELP = """\
+Writes the script of a job into NAME.SCHEDULER.sh here, submits it and prints the job's id; --dry-run prints the script
+and does nothing else. Ranks have their threads set before anything is imported. A script that has the callback
+choros.callbacks.BeforeTimeLimit saves its state before the time limit, and the job goes on in another turn.
+"""
+_DASHED = ("-o", "--directive", "--setup", "--env", "--wrap")  # options whose values may begin with a dash
+_BY_MPI = ("slurm", "pbs", "lsf", "sge")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "submit",
+        help="write the script of a job for a cluster's scheduler, and submit it",
+        description=_HELP,
+        usage="choros submit [--on SCHEDULER] [OPTIONS] (script.py | -m module | program) [ARGS ...]",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--on", choices=sorted(SCHEDULERS), help="the scheduler (default: the site's, or the one that is here)")
+    add("--site", default="generic", metavar="NAME", help=f"what is known of a machine: {', '.join(site_names())}")
+    add("--nodes", type=int, default=1, metavar="N", help="default: 1")
+    add("--ranks-per-node", type=int, metavar="N", help="default: 1, or the site's")
+    add("--cores", type=int, metavar="N", help="cores of each rank (default: 1, or the site's)")
+    add("--threads-per-core", type=int, default=0, metavar="N", help="hardware threads used of each core")
+    add("--gpus", type=int, metavar="N", help="GPUs of each rank (default: 0, or the site's)")
+    add("--time", metavar="H:MM:SS", help="the limit; also 90m or 1h30m (default: the queue's)")
+    add("--account", default="", metavar="NAME", help="who pays: project, bank")
+    add("--queue", default="", metavar="NAME", help="queue, partition")
+    add("--setup", action="append", default=[], metavar="LINE", help="a line of shell before the ranks; repeatable")
+    add("--env", action="append", default=[], metavar="K=V", help="a variable of the ranks; repeatable")
+    add("-o", "--directive", action="append", default=[], help="passed on to the scheduler untouched; repeatable")
+    add("--wrap", default="", metavar="COMMAND", help="start each rank by it; %%r in it is the rank")
+    add("--mpi", default="", metavar="NAME", help="mpich, openmpi, intel, pals, jsrun, or what srun --mpi= takes")
+    add("--signal", type=int, default=90, metavar="S", help="tell the ranks S seconds before the limit (90; 0: never)")
+    add("--name", metavar="NAME", help="of the job and its log (default: the script's)")
+    add("--python", metavar="PROGRAM", help="default: this Python; 'python' where --setup is given")
+    add("--image", default="", help="Kubernetes: the container's image")
+    add("--kind", default="job", choices=("job", "jobset", "trainjob"), help="Kubernetes: the kind of manifest")
+    add("--runtime", default="torch-distributed", metavar="NAME", help="Kubernetes: the TrainJob's runtime")
+    add("--script", metavar="FILE", help="where the script is written (default: NAME.SCHEDULER.sh)")
+    add("--dry-run", action="store_true", help="print the script, and do nothing else")
+    add("--written-by", default="", help=argparse.SUPPRESS)
+    add("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
+    add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what the ranks run")
+
+
+def prepare(arguments: Sequence[str]) -> list[str]:
+    """Attach values that may begin with a dash to their option, and note what was asked for.
+
+    Example:
+        >>> prepare(["submit", "-o", "-l a=b", "--env", "A=-1", "a.py", "-o", "x"])[3:]
+        ['-o-l a=b', '--env=A=-1', 'a.py', '-o', 'x']
+    """
+    left, made = list(arguments), list[str]()
+    while left and left[0] != "submit":
+        made.append(left.pop(0))
+    asked = [word for word in left[1:] if word != "--dry-run"]
+    made += [*left[:1], "--written-by", shlex.join(["choros", "submit", *asked]).replace("\n", " ")]
+    left = left[1:]
+    while left and left[0].startswith("-") and left[0] not in ("-m", "--"):
+        option = left.pop(0)
+        if option in _DASHED and left:
+            made.append(f"{option}{'=' if option.startswith('--') else ''}{left.pop(0)}")
+            continue
+        made.append(option)
+        if option.startswith("--") and "=" not in option and option not in ("--dry-run", "--help") and left:
+            made.append(left.pop(0))
+    return made + left
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write, submit and name the job.
+
+    Args:
+        args: as parsed.
+
+    Returns:
+        0.
+
+    Raises:
+        BadInput: what cannot work, before anything is written; or the scheduler refuses the script.
+    """
+    site = load_site(args.site)
+    if args.on and site.scheduler and args.on != site.scheduler:
+        raise BadInput(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
+    scheduler = find_scheduler(args.on or site.scheduler)
+    job = job_of(args, site, scheduler.name)
+    text = scheduler.script(job)
+    if args.dry_run:
+        sys.stdout.write(text)
+        return 0
+    _write(job.script, text)
+    print(submit_job(scheduler, job.script))
+    return 0
+
+
+def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
+    """The job that the options ask for.
+
+    Args:
+        args: as parsed.
+        site: the machine.
+        on: the scheduler's name.
+
+    Raises:
+        BadInput: what cannot work.
+    """
+    python = args.python or ("python" if args.setup or on == "k8s" else sys.executable)
+    command = command_of(args.target, args.module, name="submit", python=python, here=on != "k8s" and not args.setup)
+    if on != "k8s" and not args.module and command[0] == python and not os.path.exists(command[1]):
+        raise BadInput(f"the script {command[1]} does not exist (the directory is {os.getcwd()})")
+    name = args.name or _name_of(args.target[1:] if args.target[:1] == ["--"] else args.target)
+    return Job(
+        command=tuple(command),
+        name=name,
+        nodes=args.nodes,
+        ranks_per_node=site.ranks_per_node if args.ranks_per_node is None else args.ranks_per_node,
+        cores=site.cores if args.cores is None else args.cores,
+        threads_per_core=args.threads_per_core,
+        gpus=site.gpus if args.gpus is None else args.gpus,
+        time=parse_time(args.time) if args.time is not None else 0,
+        account=args.account,
+        queue=args.queue,
+        setup=tuple(args.setup),
+        env=tuple(_pair(text) for text in args.env),
+        directives=tuple(args.directive),
+        wrap=_words(args.wrap),
+        mpi=args.mpi or site.mpi or (_own_mpi(on) if on in _BY_MPI else ""),
+        signal=args.signal,
+        features="" if on == "k8s" else os.environ.get("CHOROS_SUBMIT_CPU", " ".join(cpu_features())),
+        site=site,
+        script=args.script or f"{name}{SCHEDULERS[on].ending}",
+        written_by=args.written_by,
+        image=args.image,
+        kind=args.kind,
+        runtime=args.runtime,
+    )
+
+
+def _own_mpi(on: str) -> str:
+    return "jsrun" if on == "lsf" and shutil.which("jsrun") else find_mpi()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equal, value = text.partition("=")
+    if not equal:
+        raise BadInput(f"--env {text}: give a name and a value, as in --env {text or 'NAME'}=1")
+    return name, value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise BadInput(f"--wrap {text!r} is no command ({error}): close its quotes") from None
+
+
+def _name_of(target: Sequence[str]) -> str:
+    """A job's name from what it runs, with what schedulers take in one."""
+    stem = Path(target[0]).name.partition(".")[0] if target else ""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", stem)[:60]
+    return name if name[:1].isalpha() and name.isascii() else f"job-{name}"
+
+
+def _write(path: str, text: str) -> None:
+    """Write the script; a file of that name is replaced where it is one of these."""
+    file = Path(path)
+    try:
+        if file.exists() and "choros submit" not in file.read_text(encoding="utf-8", errors="replace")[:4000]:
+            raise BadInput(f"{path} is there and was not written by choros submit: give another --script, or --name")
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"the script {path} cannot be written: {error.strerror}") from None

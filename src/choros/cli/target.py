@@ -1,0 +1,56 @@
+"""What a command is given to run: a script, a module or a program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from choros.errors import BadInput
+
+_SCRIPTS = (".py", ".pyc", ".pyz")
+
+
+def command_of(
+    target: Sequence[str], module: bool, *, name: str = "run", python: str = sys.executable, here: bool = True
+) -> list[str]:
+    """The program and its arguments that a rank becomes.
+
+    Args:
+        target: as given on the command line.
+        module: whether it is a module, as in ``python -m``.
+        name: of the command of ``choros``, for messages. Defaults to ``"run"``.
+        python: what runs scripts and modules. Defaults to this Python.
+        here: whether it must be on this machine. Defaults to True.
+
+    Raises:
+        BadInput: there is nothing to run, or it is not there.
+
+    Example:
+        >>> command_of(["train.py", "--fast"], False, python="python", here=False)
+        ['python', 'train.py', '--fast']
+    """
+    target = list(target[1:] if target[:1] == ["--"] else target)
+    if not target:
+        raise BadInput("nothing to run: give a script, -m and a module, or a program")
+    if module:
+        return [python, "-m", *target]
+    first = target[0]
+    if first.startswith("-"):
+        raise BadInput(f"{first} is no option of 'choros {name}'; see choros {name} --help")
+    if first.endswith(_SCRIPTS) or (here and os.path.isdir(first)):
+        if here:
+            _check_script(first)
+        return [python, *target]
+    if here and shutil.which(first) is None:
+        what = "is not executable" if os.path.exists(first) else "is neither a file nor a program on PATH"
+        raise BadInput(f"{first} {what}; a Python script ends in .py, a module comes after -m")
+    return target
+
+
+def _check_script(name: str) -> None:
+    if not os.path.exists(name):
+        raise BadInput(f"the script {name} does not exist (the directory is {os.getcwd()})")
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
+        raise BadInput(f"{name} is a directory without a __main__.py: give a script in it")

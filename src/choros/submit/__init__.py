@@ -1,0 +1,28 @@
+"""Jobs for the schedulers of clusters: the script as text, and the commands that submit, ask, follow and cancel.
+
+A ``Job`` is what was asked for, checked; ``SCHEDULERS`` has one ``Scheduler`` a name; ``load_site`` reads what is known
+of a machine.
+"""
+
+from choros.submit.control import cancel_job, find_scheduler, follow_log, job_status, submit_job
+from choros.submit.job import Job, parse_time
+from choros.submit.own_mpi import find_mpi
+from choros.submit.scheduler import Scheduler
+from choros.submit.schedulers import SCHEDULERS
+from choros.submit.site import Site, load_site, site_names
+
+__all__ = [
+    "SCHEDULERS",
+    "Job",
+    "Scheduler",
+    "Site",
+    "cancel_job",
+    "find_mpi",
+    "find_scheduler",
+    "follow_log",
+    "job_status",
+    "load_site",
+    "parse_time",
+    "site_names",
+    "submit_job",
+]

@@ -1,0 +1,204 @@
+"""Kubernetes: manifests in JSON, which ``kubectl`` takes as YAML: an Indexed Job, a JobSet or a TrainJob.
+
+Each rank is a pod: its rank is ``JOB_COMPLETION_INDEX``, and ``CHOROS_COMPLETIONS`` says how many there are. Several
+ranks of one node are one pod, in which ``choros run`` starts them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from choros.errors import BadInput
+from choros.submit.job import Job
+from choros.submit.scheduler import Scheduler
+from choros.submit.shell import rank_script
+
+KINDS = ("job", "jobset", "trainjob")
+PORT = 29500
+
+
+def script(job: Job) -> str:
+    """The manifest of a job.
+
+    Raises:
+        BadInput: no image, or what Kubernetes has no place for.
+
+    Example:
+        >>> import json
+        >>> made = json.loads(script(Job(("python", "a.py"), "a", nodes=2, image="me/train:1", kind="jobset")))
+        >>> made["kind"], made["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
+        ('JobSet', 2)
+    """
+    _check(job)
+    made = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}[job.kind](job)
+    return json.dumps(made, indent=2) + "\n"
+
+
+def _check(job: Job) -> None:
+    if not job.image:
+        raise BadInput("Kubernetes runs containers: give --image, one with Choros and the script in it")
+    if job.kind not in KINDS:
+        raise BadInput(f"--kind {job.kind} is none of {', '.join(KINDS)}")
+    for option, given in {"--account": job.account, "--setup": job.setup, "-o": job.directives}.items():
+        if given:
+            raise BadInput(f"{option} has no place in a manifest of Kubernetes: put it into the image, or leave it out")
+
+
+def pods(job: Job) -> int:
+    """How many pods there are: one for each rank, or one for all of one node."""
+    return 1 if job.nodes == 1 else job.size
+
+
+def _name(job: Job) -> str:
+    return job.name.lower().replace("_", "-").replace(".", "-").strip("-")[:40]
+
+
+def _first(job: Job) -> str:
+    """The name of the first rank's pod in the network of the pods."""
+    name = _name(job)
+    return {"job": f"{name}-0.{name}", "jobset": f"{name}-ranks-0-0.{name}", "trainjob": f"{name}-node-0-0.{name}"}[
+        job.kind
+    ]
+
+
+def _grace(job: Job) -> str:
+    """The seconds that ranks have to save their state in, once they are told to end."""
+    return str(max(job.signal, 30))
+
+
+def _command(job: Job) -> list[str]:
+    command = list(job.command)
+    if pods(job) == 1 and job.ranks_per_node > 1:
+        run = ["choros", "run", "-n", str(job.ranks_per_node), "--threads", str(job.threads), "--grace", _grace(job)]
+        python = command[0].rpartition("/")[2].startswith("python")
+        command = [command[0], "-m", *run, *command[1:]] if python else [*run, *command]
+    return ["bash", "-c", rank_script(job, "pod"), "rank", *command]
+
+
+def _environment(job: Job) -> list[dict[str, str]]:
+    told = {"CHOROS_STOP_SIGNALS": "SIGTERM"}  # by which Kubernetes takes a pod away
+    if pods(job) > 1:
+        told |= {"CHOROS_COMPLETIONS": str(job.size), "CHOROS_COORDINATOR": f"{_first(job)}:{PORT}"}
+    return [{"name": name, "value": value} for name, value in {**job.exports(), **told}.items()]
+
+
+def _resources(job: Job) -> dict[str, Any]:
+    ranks = job.ranks_per_node if pods(job) == 1 else 1
+    gpus = {"nvidia.com/gpu": str(ranks * job.gpus)} if job.gpus else {}
+    return {"requests": {"cpu": str(ranks * job.cores)}, "limits": {"cpu": str(ranks * job.cores), **gpus}}
+
+
+def _meta(job: Job) -> dict[str, Any]:
+    labels = {"labels": {"kueue.x-k8s.io/queue-name": job.queue}} if job.queue else {}
+    written = {"annotations": {"choros/written-by": job.written_by}} if job.written_by else {}
+    return {"name": _name(job), **labels, **written}
+
+
+def _indexed(job: Job, subdomain: str = "") -> dict[str, Any]:
+    """The specification of an Indexed Job."""
+    container = {
+        "name": "rank",
+        "image": job.image,
+        "command": _command(job),
+        "env": _environment(job),
+        "ports": [{"containerPort": PORT}],
+        "resources": _resources(job),
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": int(_grace(job)),
+        **({"subdomain": subdomain} if subdomain else {}),
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    return {
+        "completions": pods(job),
+        "parallelism": pods(job),
+        "completionMode": "Indexed",
+        "backoffLimit": 0 if job.kind == "jobset" else 3,
+        **({"activeDeadlineSeconds": job.time} if job.time else {}),
+        "template": {"metadata": {"labels": {"choros-job": _name(job)}}, "spec": pod},
+    }
+
+
+def _job(job: Job) -> dict[str, Any]:
+    """A Job, and the service by which its pods find each other: nothing has to be installed in the cluster."""
+    name = _name(job)
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"clusterIP": "None", "selector": {"choros-job": name}, "publishNotReadyAddresses": True},
+    }
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(job), "spec": _indexed(job, name)}
+    return {"apiVersion": "v1", "kind": "List", "items": [service, made]}
+
+
+def _jobset(job: Job) -> dict[str, Any]:
+    """A JobSet: where one pod fails, all begin again."""
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _meta(job),
+        "spec": {
+            "failurePolicy": {"maxRestarts": 3},
+            "replicatedJobs": [{"name": "ranks", "replicas": 1, "template": {"spec": _indexed(job)}}],
+        },
+    }
+
+
+def _trainjob(job: Job) -> dict[str, Any]:
+    """A TrainJob of Kubeflow Trainer, on one of the cluster's runtimes."""
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _meta(job),
+        "spec": {
+            "runtimeRef": {"name": job.runtime},
+            **({"activeDeadlineSeconds": job.time} if job.time else {}),
+            "trainer": {
+                "numNodes": pods(job),
+                "image": job.image,
+                "command": _command(job),
+                "env": _environment(job),
+                "resourcesPerNode": _resources(job),
+            },
+        },
+    }
+
+
+def job_id(said: str) -> str:
+    r"""The job among what ``kubectl apply`` named, one a line.
+
+    Example:
+        >>> job_id("service/train\njob.batch/train\n")
+        'job.batch/train'
+    """
+    return next((line for line in said.split() if not line.startswith("service/")), said.strip())
+
+
+def _cancel(job: str) -> list[str]:
+    service = [f"service/{job.rpartition('/')[2]}"] if job.startswith("job.") else []
+    return ["kubectl", "delete", "--ignore-not-found", job, *service]
+
+
+def _logs(job: str, on: bool) -> list[str]:
+    name = job.rpartition("/")[2]
+    words = ["kubectl", "logs", "--prefix", "--tail=-1", "--max-log-requests=100"]
+    label = "choros-job" if job.startswith("job.") else "jobset.sigs.k8s.io/jobset-name"
+    return [*words, *(["--follow"] if on else []), "--selector", f"{label}={name}"]
+
+
+KUBERNETES = Scheduler(
+    name="k8s",
+    program="kubectl",
+    script=script,
+    submit=lambda file: ["kubectl", "apply", "-o", "name", "-f", file],
+    job_id=job_id,
+    status=lambda job: ["kubectl", "get", job],
+    cancel=_cancel,
+    follow=_logs,
+    ending=".k8s.json",
+)

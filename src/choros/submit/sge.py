@@ -1,0 +1,65 @@
+"""Grid Engine: ``qsub``, and the MPI's ``mpiexec`` for the ranks, which knows Grid Engine's hosts itself."""
+
+from __future__ import annotations
+
+import re
+
+from choros.submit.job import Job
+from choros.submit.mpiexec import launch_line
+from choros.submit.scheduler import Scheduler
+from choros.submit.shell import body, clock, head
+
+
+def script(job: Job) -> str:
+    """The script of a job.
+
+    A parallel environment has a name of the site's own: ``mpi``, unless a directive says ``-pe NAME SLOTS``.
+
+    Example:
+        >>> print(script(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=2, cores=4)).splitlines()[5])
+        #$ -pe mpi 16
+    """
+    named = any(line.split()[0] == "-pe" for line in job.directives)
+    lines = head(
+        job,
+        [
+            f"-N {job.name}",
+            "-cwd",
+            "-j y",
+            f"-o {job.name}-$JOB_ID.log",
+            *([] if named else [f"-pe mpi {job.size * job.cores}"]),
+            *([f"-l gpu={job.gpus}"] if job.gpus else []),
+            *([f"-l h_rt={clock(job.time)}"] if job.time else []),
+            *([f"-P {job.account}"] if job.account else []),
+            *([f"-q {job.queue}"] if job.queue else []),
+            "-r y",
+        ],
+        "#$",
+    )
+    lines += body(job, launch_line(job), "exit 99", "JOB_ID")  # Grid Engine's own code for: once more
+    return "\n".join(lines) + "\n"
+
+
+def job_id(said: str) -> str:
+    """The id in what ``qsub`` printed.
+
+    Example:
+        >>> job_id('Your job 42 ("train") has been submitted')
+        '42'
+    """
+    found = re.search(r"\b(\d+)\b", said)
+    return found[1] if found else said.strip()
+
+
+SGE = Scheduler(
+    name="sge",
+    program="qsub",
+    beside="qconf",
+    script=script,
+    submit=lambda file: ["qsub", file],
+    job_id=job_id,
+    status=lambda job: ["qstat", "-j", job],
+    cancel=lambda job: ["qdel", job],
+    logs=lambda job: [f"*-{job}.log"],
+    ending=".sge.sh",
+)

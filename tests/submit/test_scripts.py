@@ -1,0 +1,239 @@
+"""The scripts that ``choros submit --dry-run`` prints: as they were read and found right, and sound for the shell.
+
+After a change that is meant, ``CHOROS_WRITE_GOLDEN=1 pytest tests/submit`` writes them anew, to be read in the diff.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+
+import pytest
+
+from choros.cli import main
+from choros.submit import SCHEDULERS, Job, load_site, site_names
+from choros.submit.mpiexec import launch_line
+from choros.submit.shell import rank_script
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+SIZE = "--nodes 2 --ranks-per-node 4 --cores 8 --time 1:30:00 --python python"
+ALL = f"{SIZE} --gpus 1 --threads-per-core 2 --account phys --queue long --env A='b c' --setup 'module load conda'"
+WRAP = "--wrap 'vtune -collect hotspots -r out.%r --'"
+CASES = {
+    "slurm.sh": f"--on slurm {SIZE} --mpi mpich",
+    "slurm-all.sh": f"--on slurm {ALL} {WRAP} --mpi openmpi --signal 120 -o --exclusive -o '--mail-type=END'",
+    "slurm-smallest.sh": "--on slurm --python python --mpi cray_shasta --signal 0",
+    "slurm-frontier.sh": "--site frontier --nodes 4 --time 2h --account phys --queue batch --python python",
+    "slurm-lumi.sh": "--site lumi --nodes 2 --time 30m --account project_1 --queue standard-g --python python",
+    "slurm-perlmutter.sh": "--site perlmutter --nodes 2 --time 30m --account m1 --queue regular --python python",
+    "pbs.sh": f"--on pbs {SIZE} --mpi mpich",
+    "pbs-all.sh": f"--on pbs {ALL} {WRAP} --mpi openmpi -o '-l filesystems=home:eagle' -o '-m abe'",
+    "pbs-polaris.sh": f"--site polaris --nodes 2 --time 1h --account a --queue debug -o '-l filesystems=home' {WRAP} "
+    "--python python",
+    "pbs-aurora.sh": "--site aurora --nodes 2 --time 1h --account a -o '-l filesystems=flare' --python python",
+    "flux.sh": f"--on flux {ALL} {WRAP} -o --exclusive",
+    "lsf.sh": f"--on lsf {ALL} {WRAP} --mpi jsrun",
+    "lsf-mpich.sh": f"--on lsf {SIZE} --gpus 1 --mpi mpich",
+    "sge.sh": f"--on sge {SIZE} --mpi openmpi",
+    "sge-all.sh": f"--on sge {ALL} {WRAP} --mpi mpich -o '-pe orte 64'",
+    "k8s-job.json": f"--on k8s {SIZE} --gpus 1 --env A=b --queue team --image me/train:1 {WRAP}",
+    "k8s-job-one-node.json": "--on k8s --ranks-per-node 4 --cores 2 --image me/train:1",
+    "k8s-jobset.json": f"--on k8s {SIZE} --image me/train:1 --kind jobset",
+    "k8s-trainjob.json": f"--on k8s {SIZE} --image me/train:1 --kind trainjob --runtime jax-distributed",
+}
+
+
+@pytest.fixture
+def printed(tmp_path, monkeypatch, capsys):
+    """What --dry-run prints, on a machine whose processor is known, beside a script."""
+    monkeypatch.setenv("CHOROS_SUBMIT_CPU", "avx avx2")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    def dry_run(options, target="train.py --epochs 3"):
+        assert main(["submit", *shlex.split(options), "--dry-run", *shlex.split(target)]) == 0
+        assert [path.name for path in tmp_path.iterdir()] == ["train.py"]  # nothing was written
+        return capsys.readouterr().out
+
+    return dry_run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_is_as_it_was_read(printed, name):
+    text, file = printed(CASES[name]), GOLDEN / name
+    if os.environ.get("CHOROS_WRITE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.endswith(".sh")])
+def test_the_shell_reads_it(name):
+    done = subprocess.run(["bash", "-n", GOLDEN / name], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_file_has_a_case_and_every_scheduler_and_site_a_file():
+    assert {path.name for path in GOLDEN.iterdir()} == CASES.keys()
+    assert {name.partition(".")[0].partition("-")[0] for name in CASES} == SCHEDULERS.keys()
+    named = {word for options in CASES.values() for word in options.split()}
+    assert set(site_names()) - {"generic"} <= named
+
+
+def test_every_site_names_its_source():
+    for name in set(site_names()) - {"generic"}:
+        site = load_site(name)
+        assert site.source
+        assert all("20" in source for source in site.source), f"{name}: when was it read?"
+        assert site.scheduler in SCHEDULERS
+
+
+@pytest.mark.parametrize("name", ["hvd_linear_regression", "hvd_mnist"])
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_the_examples_scripts_are_what_submit_prints(name, scheduler, monkeypatch, capsys):
+    """Each says in its second line how it was made."""
+    file = EXAMPLES / "jobs" / f"{name}.{scheduler}.sh"
+    written = file.read_text().splitlines()[1].removeprefix("# Written by: choros submit ")
+    monkeypatch.setenv("CHOROS_SUBMIT_CPU", "")
+    monkeypatch.chdir(EXAMPLES)
+    assert main(["submit", "--dry-run", *shlex.split(written)]) == 0
+    text = capsys.readouterr().out
+    if os.environ.get("CHOROS_WRITE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def shell(job, launcher, **environment):
+    """Become a rank, in this very machine's shell."""
+    words = ["bash", "-c", rank_script(job, launcher), "rank", *job.command]
+    environment = {"PATH": os.environ["PATH"], **environment}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("site", "launcher", "name", "rank", "gpus", "expected"),
+    [
+        ("polaris", "pals", "PALS_LOCAL_RANKID", 0, 1, "3"),
+        ("polaris", "pals", "PALS_LOCAL_RANKID", 3, 1, "0"),
+        ("polaris", "pals", "PALS_LOCAL_RANKID", 1, 2, "1,0"),
+        ("perlmutter", "srun", "SLURM_LOCALID", 1, 1, "2"),
+        ("generic", "openmpi", "OMPI_COMM_WORLD_LOCAL_RANK", 1, 2, "2,3"),
+        ("generic", "", "MPI_LOCALRANKID", 0, 1, "0"),
+    ],
+)
+def test_a_rank_is_shown_its_own_gpus(site, launcher, name, rank, gpus, expected):
+    needs = {"account": "a", "directives": ("-l filesystems=home",)}
+    command = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    job = Job(command, "a", ranks_per_node=4 // gpus, gpus=gpus, site=load_site(site), **needs)
+    assert shell(job, launcher, **{name: str(rank)}).strip() == expected
+
+
+def test_the_gpus_that_a_scheduler_gave_are_those_that_are_divided():
+    job = Job(("sh", "-c", "echo $CUDA_VISIBLE_DEVICES"), "a", ranks_per_node=2, gpus=1)
+    given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b", "MPI_LOCALRANKID": "1"}
+    assert shell(job, "", **given).strip() == "GPU-b"
+
+
+def test_words_reach_the_rank_as_they_were_given():
+    words = ("python3", "-c", "import sys; print(sys.argv[1:])", "a b", "$HOME", "it's", '"', "*", "")
+    job = Job(words, "a", wrap=("env", "R=%r"))
+    assert shell(job, "srun", SLURM_PROCID="5").strip() == str(list(words[3:]))
+    show = Job(("sh", "-c", 'echo "$R|$X"'), "a", wrap=("env", "R=%r.%r", "X=$Y z"))
+    assert shell(show, "srun", SLURM_PROCID="5").strip() == "5.5|$Y z"
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed; .ci/run installs it")
+def test_a_wrapper_is_what_runs_the_rank(tmp_path):
+    job = Job(("true",), "a", wrap=("strace", "-o", f"{tmp_path}/out.%r", "--"))
+    shell(job, "", PMI_RANK="3")
+    assert 'execve("' in (tmp_path / "out.3").read_text()
+
+
+def test_a_whole_script_runs_its_ranks_and_asks_for_another_turn(printed, tmp_path):
+    """PBS' script, with an mpiexec and a qsub that write down how they were called."""
+    text = printed("--on pbs --python python3 --mpi mpich --time 10m --setup 'export SET=up'", "train.py 'a b'")
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    tell = '#!/bin/sh\necho "$(basename $0) $*" >>"$TOLD"\n'
+    (bin / "qsub").write_text(tell)
+    (bin / "mpiexec").write_text(tell + 'echo "$SET $OMP_NUM_THREADS $(($CHOROS_STOP_AT - $(date +%s)))" >>"$TOLD"\n'
+                                 '[ -z "$SAVED" ] || touch "$CHOROS_REQUEUE"\nexit 3\n')  # fmt: skip
+    for file in bin.iterdir():
+        file.chmod(0o755)
+    told = tmp_path / "told"
+    environment = {"PATH": f"{bin}:{os.environ['PATH']}", "TOLD": str(told), "PBS_O_WORKDIR": str(tmp_path)}
+    environment |= {"PBS_JOBID": "7.here", "PBS_NODEFILE": "/nodes"}
+
+    def run(**more):
+        told.unlink(missing_ok=True)
+        command = ["bash", "-c", text]
+        done = subprocess.run(command, env={**environment, **more}, cwd="/", capture_output=True, text=True)
+        return done.returncode, done.stdout, told.read_text().splitlines()
+
+    code, said, lines = run()
+    assert code == 3
+    assert said == "choros: the ranks ended with code 3\n"
+    assert lines[0] == 'mpiexec -n 1 -ppn 1 -f /nodes bash -c trap "" USR2; exec "$@" rank python3 train.py a b'
+    up, threads, left = lines[1].split()
+    assert (up, threads) == ("up", "1")
+    assert 505 <= int(left) <= 510
+    code, said, lines = run(SAVED="1")
+    assert code == 0
+    assert "stopped before the time limit" in said
+    assert lines[-1] == "qsub train.pbs.sh"
+    assert not list(tmp_path.glob(".choros*"))
+
+
+def test_pods_find_each_other_and_their_place(printed):
+    job, env = None, {}
+    for kind in ("job", "jobset", "trainjob"):
+        made = json.loads(printed(f"--on k8s --nodes 3 --image i --kind {kind}"))
+        if kind == "job":
+            service, job = made["items"]
+            assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"] == "train"
+            assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+            env = job["spec"]["template"]["spec"]["containers"][0]["env"]
+        elif kind == "jobset":
+            env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
+        else:
+            env = made["spec"]["trainer"]["env"]
+        told = {one["name"]: one["value"] for one in env}
+        assert told["CHOROS_COMPLETIONS"] == "3"
+        assert told["OMP_NUM_THREADS"] == "1"
+        assert told["CHOROS_STOP_SIGNALS"] == "SIGTERM"
+    from choros.cluster import Place
+
+    assert Place.here({**told, "JOB_COMPLETION_INDEX": "2"}).rank == 2
+
+
+def test_open_mpi_is_told_which_variables_to_take_along():
+    line = launch_line(Job(("a",), "a", mpi="openmpi", env=(("MINE", "1"),)))
+    assert " -x MINE " in line
+    assert " -x OMP_NUM_THREADS " in line
+    assert "CHOROS_STOP_AT" not in line  # there is no limit
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "choros.def"])
+def test_the_containers_take_what_is_there(name):
+    """They are not built here: what they copy exists, and what they install has these names."""
+    root, text = EXAMPLES.parent, (EXAMPLES / "containers" / name).read_text()
+    copied = re.findall(r"^(?:COPY|   ) ([\w./ -]+) /(?:opt|work)", text, re.MULTILINE)
+    assert copied
+    assert all((root / path).exists() for words in copied for path in words.split())
+    extras = re.search(r"/opt/choros\[([\w,-]+)\]", text)[1].split(",")
+    known = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) <= known.keys()
+
+
+def test_the_lines_of_the_readme_work(printed):
+    text = (EXAMPLES.parent / "README.md").read_text()
+    lines = [line.partition("   #")[0] for line in text.splitlines() if line.startswith("choros submit ")]
+    assert len(lines) >= 2
+    for line in lines:
+        options, script, arguments = line.removeprefix("choros submit ").replace("--dry-run", "").partition("train.py")
+        assert f" {script}{arguments}".rstrip() in printed(options, script + arguments)
