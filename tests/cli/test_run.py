@@ -143,7 +143,6 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
         (["run", "x.py"], "say how many ranks: -n N (or -np N, -H localhost:N"),
         (["run", "-np", "two", "x.py"], "must be a whole number of 1 or more, got two"),
         (["run", "-np", "3", "-H", "localhost:2", "true"], "3 ranks were asked for, but the hosts have 2 slots"),
-        (["run", "-H", "n2:2", "true"], "n2 is not this machine"),
         (["run", "-H", "localhost", "true"], "not of the form host:slots"),
         (["run", "-H", "localhost:2", "-hostfile", "README.md", "true"], "not allowed with argument"),
         (["run", "--hostfile", "README.md", "true"], "line 1 of the host file README.md is 'text'"),

@@ -13,11 +13,6 @@ pytestmark = pytest.mark.skipif(
     reason="needs privileges: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
 )
 
-SSH = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
-host=$1; shift
-exec unshare --uts --ipc --pid --mount-proc --fork --kill-child sh -c "hostname $host; $*"
-"""
 MODEL = """
 import keras
 import numpy as np
@@ -89,13 +84,10 @@ np.save(sys.argv[1] + "/one.npy", weights)
 """
 
 
-def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, tmp_path):
+def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path):
     """Sums are made in each machine first; a centre is divided between them; files are decoded once a machine."""
     for name, text in {"model": MODEL, "script": SCRIPT, "reference": REFERENCE}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    ssh = tmp_path / "ssh"
-    ssh.write_text(SSH)
-    ssh.chmod(0o755)
     subprocess.run([sys.executable, tmp_path / "reference.py", tmp_path], check=True, timeout=120)
     mpich = ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "one:2,two:2"]
     how = ["--prtemca", "plm_ssh_agent", ssh, "--host", "one:2,two:2"] if mpiexec.open else mpich

@@ -24,7 +24,7 @@ def test_how_many(tmp_path):
     [
         (3, "localhost:2", None, "3 ranks were asked for, but the hosts have 2 slots"),
         (2, "localhost:1", None, "have 1 slot$"),
-        (None, "localhost:2,n2:2", None, r"n2 is not this machine \(.*\), and ranks on other hosts cannot be started"),
+        (None, "localhost:2,n2:2", None, r"n2 is not this machine \(.*\), and only the command `choros run`"),
         (None, "localhost", None, "host:slots"),
         (None, "localhost:2", "hosts", "not both"),
         (None, None, "no/such/file", "cannot be read"),

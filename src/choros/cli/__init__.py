@@ -65,7 +65,7 @@ def _prepared(arguments: list[str]) -> list[str]:
     asked = _asked(arguments)
     if asked not in _COMMANDS:
         return arguments
-    prepare = getattr(import_module(f"choros.cli.{asked}"), "prepare", list)
+    prepare = getattr(import_module(f"choros.cli.{asked}"), "before_parsing", list)
     return list(prepare(arguments))
 
 

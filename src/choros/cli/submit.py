@@ -68,11 +68,11 @@ def add_parser(subparsers: Any) -> None:
     add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what the ranks run")
 
 
-def prepare(arguments: Sequence[str]) -> list[str]:
+def before_parsing(arguments: Sequence[str]) -> list[str]:
     """Attach values that may begin with a dash to their option, and note what was asked for.
 
     Example:
-        >>> prepare(["submit", "-o", "-l a=b", "--env", "A=-1", "a.py", "-o", "x"])[3:]
+        >>> before_parsing(["submit", "-o", "-l a=b", "--env", "A=-1", "a.py", "-o", "x"])[3:]
         ['-o-l a=b', '--env=A=-1', 'a.py', '-o', 'x']
     """
     left, made = list(arguments), list[str]()

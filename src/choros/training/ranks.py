@@ -11,8 +11,10 @@ from choros.cluster import Place
 from choros.errors import BadInput
 from choros.training.choice import MPI, SHARED, TCP, Choice, choose
 from choros.transport import Group
+from choros.transport.echo import let_the_cause_end_first
 from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
 from choros.transport.shared_group import SharedGroup, share
+from choros.transport.tcp.address import own_address, pass_on
 
 _joined: dict[str, Group] = {}
 _joined_doors: list[Any] = []
@@ -35,6 +37,8 @@ def join(rank: int, size: int, timeout: float) -> Group:
     if "group" not in _joined:
         place = Place.here()
         choice = choose(place)
+        for name, value in pass_on(os.environ.get("CHOROS_NETWORK", "")).items():
+            os.environ.setdefault(name, value)
         if choice.kind == MPI:
             _joined["group"] = _by_mpi(rank, size, timeout)
         elif choice.kind == TCP:
@@ -105,9 +109,9 @@ def _by_mpi(rank: int, size: int, timeout: float) -> Group:
 
 
 def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
-    from choros.transport.tcp.address import own_address
     from choros.transport.tcp.group import TcpGroup
 
+    let_the_cause_end_first()
     if place.launcher == "torchrun":
         from choros.transport.tcp.torch import come
 

@@ -67,7 +67,7 @@ class Server:
             self._process.wait(_ENDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(_ENDS)
 
 
 def main() -> int:

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import functools
 import os
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from choros.errors import BadInput, PeerFailed
+from choros.errors import BadInput
+from choros.transport.echo import hook
 
 _SPOKEN = 0.3  # seconds in which the launcher passes on what was printed, before the end of the job cuts it off
-_hooked: list[Any] = []
 
 
 def library() -> Any:
@@ -123,24 +120,10 @@ def abort_on_exception(MPI: Any) -> None:
 
     Without it the other ranks wait for a rank that has gone (MPICH) until their limit.
     """
-    if _hooked:
-        return
-    before = sys.excepthook
 
-    @functools.wraps(before)
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        try:
-            if issubclass(kind, PeerFailed):  # the rank that failed has more to say, and should be seen
-                print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
-            else:
-                before(kind, error, trace)
-        except Exception:
-            traceback.print_exc()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+    def after(lost: bool) -> None:
         if not MPI.Is_finalized():
             time.sleep(_SPOKEN)
             MPI.COMM_WORLD.Abort(1)
 
-    sys.excepthook = hook
-    _hooked.append(hook)
+    hook("mpi", after)

@@ -9,6 +9,15 @@ from choros.errors import BadInput
 from choros.transport.tcp.nics import default_route, interfaces
 
 LOOPBACK = "127.0.0.1"
+_TOLD = (
+    "NCCL_SOCKET_IFNAME",
+    "RCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "UCX_NET_DEVICES",
+    "FI_TCP_IFACE",
+    "FI_SOCKETS_IFACE",
+    "OMPI_MCA_btl_tcp_if_include",
+)
 
 
 def own_address(network: str = "") -> str:
@@ -49,6 +58,26 @@ def own_address(network: str = "") -> str:
     except OSError:
         named = ""
     return named if named in outside else first
+
+
+def pass_on(network: str) -> dict[str, str]:
+    """Return the variables by which other libraries are told the same network: NCCL, gloo, UCX, libfabric, Open MPI.
+
+    Args:
+        network: str. As for ``own_address``.
+
+    Returns:
+        Names and values; none for ``""`` or where no interface has the address that it means.
+
+    Example:
+        >>> pass_on("lo")["NCCL_SOCKET_IFNAME"], pass_on("")
+        ('lo', {})
+    """
+    if not network:
+        return {}
+    address = own_address(network)
+    name = next((name for name, found in addresses().items() if found == address), "")
+    return dict.fromkeys(_TOLD, name) if name else {}
 
 
 def addresses() -> dict[str, str]:

@@ -1,0 +1,120 @@
+"""``choros run -H``: ranks on two machines, which are namespaces of this one; a script stands in for ssh."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
+    reason="needs privileges: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
+)
+
+SCRIPT = """
+import json, os, signal, sys, time
+import numpy as np
+import choros
+import choros.hvd as hvd
+
+hvd.init()
+rank, how = hvd.rank(), sys.argv[1]
+place = [os.uname().nodename, hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+total = float(hvd.allreduce(np.ones(5000) * rank, op=hvd.Sum)[0])
+print("said " + json.dumps([rank, place, total, os.environ["TOLD"], os.getcwd()]), flush=True)
+if how == "train":
+    import keras
+
+    for algorithm in (choros.AllReduce(), choros.AEASGD(window=2)):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        x = np.random.default_rng(0).standard_normal((60, 4)).astype("float32")
+        history = choros.Trainer(model, algorithm).fit(x, x[:, 0], batch_size=12, epochs=2, verbose=0).history
+        weights = hvd.allgather_object([w.tolist() for w in model.get_weights()])
+        assert weights == weights[:1] * 3
+        assert history["loss"][1] < history["loss"][0]
+elif how != "go":
+    if rank == 2:
+        exec(how)
+    hvd.allreduce(np.ones(3))
+    time.sleep(30)
+"""
+
+
+@pytest.fixture
+def run(ssh, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def start(how, *more, hosts="one:2,two:2", **popen):
+        command = [sys.executable, "-m", "choros", "run", "-n", "3", "-H", hosts, "--ssh", str(ssh), *more, "script.py"]
+        return subprocess.Popen(
+            [*command, how],
+            cwd=tmp_path,
+            env={**os.environ, "TOLD": "a b'c"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **popen,
+        )
+
+    yield start
+    time.sleep(0.2)
+    left = subprocess.run(["pgrep", "-fa", r"choros.runner|script\.py"], capture_output=True, text=True).stdout
+    assert not left
+
+
+def test_ranks_know_their_places_meet_and_train(run, tmp_path):
+    job = run("train")
+    out = job.communicate(timeout=90)[0]
+    assert job.returncode == 0, out
+    said = sorted(json.loads(text) for text in re.findall(r"^\[\d\] said (.*)$", out, re.M))
+    assert [one[0] for one in said] == [0, 1, 2]
+    assert [one[1] for one in said] == [["one", 3, 0, 2, 0, 2], ["one", 3, 1, 2, 0, 2], ["two", 3, 0, 1, 1, 2]]
+    for _, _, total, told, folder in said:
+        assert (total, told, folder) == (3.0, "a b'c", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("sys.exit(7)", 7, "rank 2 of 3 .*host two.* exited with code 7"),
+        ("raise ValueError('the cause')", 1, r"\[2\] ValueError: the cause"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 2 of 3 .*host two.* was ended by SIGKILL"),
+    ],
+)
+def test_the_first_failure_ends_all_with_its_own_code(run, how, code, words):
+    begun = time.monotonic()
+    job = run(how)
+    out = job.communicate(timeout=30)[0]
+    assert job.returncode == code, out
+    assert re.search(words, out), out
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_when_the_head_is_told_to_end_or_dies_all_ranks_end(run, number):
+    job = run("time.sleep(60)", "--grace", "1")
+    for line in job.stdout:
+        if "said" in line and "[2]" in line:
+            break
+    job.send_signal(number)
+    job.communicate(timeout=20)
+    assert job.returncode == (143 if number == signal.SIGTERM else -9)
+    limit = time.monotonic() + 10
+    while subprocess.run(["pgrep", "-f", r"script\.py"], stdout=subprocess.DEVNULL).returncode == 0:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def test_a_host_that_cannot_be_reached_is_named(run, ssh):
+    ssh.write_text('#!/bin/sh\necho "ssh: connect to host two: No route to host" >&2\nexit 255\n')
+    job = run("go")
+    out = job.communicate(timeout=30)[0]
+    assert job.returncode == 255, out
+    assert "No route to host" in out
+    assert "could not be reached by ssh" in out
