@@ -124,7 +124,7 @@ IDS = {
     "flux": ("flux", "echo f7abc", "f7abc"),
     "lsf": ("bsub", "echo 'Job <17> is submitted to queue <normal>.'", "17"),
     "sge": ("qsub", "echo 'Your job 17 (\"train\") has been submitted'", "17"),
-    "k8s": ("kubectl", "printf 'service/train\\njob.batch/train\\n'", "job.batch/train"),
+    "k8s": ("kubectl", "printf 'secret/train-secret\\nservice/train\\njob.batch/train\\n'", "job.batch/train"),
 }
 
 
@@ -173,7 +173,11 @@ def test_status_and_log_of_kubernetes(command, capsys):
     command("kubectl", 'echo "$@"')
     assert main(["log", "-f", "--on", "k8s", "jobset.jobset.x-k8s.io/train"]) == 0
     assert main(["status", "--on", "k8s", "job.batch/train"]) == 0
-    assert SCHEDULERS["k8s"].cancel("job.batch/train")[-2:] == ["job.batch/train", "service/train"]
+    assert SCHEDULERS["k8s"].cancel("job.batch/train")[-3:] == [
+        "job.batch/train",
+        "service/train",
+        "secret/train-secret",
+    ]
     said = capsys.readouterr().out
     assert "--follow --selector jobset.sigs.k8s.io/jobset-name=train" in said
     assert "get job.batch/train" in said

@@ -53,6 +53,7 @@ CASES = {
 def printed(tmp_path, monkeypatch, capsys):
     """What --dry-run prints, on a machine whose processor is known, beside a script."""
     monkeypatch.setenv("CHOROS_SUBMIT_CPU", "avx avx2")
+    monkeypatch.setenv("CHOROS_SECRET", "ab" * 32)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
 
@@ -190,11 +191,15 @@ def test_a_whole_script_runs_its_ranks_and_asks_for_another_turn(printed, tmp_pa
 
 
 def test_pods_find_each_other_and_their_place(printed):
+    """Who is first and how many they are, and what they know each other by, which is not in the job itself."""
     job, env = None, {}
     for kind in ("job", "jobset", "trainjob"):
-        made = json.loads(printed(f"--on k8s --nodes 3 --image i --kind {kind}"))
+        secret, *rest = json.loads(printed(f"--on k8s --nodes 3 --image i --kind {kind}"))["items"]
+        made = rest[-1]
+        assert secret["stringData"] == {"secret": "ab" * 32}
+        assert "ab" * 32 not in json.dumps(rest)
         if kind == "job":
-            service, job = made["items"]
+            service, job = rest
             assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"] == "train"
             assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
             env = job["spec"]["template"]["spec"]["containers"][0]["env"]
@@ -202,7 +207,9 @@ def test_pods_find_each_other_and_their_place(printed):
             env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
         else:
             env = made["spec"]["trainer"]["env"]
-        told = {one["name"]: one["value"] for one in env}
+        told = {one["name"]: one["value"] for one in env if "value" in one}
+        source = next(one["valueFrom"]["secretKeyRef"] for one in env if one["name"] == "CHOROS_SECRET")
+        assert source == {"name": secret["metadata"]["name"], "key": "secret"}
         assert told["CHOROS_COMPLETIONS"] == "3"
         assert told["OMP_NUM_THREADS"] == "1"
         assert told["CHOROS_STOP_SIGNALS"] == "SIGTERM"

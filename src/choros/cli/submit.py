@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 import shlex
 import shutil
 import sys
@@ -158,6 +159,7 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
         image=args.image,
         kind=args.kind,
         runtime=args.runtime,
+        secret=(os.environ.get("CHOROS_SECRET") or secrets.token_hex(32)) if on == "k8s" else "",
     )
 
 

@@ -41,6 +41,7 @@ class Job:
         script: str. The file that the script is kept in.
         written_by: str. The command that asked for it.
         image, kind, runtime: str. Of Kubernetes: the container's image, the kind of manifest, the TrainJob's runtime.
+        secret: str. Of Kubernetes: what the pods know each other by.
 
     Raises:
         BadInput: something that the scheduler or the shell would refuse or take for something else.
@@ -77,6 +78,7 @@ class Job:
     image: str = ""
     kind: str = "job"
     runtime: str = "torch-distributed"
+    secret: str = ""
 
     def __post_init__(self) -> None:
         if not self.command:

@@ -1,7 +1,8 @@
 """Kubernetes: manifests in JSON, which ``kubectl`` takes as YAML: an Indexed Job, a JobSet or a TrainJob.
 
-Each rank is a pod: its rank is ``JOB_COMPLETION_INDEX``, and ``CHOROS_COMPLETIONS`` says how many there are. Several
-ranks of one node are one pod, in which ``choros run`` starts them.
+Each rank is a pod: its rank is ``JOB_COMPLETION_INDEX``, and ``CHOROS_COMPLETIONS`` says how many there are. They meet
+by sockets at the first one, and know each other by a secret, which is an object of its own. Several ranks of one node
+are one pod, in which ``choros run`` starts them.
 """
 
 from __future__ import annotations
@@ -27,12 +28,21 @@ def script(job: Job) -> str:
     Example:
         >>> import json
         >>> made = json.loads(script(Job(("python", "a.py"), "a", nodes=2, image="me/train:1", kind="jobset")))
-        >>> made["kind"], made["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
-        ('JobSet', 2)
+        >>> [one["kind"] for one in made["items"]]
+        ['Secret', 'JobSet']
     """
     _check(job)
     made = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}[job.kind](job)
-    return json.dumps(made, indent=2) + "\n"
+    whole = {"apiVersion": "v1", "kind": "List", "items": [*_secret(job), *made]}
+    return json.dumps(whole if len(whole["items"]) > 1 else made[0], indent=2) + "\n"
+
+
+def _secret(job: Job) -> list[dict[str, Any]]:
+    """What the ranks know each other by."""
+    if pods(job) == 1:
+        return []
+    meta = {"name": f"{_name(job)}-secret", "labels": {"choros-job": _name(job)}}
+    return [{"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"secret": job.secret}}]
 
 
 def _check(job: Job) -> None:
@@ -76,11 +86,13 @@ def _command(job: Job) -> list[str]:
     return ["bash", "-c", rank_script(job, "pod"), "rank", *command]
 
 
-def _environment(job: Job) -> list[dict[str, str]]:
+def _environment(job: Job) -> list[dict[str, Any]]:
     told = {"CHOROS_STOP_SIGNALS": "SIGTERM"}  # by which Kubernetes takes a pod away
     if pods(job) > 1:
         told |= {"CHOROS_COMPLETIONS": str(job.size), "CHOROS_COORDINATOR": f"{_first(job)}:{PORT}"}
-    return [{"name": name, "value": value} for name, value in {**job.exports(), **told}.items()]
+    plain: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in {**job.exports(), **told}.items()]
+    source = {"secretKeyRef": {"name": f"{_name(job)}-secret", "key": "secret"}}
+    return [*plain, {"name": "CHOROS_SECRET", "valueFrom": source}] if pods(job) > 1 else plain
 
 
 def _resources(job: Job) -> dict[str, Any]:
@@ -123,7 +135,7 @@ def _indexed(job: Job, subdomain: str = "") -> dict[str, Any]:
     }
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _job(job: Job) -> list[dict[str, Any]]:
     """A Job, and the service by which its pods find each other: nothing has to be installed in the cluster."""
     name = _name(job)
     service = {
@@ -132,56 +144,44 @@ def _job(job: Job) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {"clusterIP": "None", "selector": {"choros-job": name}, "publishNotReadyAddresses": True},
     }
-    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(job), "spec": _indexed(job, name)}
-    return {"apiVersion": "v1", "kind": "List", "items": [service, made]}
+    return [service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(job), "spec": _indexed(job, name)}]
 
 
-def _jobset(job: Job) -> dict[str, Any]:
+def _jobset(job: Job) -> list[dict[str, Any]]:
     """A JobSet: where one pod fails, all begin again."""
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _meta(job),
-        "spec": {
-            "failurePolicy": {"maxRestarts": 3},
-            "replicatedJobs": [{"name": "ranks", "replicas": 1, "template": {"spec": _indexed(job)}}],
-        },
-    }
+    ranks = {"name": "ranks", "replicas": 1, "template": {"spec": _indexed(job)}}
+    spec = {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": [ranks]}
+    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(job), "spec": spec}]
 
 
-def _trainjob(job: Job) -> dict[str, Any]:
+def _trainjob(job: Job) -> list[dict[str, Any]]:
     """A TrainJob of Kubeflow Trainer, on one of the cluster's runtimes."""
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": _meta(job),
-        "spec": {
-            "runtimeRef": {"name": job.runtime},
-            **({"activeDeadlineSeconds": job.time} if job.time else {}),
-            "trainer": {
-                "numNodes": pods(job),
-                "image": job.image,
-                "command": _command(job),
-                "env": _environment(job),
-                "resourcesPerNode": _resources(job),
-            },
-        },
+    trainer = {
+        "numNodes": pods(job),
+        "image": job.image,
+        "command": _command(job),
+        "env": _environment(job),
+        "resourcesPerNode": _resources(job),
     }
+    limit = {"activeDeadlineSeconds": job.time} if job.time else {}
+    spec = {"runtimeRef": {"name": job.runtime}, **limit, "trainer": trainer}
+    return [{"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": _meta(job), "spec": spec}]
 
 
 def job_id(said: str) -> str:
     r"""The job among what ``kubectl apply`` named, one a line.
 
     Example:
-        >>> job_id("service/train\njob.batch/train\n")
+        >>> job_id("secret/train-secret\nservice/train\njob.batch/train\n")
         'job.batch/train'
     """
-    return next((line for line in said.split() if not line.startswith("service/")), said.strip())
+    return next((line for line in said.split() if not line.startswith(("service/", "secret/"))), said.strip())
 
 
 def _cancel(job: str) -> list[str]:
-    service = [f"service/{job.rpartition('/')[2]}"] if job.startswith("job.") else []
-    return ["kubectl", "delete", "--ignore-not-found", job, *service]
+    name = job.rpartition("/")[2]
+    service = [f"service/{name}"] if job.startswith("job.") else []
+    return ["kubectl", "delete", "--ignore-not-found", job, *service, f"secret/{name}-secret"]
 
 
 def _logs(job: str, on: bool) -> list[str]:
