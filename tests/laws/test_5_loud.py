@@ -146,6 +146,7 @@ ENDLESS = {  # waits without a limit of their own, and what ends them
     ("launch/worker.py", "receive"): "an idle worker, until its caller calls or has gone",
     ("hvd/collectives.py", "join"): "a collective, whose group has a limit",
     ("runner/remote.py", "wait"): "the agent of a host, which ends with its ranks, or when this process is told to end",
+    ("runner/under.py", "wait"): "a rank, whose launcher ends it",
     ("training/worker.py", "receive"): "orders after callbacks, which may take any time, or the caller has gone",
 }
 

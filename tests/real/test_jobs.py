@@ -161,3 +161,12 @@ def test_ranks_are_shown_a_gpu_each(slurm, submit, tmp_path):
     slurm.until(job, "COMPLETED", "FAILED")
     said = (tmp_path / f"gpus-{job}.log").read_text()
     assert sorted(re.findall(r"gpu (\d) (\d)", said)) == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")], said
+
+
+def test_choros_run_by_srun_keeps_the_code_of_the_rank_that_failed(slurm, tmp_path):
+    """srun gives the highest code of all; here rank 2 fails with 3, and the others then with 1 or by a signal."""
+    (tmp_path / "fail.py").write_text(FAIL.replace('raise RuntimeError("no more room")', "raise SystemExit(3)"))
+    run = f"{sys.executable} -m choros run -n 4 --launcher srun"
+    out = slurm.run("salloc", "-N2", "-n4", "sh", "-c", f"{run} fail.py; echo code $?", cwd=tmp_path, check=False)
+    assert "rank 2 (host n2) ended with code 3" in out
+    assert "code 3" in out.splitlines()[-1], out

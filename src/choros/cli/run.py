@@ -15,6 +15,7 @@ from choros.errors import BadInput
 from choros.launch.run import GRACE
 from choros.runner.horovod import OPTIONS, Option
 from choros.runner.hosts import SSH, start_on_hosts
+from choros.runner.launchers import start_under
 from choros.runner.ranks import Wish, check_outside, horovod_variables, size_of, slots_of, start
 
 _HELP = """\
@@ -47,6 +48,12 @@ def add_parser(subparsers: Any) -> None:
         "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may have: n1:4,n2:4"
     )
     hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help='the same as lines "host slots=4" of a file')
+    add(
+        "--launcher",
+        default="ssh",
+        metavar="NAME",
+        help="what starts the ranks: ssh (default), srun or mpiexec, which find the allocation's hosts themselves",
+    )
     add("--ssh", default=SSH, metavar="COMMAND", help=f"what starts a command on another host (default: {SSH})")
     add("-p", "--ssh-port", type=_count, metavar="PORT", help="the port of ssh on the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key for ssh")
@@ -142,6 +149,8 @@ def main(args: argparse.Namespace) -> int:
     )
     wish = Wish(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
     slots = slots_of(args.hosts, args.hostfile)
+    if args.launcher != "ssh":
+        return start_under(args.launcher, command, wish, slots, args.network.split(",")[0])
     if all(is_this_machine(host) for host, _ in slots):
         return start(command, wish, verbose=args.verbose).code
     port = f" -p {args.ssh_port}" if args.ssh_port else ""

@@ -4,9 +4,9 @@ A ``Job`` is what was asked for, checked; ``SCHEDULERS`` has one ``Scheduler`` a
 of a machine.
 """
 
+from choros.machine import find_mpi
 from choros.submit.control import cancel_job, find_scheduler, follow_log, job_status, submit_job
 from choros.submit.job import Job, parse_time
-from choros.submit.own_mpi import find_mpi
 from choros.submit.scheduler import Scheduler
 from choros.submit.schedulers import SCHEDULERS
 from choros.submit.site import Site, load_site, site_names

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 
+from choros.machine import PMI
 from choros.submit.job import Job
 from choros.submit.scheduler import Scheduler
 from choros.submit.shell import body, clock, head, rank_command
 
-# How srun is to speak to each MPI.
-PMI = {"mpich": "pmi2", "intel": "pmi2", "mvapich": "pmi2", "openmpi": "pmix"}
 _OVER = (
     "COMPLETED",
     "FAILED",

@@ -77,6 +77,8 @@ def main() -> int:
         0.
     """
     told = json.loads(sys.stdin.buffer.readline())
+    if told["cores"]:
+        os.sched_setaffinity(0, told["cores"])
     rule = Served(algorithms.from_config(told["algorithm"]))
     segment = Segment(told["centre"])
     workers, lock = int(told["workers"]), threading.Lock()

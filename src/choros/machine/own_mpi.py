@@ -11,6 +11,8 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(MPI.get_vendor()[0])
 """
+# How srun is to speak to each MPI.
+PMI = {"mpich": "pmi2", "intel": "pmi2", "mvapich": "pmi2", "openmpi": "pmix"}
 _NAMES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "intel", "MVAPICH": "mvapich", "MVAPICH2": "mvapich"}
 
 

@@ -1,0 +1,150 @@
+"""``choros run --launcher``: ranks that ``srun`` or an ``mpiexec`` starts, and the first failure's own code."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from choros.cluster import Slots
+from choros.errors import BadInput, MeetingTimeout
+from choros.launch import start
+from choros.launch.start import PARENT
+from choros.machine import PMI, find_mpi
+from choros.runner.ranks import Wish
+
+LAUNCHERS = ("srun", "mpiexec")
+_TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
+
+
+def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str, own: str = "") -> list[str]:
+    """The command that starts so many ranks.
+
+    Args:
+        launcher: its program: ``srun``, or an ``mpiexec``.
+        size: how many.
+        slots: on which hosts, and how many each; those that the launcher finds itself when empty.
+        names: variables that all ranks get (Open MPI takes none along by itself).
+        said: what ``mpiexec --version`` prints, which tells whose it is.
+        own: the MPI that the ranks load, as ``find_mpi`` names it, for srun's ``--mpi``.
+
+    Example:
+        >>> line("srun", 4, (), (), "")
+        ['srun', '--kill-on-bad-exit=1', '--label', '-n', '4']
+        >>> line("mpiexec", 2, (("n1", 1), ("n2", 1)), ("A",), "mpiexec (Open MPI) 5.0")
+        ['mpiexec', '--oversubscribe', '--bind-to', 'none', '--tag-output', '--host', 'n1:1,n2:1', '-x', 'A', '-n', '2']
+        >>> line("mpiexec", 2, (("n1", 2),), (), "HYDRA build details")
+        ['mpiexec', '-l', '-bind-to', 'none', '-hosts', 'n1:2', '-n', '2']
+    """
+    hosts = ",".join(f"{host}:{count}" for host, count in slots)
+    if Path(launcher).name == "srun":
+        many = [f"--nodelist={','.join(host for host, _ in slots)}"] if slots else []
+        mpi = [f"--mpi={PMI[own]}"] if own in PMI else []
+        return [launcher, "--kill-on-bad-exit=1", "--label", *mpi, *many, "-n", str(size)]
+    if "Open MPI" in said or "prte" in said.lower():
+        told = [word for name in names for word in ("-x", name)]
+        where = ["--host", hosts] if hosts else []
+        return [launcher, "--oversubscribe", "--bind-to", "none", "--tag-output", *where, *told, "-n", str(size)]
+    if "PALS" in said or "Cray" in said:
+        where = ["--hosts", ",".join(host for host, _ in slots)] if slots else []
+        return [launcher, "--label", "--cpu-bind", "none", *where, "-n", str(size)]
+    where = ["-hosts", hosts] if hosts else []
+    return [launcher, "-l", "-bind-to", "none", *where, "-n", str(size)]
+
+
+def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots, network: str = "") -> int:
+    """Run a command as ranks that a launcher starts; they meet as under the bare launcher, by MPI.
+
+    Args:
+        launcher: ``srun`` or ``mpiexec``, or the path of one.
+        command: the program and its arguments.
+        wish: how; threads and cores of a rank are what the launcher leaves it.
+        slots: the hosts; those of the allocation when empty.
+        network: the interface or domain by which the hosts reach this one.
+
+    Returns:
+        The code of the rank that failed first; that of the launcher where none told; 0.
+
+    Raises:
+        BadInput: there is no such launcher.
+    """
+    from choros.transport.tcp.address import own_address
+    from choros.transport.tcp.wire import Door
+
+    program = _find(launcher)
+    own = find_mpi() if Path(program).name == "srun" else ""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    secret = secrets.token_bytes(32)
+    with Door(own_address(network), secret) as door:
+        head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind}
+        environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", "CHOROS_HEAD": json.dumps(head)}
+        names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
+        words = line(program, wish.size, slots, names, said, own)
+        if own == "mpich":  # see ``choros.submit.slurm``
+            environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
+        if "Open MPI" in said and os.geteuid() == 0:
+            environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        job = _Job([*words, sys.executable, "-m", "choros.runner.under", *command], environ, wish.grace)
+        threading.Thread(target=job.listen_at, args=(door,), name="choros-head", daemon=True).start()
+        return job.run()
+
+
+class _Job:
+    """The launcher, and the failure that was told first."""
+
+    def __init__(self, command: list[str], environ: dict[str, str], grace: float) -> None:
+        self.first: dict[str, Any] = {}
+        self._grace = grace
+        environ = {**environ, PARENT: str(os.getpid())}
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", start.__file__, *command], env=environ, stdin=subprocess.DEVNULL
+        )
+
+    def listen_at(self, door: Any) -> None:
+        """Take the first failure; if the launcher does not end the job then, do it."""
+        try:
+            self.first, end = door.next(threading.TIMEOUT_MAX)
+        except MeetingTimeout:
+            return
+        end.close()
+        where = f"rank {self.first['rank']} (host {self.first['host']})"
+        print(f"choros run: {where} ended with code {self.first['code']}", file=sys.stderr, flush=True)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                self._process.wait(self._grace)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(number)
+
+    def run(self) -> int:
+        """Wait for the end; what this process is told to end by goes on to the launcher."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: self._process.send_signal(number))
+        while (code := self._process.poll()) is None:
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                continue
+        if self.first:
+            return int(self.first["code"])
+        return code if code >= 0 else 128 - code
+
+
+def _find(launcher: str) -> str:
+    if Path(launcher).name not in (*LAUNCHERS, "mpirun", "mpiexec.hydra"):
+        raise BadInput(f"--launcher {launcher} is none of ssh, {', '.join(LAUNCHERS)}, or a path of one of them")
+    beside = Path(sys.executable).parent / launcher
+    if launcher != "srun" and beside.exists():
+        return str(beside)  # it belongs to the MPI of this environment
+    found = shutil.which(launcher)
+    if found is None:
+        raise BadInput(f"there is no {launcher} on PATH on {platform.node()}: load its module, or take ssh (-H)")
+    return found

@@ -1,0 +1,69 @@
+"""One rank under a launcher that is not ours: ``python -m choros.runner.under COMMAND``, as ``choros run`` has it.
+
+It tells the rank its threads (and binds it, where the launcher has not), becomes its parent, and, where it fails, tells
+the head which rank it was and its code, before the launcher hears of it: launchers change codes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+from choros.cluster import Place
+from choros.errors import ChorosError
+from choros.machine import physical_cores, plan, usable_cores, variables
+
+_HEAD = "CHOROS_HEAD"
+_NOTICE = 5.0  # seconds for telling the head
+
+
+def settle(place: Place, bind: bool = True) -> None:
+    """Give this process, and so the rank, its cores and its threads.
+
+    Args:
+        place: where it is.
+        bind: take cores of its own where the launcher has left all of the machine's.
+    """
+    left = usable_cores()
+    free = len(left) == sum(map(len, physical_cores())) and place.local_size > 1
+    bindings = plan(place.local_size, None, bind and free)
+    mine = bindings[min(place.local_rank, len(bindings) - 1)]
+    if free and bind and mine.cores:
+        os.sched_setaffinity(0, mine.cores)
+    threads = mine.threads if free else max(1, len(left))
+    os.environ.update(variables(threads, keep=dict(os.environ), shared=place.local_size > len(left)))
+
+
+def main() -> int:
+    """Run the rank.
+
+    Returns:
+        Its code, or 128 and the number of the signal that ended it.
+    """
+    head = json.loads(os.environ.pop(_HEAD))
+    place = Place.here()
+    settle(place, head["bind"])
+    rank = subprocess.Popen(sys.argv[1:], close_fds=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: rank.send_signal(number))
+    code = rank.wait()
+    code = code if code >= 0 else 128 - code
+    if code:
+        _tell(head, {"rank": place.rank, "code": code, "host": os.uname().nodename})
+    return code
+
+
+def _tell(head: dict[str, Any], fact: dict[str, object]) -> None:
+    from choros.transport.tcp.wire import dial
+
+    with suppress(ChorosError, OSError):  # the launcher's own code is still something
+        dial(head["place"], bytes.fromhex(head["secret"]), fact, _NOTICE).close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

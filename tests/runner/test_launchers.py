@@ -1,0 +1,96 @@
+"""``choros run --launcher``: ranks that an MPI's launcher starts meet by MPI; the first failure's code is kept."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from choros.errors import BadInput
+from choros.launch.run import GRACE
+from choros.runner.launchers import start_under
+from choros.runner.ranks import Wish
+
+SCRIPT = """
+import json, os, sys, time
+import numpy as np
+import choros.hvd as hvd
+
+hvd.init()
+rank, how = hvd.rank(), sys.argv[1]
+total = float(hvd.allreduce(np.ones(3) * rank, op=hvd.Sum)[0])
+cores = sorted(os.sched_getaffinity(0))
+threads = os.environ["OMP_NUM_THREADS"]
+print("said " + json.dumps([rank, hvd.size(), hvd.mpi_enabled(), total, cores, threads]), flush=True)
+if rank == 1:
+    exec(how)
+hvd.barrier()
+"""
+
+
+@pytest.fixture
+def run(mpiexec, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+
+    def start(how, *more):
+        command = [sys.executable, "-m", "choros", "run", "-n", "2", "--launcher", "mpiexec", *more]
+        return subprocess.Popen(
+            [*command, str(tmp_path / "script.py"), how],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def test_ranks_meet_by_mpi_each_on_cores_of_its_own(run):
+    job = run("pass")
+    out = job.communicate(timeout=60)[0]
+    assert job.returncode == 0, out
+    said = sorted(json.loads(text) for text in re.findall(r"said (.*)$", out, re.M))
+    assert [one[:4] for one in said] == [[rank, 2, True, 1.0] for rank in range(2)]
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= 2:
+        assert not set(said[0][4]) & set(said[1][4])
+    assert all(1 <= int(one[5]) <= len(cores) for one in said)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("sys.exit(7)", 7), ("raise ValueError", 1), ("os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_first_failure_s_code_is_that_of_the_run(run, how, code):
+    begun = time.monotonic()
+    job = run(how)
+    out = job.communicate(timeout=60)[0]
+    assert job.returncode == code, out
+    assert f"rank 1 (host {os.uname().nodename}) ended with code {code}" in out
+    assert time.monotonic() - begun < 30
+
+
+def test_a_signal_for_the_launcher_reaches_the_ranks(run):
+    job = run("time.sleep(60)", "--grace", "1")
+    for line in job.stdout:
+        if "said" in line:
+            break
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=30)
+    assert job.returncode not in (0, None)
+    limit = time.monotonic() + 10
+    while subprocess.run(["pgrep", "-f", "choros.runner.under"], stdout=subprocess.DEVNULL).returncode == 0:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def test_a_launcher_that_is_none_is_refused(monkeypatch):
+    with pytest.raises(BadInput, match="--launcher aprun is none of ssh, srun, mpiexec"):
+        start_under("aprun", ["true"], Wish(2, grace=GRACE), ())
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BadInput, match="there is no srun on PATH"):
+        start_under("srun", ["true"], Wish(2), ())
