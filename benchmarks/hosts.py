@@ -127,6 +127,7 @@ def centre(rounds):
                 "centre": segment.fd,
                 "board": None,
                 "mail": None,
+                "cores": [],
                 "address": HOSTS["choros-a"],
             }
             server = Server(told, [segment.fd])
