@@ -36,6 +36,7 @@ ROOMS = {
     "collectives": {"transport"},
     "runner": {"cluster", "launch", "machine", "transport"},
     "hvd": {"callbacks", "cluster", "collectives", "training", "transport", "backend", "data"},
+    "native": {"cluster", "training", "transport"},
     "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
 }
 NOBODY_IMPORTS = {

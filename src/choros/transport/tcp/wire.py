@@ -117,6 +117,20 @@ class Door:
         self.close()
 
 
+def free_port(address: str) -> int:
+    """Return a port that nobody has now, for a library that wants to be told one.
+
+    Args:
+        address: str. Of this host.
+
+    Example:
+        >>> free_port("127.0.0.1") > 1023
+        True
+    """
+    with socket.create_server((address, 0)) as end:
+        return int(end.getsockname()[1])
+
+
 def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> socket.socket:
     """Return a socket to a ``Door``.
 
