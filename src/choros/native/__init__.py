@@ -1,7 +1,7 @@
-"""JAX's and PyTorch's own distributed runtimes, started from the place that Choros finds and over the group it meets in.
+"""JAX's and PyTorch's own distributed runtimes, started from the place that Choros finds, over the group it meets in.
 
-Their own detection fails under Open MPI 5, PBS with MPICH, PALS, and wherever host names do not resolve. Choros itself needs
-neither: this is for scripts that use ``jax.distributed`` or ``torch.distributed`` themselves, or for NCCL on GPUs.
+Their own detection fails under Open MPI 5, PBS with MPICH, PALS, and wherever host names do not resolve. Choros itself
+needs neither: this is for scripts that use ``jax.distributed`` or ``torch.distributed``, or NCCL on GPUs.
 """
 
 from __future__ import annotations
