@@ -36,7 +36,7 @@ ROOMS = {
     "collectives": {"transport"},
     "runner": {"cluster", "launch", "machine", "transport"},
     "hvd": {"callbacks", "cluster", "collectives", "training", "transport", "backend", "data"},
-    "native": {"cluster", "training", "transport"},
+    "native": {"cluster", "machine", "training", "transport"},
     "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
 }
 NOBODY_IMPORTS = {

@@ -12,8 +12,8 @@ from choros.doctor.findings import Seen
 from choros.doctor.measures import collectives
 from choros.doctor.rules import RULES, judge
 from choros.doctor.rules.speed import ATTEMPTS
+from choros.machine.nics import interfaces
 from choros.transport.local_group import LocalGroup
-from choros.transport.tcp.nics import interfaces
 
 HOST = look(Place()) | {
     "cores": {"usable": [], "physical": 16, "machine": 16, "allotted": [], "numa": [[*range(16)]], "quota": None},

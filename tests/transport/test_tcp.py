@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.machine.address import addresses, own_address
 from choros.transport.tcp import wire
-from choros.transport.tcp.address import addresses, own_address
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.group import TcpGroup
 from choros.transport.tcp.messages import Links, TcpMessages

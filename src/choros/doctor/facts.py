@@ -11,9 +11,9 @@ from choros.cluster import Place, why
 from choros.doctor import limits, network
 from choros.errors import BadInput
 from choros.machine import cpu_features, keras_backend, physical_cores, usable_cores, version
+from choros.machine.nics import interfaces
 from choros.machine.threads import NAMES
 from choros.training.choice import MPI, SHARED, choose
-from choros.transport.tcp.nics import interfaces
 
 # What one rank says of itself, as JSON holds it.
 Facts = dict[str, Any]

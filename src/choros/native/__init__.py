@@ -12,8 +12,8 @@ from typing import Any
 
 from choros.cluster import Place
 from choros.errors import BadInput
+from choros.machine.address import own_address
 from choros.training.ranks import join
-from choros.transport.tcp.address import own_address
 from choros.transport.tcp.wire import free_port
 
 LIBRARIES = ("jax", "torch")

@@ -59,7 +59,7 @@ def start_on_hosts(
         wish: how.
         slots: the hosts, and how many ranks each may have.
         ssh: the program that starts a command on a host, and its options.
-        network: the interface or domain by which the hosts reach each other; see ``choros.transport.tcp.address``.
+        network: the interface or domain by which the hosts reach each other; see ``choros.machine.address``.
         verbose: say what each rank gets.
 
     Returns:
@@ -68,7 +68,7 @@ def start_on_hosts(
     Raises:
         BadInput: a wish that cannot be met; nothing was started.
     """
-    from choros.transport.tcp.address import own_address
+    from choros.machine.address import own_address
     from choros.transport.tcp.rendezvous import Rendezvous
     from choros.transport.tcp.wire import Door
 

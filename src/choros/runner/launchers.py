@@ -77,7 +77,7 @@ def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots,
     Raises:
         BadInput: there is no such launcher.
     """
-    from choros.transport.tcp.address import own_address
+    from choros.machine.address import own_address
     from choros.transport.tcp.wire import Door
 
     program = _find(launcher)

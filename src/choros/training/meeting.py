@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from choros.algorithms import Algorithm
+from choros.machine.address import own_address
 from choros.training.far import FarBoard, FarMail
 from choros.training.job import Job
 from choros.training.mail import LINE, Mail
@@ -25,7 +26,6 @@ from choros.transport.segment import Segment, align
 from choros.transport.sharded_centre import ShardedCentre
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import share
-from choros.transport.tcp.address import own_address
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import dial
 from choros.types import Array

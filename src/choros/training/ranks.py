@@ -9,12 +9,12 @@ from typing import Any
 
 from choros.cluster import Place
 from choros.errors import BadInput
+from choros.machine.address import own_address, pass_on
 from choros.training.choice import MPI, SHARED, TCP, Choice, choose
 from choros.transport import Group
 from choros.transport.echo import let_the_cause_end_first
 from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
 from choros.transport.shared_group import SharedGroup, share
-from choros.transport.tcp.address import own_address, pass_on
 
 _joined: dict[str, Group] = {}
 _joined_doors: list[Any] = []

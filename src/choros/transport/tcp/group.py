@@ -23,7 +23,7 @@ class TcpGroup(MessageGroup):
         rank, size: int.
         swap: callable. Gives all every rank's bytes, in the order of the ranks: how they learn each other's ports.
         secret: bytes. The same on all ranks, and known to nobody else.
-        address: str. Where the others reach this host; see ``choros.transport.tcp.address.own_address``.
+        address: str. Where the others reach this host; see ``choros.machine.address.own_address``.
         timeout: float. Seconds that one wait may last.
         spin: float. Seconds to look before sleeping; by default 0 where a machine has more ranks than cores.
 

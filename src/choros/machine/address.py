@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 from choros.errors import BadInput
-from choros.transport.tcp.nics import default_route, interfaces
+from choros.machine.nics import default_route, interfaces
 
 LOOPBACK = "127.0.0.1"
 _TOLD = (
