@@ -86,6 +86,20 @@ def test_an_interrupt_ends_it_and_keeps_what_was_measured(when, kept):
     assert len(done) == 2 * when[0] + when[1] + 1
 
 
+def test_what_compiled_code_makes_of_an_interrupt_is_one():
+    plan, told = make_plan(), []
+
+    def train(algorithm, seed, progress):
+        if plan.algorithms.index(algorithm) == 1:
+            told.append(True)
+            raise TypeError
+        return fake(algorithm, seed, progress)
+
+    report = compare(plan, SETTING, train, make_display(plan)[0], lambda: bool(told))
+    assert report.interrupted
+    assert [(r.algorithm, r.failed) for r in report.results] == [("Single", False)]
+
+
 def test_a_terminal_sees_each_epoch_on_one_line():
     plan = make_plan("single", seeds=(0, 1))
     display, stream = make_display(plan, live=True)

@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from choros.data.prepare import Dataset
@@ -72,8 +73,20 @@ def main(args: argparse.Namespace) -> int:
     setting = running.setting(plan, data, name, classes)
     print(running.describe(setting), end="\n\n", flush=True)
     display = Display([type(algorithm).__name__ for algorithm in algorithms], len(seeds), plan.epochs)
-    with WorkerPool(plan.workers, backend=backend, threads=threads, echo=False) as pool:
-        report = running.compare(plan, setting, running.trainer(plan, data, pool), display)
+    told: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        signal.default_int_handler(number, frame)
+
+    kept = signal.getsignal(signal.SIGINT)
+    if kept is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        with WorkerPool(plan.workers, backend=backend, threads=threads, echo=False) as pool:
+            report = running.compare(plan, setting, running.trainer(plan, data, pool), display, lambda: bool(told))
+    finally:
+        signal.signal(signal.SIGINT, kept)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
     try:  # a second Ctrl-C must not cost what the first one kept
         page = write(report, args.out)

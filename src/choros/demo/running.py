@@ -39,7 +39,9 @@ class Shows(Protocol):
         """The user interrupted."""
 
 
-def compare(plan: Plan, setting: Setting, train: Train, display: Shows) -> Report:
+def compare(
+    plan: Plan, setting: Setting, train: Train, display: Shows, told_to_stop: Callable[[], bool] = lambda: False
+) -> Report:
     """Train by each algorithm from each seed.
 
     An algorithm that fails has its error in its result, and the others go on. An interrupt ends the comparison; what
@@ -51,6 +53,7 @@ def compare(plan: Plan, setting: Setting, train: Train, display: Shows) -> Repor
         train: from an algorithm, a seed and a function that is told each epoch's loss, to the run's figures and the
             algorithm with all its settings filled in.
         display: what shows the progress.
+        told_to_stop: whether the user has interrupted. What is compiled may make another exception of an interrupt.
 
     Returns:
         The report.
@@ -68,7 +71,10 @@ def compare(plan: Plan, setting: Setting, train: Train, display: Shows) -> Repor
             interrupted = True
             display.stop()
         except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            interrupted = told_to_stop()
+            error = "" if interrupted else f"{type(failure).__name__}: {failure}"
+            if interrupted:
+                display.stop()
         if runs or error:
             about = described()[name]
             results.append(Result(name, algorithm.meets, about, _settings(used), tuple(runs), error))

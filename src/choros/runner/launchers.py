@@ -20,6 +20,7 @@ from choros.errors import BadInput, MeetingTimeout
 from choros.launch import start
 from choros.launch.start import PARENT
 from choros.machine import PMI, find_mpi
+from choros.runner.head import HEAD
 from choros.runner.ranks import Wish
 
 LAUNCHERS = ("srun", "mpiexec")
@@ -86,7 +87,7 @@ def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots,
     secret = secrets.token_bytes(32)
     with Door(own_address(network), secret) as door:
         head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind}
-        environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", "CHOROS_HEAD": json.dumps(head)}
+        environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
         words = line(program, wish.size, slots, names, said, own)
         if own == "mpich":  # see ``choros.submit.slurm``

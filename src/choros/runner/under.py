@@ -11,15 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
-from typing import Any
 
 from choros.cluster import Place
-from choros.errors import ChorosError
 from choros.machine import physical_cores, plan, usable_cores, variables
-
-_HEAD = "CHOROS_HEAD"
-_NOTICE = 5.0  # seconds for telling the head
+from choros.runner.head import HEAD, tell
 
 
 def settle(place: Place, bind: bool = True) -> None:
@@ -45,24 +40,18 @@ def main() -> int:
     Returns:
         Its code, or 128 and the number of the signal that ended it.
     """
-    head = json.loads(os.environ.pop(_HEAD))
-    place = Place.here()
-    settle(place, head["bind"])
-    rank = subprocess.Popen(sys.argv[1:], close_fds=False)
+    settle(Place.here(), json.loads(os.environ[HEAD])["bind"])
+    program, *rest = sys.argv[1:]
+    python = program == sys.executable and rest and (rest[0] == "-m" or not rest[0].startswith("-"))
+    own = [sys.executable, "-m", "choros.runner.inner", *rest] if python else sys.argv[1:]
+    rank = subprocess.Popen(own, close_fds=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: rank.send_signal(number))
     code = rank.wait()
     code = code if code >= 0 else 128 - code
     if code:
-        _tell(head, {"rank": place.rank, "code": code, "host": os.uname().nodename})
+        tell(code)
     return code
-
-
-def _tell(head: dict[str, Any], fact: dict[str, object]) -> None:
-    from choros.transport.tcp.wire import dial
-
-    with suppress(ChorosError, OSError):  # the launcher's own code is still something
-        dial(head["place"], bytes.fromhex(head["secret"]), fact, _NOTICE).close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""A Python script as a rank under a launcher that is not ours: ``python -m choros.runner.inner SCRIPT ARGS``.
+
+It runs the script as Python would, and tells the head of its failure while it can: once MPI aborts, or waits at its end
+for ranks that will not come, the launcher ends this process and its parent, and the code is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+
+from choros.errors import PeerFailed
+from choros.runner.head import tell
+
+_CAUSE = 1.0  # seconds in which the rank that failed first tells of it
+
+
+def main() -> None:
+    """Run the script, or the module after ``-m``."""
+    sys.argv = sys.argv[1:]
+    try:
+        if sys.argv[0] == "-m":
+            sys.argv = sys.argv[1:]
+            sys.path[0] = os.getcwd()
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if code:
+            tell(code)
+        raise
+    except BaseException as error:
+        if isinstance(error, PeerFailed):  # another one failed
+            time.sleep(_CAUSE)
+        tell(1)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            trace = trace.tb_next
+        raise error.with_traceback(trace)  # noqa: B904 - from the script on
+
+
+if __name__ == "__main__":
+    main()
