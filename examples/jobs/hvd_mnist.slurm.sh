@@ -10,6 +10,7 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@90
 export MPIR_CVAR_CH4_NETMOD="${MPIR_CVAR_CH4_NETMOD:-ofi}"
+export MPIR_CVAR_CH4_OFI_ENABLE_TAGGED="${MPIR_CVAR_CH4_OFI_ENABLE_TAGGED:-0}"
 source venv/bin/activate
 export OMP_NUM_THREADS=8
 export MKL_NUM_THREADS=8

@@ -43,6 +43,23 @@ if hvd.rank() == 2:
     raise RuntimeError("no more room")
 hvd.barrier()
 """
+ALGORITHMS = """
+import hashlib
+import keras, numpy as np
+import choros
+
+rng = np.random.default_rng(7)
+x = rng.normal(size=(123, 4)).astype("float32")
+for algorithm in (choros.AllReduce(), choros.AEASGD(window=2), choros.ADAG(window=2), choros.DynSGD(window=2)):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(600, "tanh"), keras.layers.Dense(600, "tanh"),
+                              keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    losses = choros.Trainer(model, algorithm).fit(x, x[:, 0], batch_size=16, epochs=3, verbose=0).history["loss"]
+    weights = b"".join(w.tobytes() for w in model.get_weights())
+    digest = hashlib.sha256(weights).hexdigest()[:16]
+    print(type(algorithm).__name__, digest, f"{losses[-1] / losses[0]:.4f}", flush=True)
+"""
 TWO_BY_TWO = ["--on", "slurm", "--nodes", "2", "--ranks-per-node", "2", "--time", "10m"]
 
 
@@ -169,4 +186,16 @@ def test_choros_run_by_srun_keeps_the_code_of_the_rank_that_failed(slurm, tmp_pa
     run = f"{sys.executable} -m choros run -n 4 --launcher srun"
     out = slurm.run("salloc", "-N2", "-n4", "sh", "-c", f"{run} fail.py; echo code $?", cwd=tmp_path, check=False)
     assert "rank 2 (host n2) ended with code 3" in out
-    assert "code 3" in out.splitlines()[-1], out
+    assert "code 3" in out.splitlines(), out
+
+
+def test_together_and_alone_ranks_of_two_nodes_end_with_the_same_weights(slurm, submit, tmp_path):
+    """A sum over both nodes, a centre that the first has, and one that both have a part of."""
+    job = submit(ALGORITHMS)
+    log = slurm.choros("log", "-f", job, cwd=tmp_path)
+    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", log
+    for name in ("AllReduce", "AEASGD", "ADAG", "DynSGD"):
+        found = re.findall(rf"(\d): {name} ([0-9a-f]+) (\d\.\d+)", log)
+        assert sorted(rank for rank, *_ in found) == ["0", "1", "2", "3"], log
+        assert len({digest for _, digest, _ in found}) == 1, name
+        assert float(found[0][2]) < 0.9, name

@@ -13,6 +13,10 @@ print(MPI.get_vendor()[0])
 """
 # How srun is to speak to each MPI.
 PMI = {"mpich": "pmi2", "intel": "pmi2", "mvapich": "pmi2", "openmpi": "pmix"}
+# SLURM's PMI2 cuts off lines of 1024 characters. MPICH's addresses under UCX, which it compresses, reach that once in
+# about ten starts; those under libfabric are short. There a rank stays deaf to messages that came while it was not in
+# MPI (MPICH 5.0 over TCP, in every job whose ranks meet in several communicators), unless MPICH matches tags itself.
+MPICH_UNDER_PMI2 = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_CH4_OFI_ENABLE_TAGGED": "0"}
 _NAMES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "intel", "MVAPICH": "mvapich", "MVAPICH2": "mvapich"}
 
 

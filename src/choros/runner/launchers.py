@@ -19,7 +19,7 @@ from choros.cluster import Slots
 from choros.errors import BadInput, MeetingTimeout
 from choros.launch import start
 from choros.launch.start import PARENT
-from choros.machine import PMI, find_mpi
+from choros.machine import MPICH_UNDER_PMI2, PMI, find_mpi
 from choros.runner.head import HEAD
 from choros.runner.ranks import Wish
 
@@ -90,8 +90,8 @@ def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots,
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
         words = line(program, wish.size, slots, names, said, own)
-        if own == "mpich":  # see ``choros.submit.slurm``
-            environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
+        if own == "mpich":
+            environ = {**MPICH_UNDER_PMI2, **environ}
         if "Open MPI" in said and os.geteuid() == 0:
             environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         job = _Job([*words, sys.executable, "-m", "choros.runner.under", *command], environ, wish.grace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from choros.machine import PMI
+from choros.machine import MPICH_UNDER_PMI2, PMI
 from choros.submit.job import Job
 from choros.submit.scheduler import Scheduler
 from choros.submit.shell import body, clock, head, rank_command
@@ -53,9 +53,7 @@ def script(job: Job) -> str:
         "#SBATCH",
     )
     if PMI.get(job.mpi) == "pmi2" and job.mpi == "mpich":
-        # SLURM's PMI2 cuts off lines of 1024 characters. MPICH's addresses under UCX, which it compresses, reach that
-        # once in about ten starts; those under libfabric are short.
-        lines.append('export MPIR_CVAR_CH4_NETMOD="${MPIR_CVAR_CH4_NETMOD:-ofi}"')
+        lines += [f'export {name}="${{{name}:-{value}}}"' for name, value in MPICH_UNDER_PMI2.items()]
     lines += body(job, _srun(job), 'scontrol requeue "$SLURM_JOB_ID"', "SLURM_JOB_ID", clocked=False)
     return "\n".join(lines) + "\n"
 
