@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Any
 
+from choros.cli.arguments import count, some_seconds
+
 _HELP = """\
 Run it as the job itself is run: alone for this machine, choros doctor -n 4, or by the job's launcher (mpiexec -n 4
 choros doctor, srun choros doctor, choros run -n 4 -- choros doctor). Each rank finds out its place, cores, memory,
@@ -28,17 +30,17 @@ def add_parser(subparsers: Any) -> None:
     """
     parser = subparsers.add_parser("doctor", help="say what is wrong with a job's ranks and hosts", description=_HELP)
     add = parser.add_argument
-    add("-n", "-np", "--num-proc", dest="workers", type=_count, metavar="N", help="start N ranks on this machine")
+    add("-n", "-np", "--num-proc", dest="workers", type=count, metavar="N", help="start N ranks on this machine")
     add("--json", action="store_true", help="the report as JSON")
     add("--quiet", action="store_true", help="print nothing where there is nothing to change")
     add("--no-smoke", action="store_true", help="leave out the trainings")
     add(
         "--backends", type=_backends, default=(), metavar="A,B", help="train on these (default: all that are installed)"
     )
-    add("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds to wait for other ranks (default: 60)")
+    add("--timeout", type=some_seconds, default=60.0, metavar="S", help="seconds to wait for other ranks (default: 60)")
     add(
         "--smoke-timeout",
-        type=_seconds,
+        type=some_seconds,
         default=180.0,
         metavar="S",
         help="seconds that the training on one backend may take (default: 180)",
@@ -106,22 +108,6 @@ def _options(args: argparse.Namespace) -> list[str]:
     found = ["--timeout", str(args.timeout), "--smoke-timeout", str(args.smoke_timeout)]
     found += ["--backends", ",".join(args.backends)] if args.backends else []
     return found + (["--no-smoke"] if args.no_smoke else [])
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text}")
-    return value
 
 
 def _backends(text: str) -> tuple[str, ...]:

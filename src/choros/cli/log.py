@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from choros.submit import SCHEDULERS, find_scheduler, follow_log
+from choros.cli.arguments import job_parser
+from choros.submit import find_scheduler, follow_log
 
 
 def add_parser(subparsers: Any) -> None:
@@ -14,10 +15,8 @@ def add_parser(subparsers: Any) -> None:
     Args:
         subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
     """
-    parser = subparsers.add_parser("log", help="print a job's log")
-    parser.add_argument("--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one here)")
+    parser = job_parser(subparsers, "log", "print a job's log")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
-    parser.add_argument("job", help="its id, as choros submit printed it")
 
 
 def main(args: argparse.Namespace) -> int:

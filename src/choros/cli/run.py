@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
+from choros.cli.arguments import count, seconds, some_seconds
 from choros.cli.target import command_of
 from choros.cluster import is_this_machine
 from choros.errors import BadInput
@@ -42,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,  # else an option of the script that begins as one of these is refused
     )
     add = parser.add_argument
-    add("-n", "-np", "--num-proc", "--workers", dest="workers", type=_count, metavar="N", help="how many ranks")
+    add("-n", "-np", "--num-proc", "--workers", dest="workers", type=count, metavar="N", help="how many ranks")
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument(
         "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may have: n1:4,n2:4"
@@ -55,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
         help="what starts the ranks: ssh (default), srun or mpiexec, which find the allocation's hosts themselves",
     )
     add("--ssh", default=SSH, metavar="COMMAND", help=f"what starts a command on another host (default: {SSH})")
-    add("-p", "--ssh-port", type=_count, metavar="PORT", help="the port of ssh on the other hosts")
+    add("-p", "--ssh-port", type=count, metavar="PORT", help="the port of ssh on the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key for ssh")
     add(
         "--network",
@@ -65,12 +66,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         help="the interface (eth0), or the domain (.hsn.example.org), by which the hosts reach each other",
     )
-    add("--threads", type=_count, metavar="T", help="threads of each rank (default: its cores)")
+    add("--threads", type=count, metavar="T", help="threads of each rank (default: its cores)")
     add("--no-bind", action="store_true", help="leave it to the system where ranks run")
-    add("--grace", type=_seconds, default=GRACE, metavar="S", help="seconds between SIGTERM and SIGKILL (default: 5)")
+    add("--grace", type=seconds, default=GRACE, metavar="S", help="seconds between SIGTERM and SIGKILL (default: 5)")
     add(
         "--start-timeout",
-        type=_some_seconds,
+        type=some_seconds,
         metavar="S",
         help="seconds that hvd.init may wait for all ranks (default: 30)",
     )
@@ -87,10 +88,10 @@ def add_parser(subparsers: Any) -> None:
     add("--no-timeline-mark-cycles", dest="mark_cycles", **_OFF, help=argparse.SUPPRESS)
     add("--no-stall-check", dest="stall_off", **_ON, help="do not look for ranks that stall")
     add("--stall-check", dest="stall_off", **_OFF, help=argparse.SUPPRESS)
-    add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="tell of a stall after S (default: 60)")
+    add("--stall-check-warning-time-seconds", type=seconds, metavar="S", help="tell of a stall after S (default: 60)")
     add(
         "--stall-check-shutdown-time-seconds",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="end the job after a stall of S (default: 0, never)",
     )
@@ -157,27 +158,3 @@ def main(args: argparse.Namespace) -> int:
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
     ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
     return start_on_hosts(command, wish, slots, ssh=ssh, network=network, verbose=args.verbose).code
-
-
-def _count(text: str) -> int:
-    """A number of 1 or more."""
-    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text}")
-    return value
-
-
-def _some_seconds(text: str) -> float:
-    value = _seconds(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
-    return value

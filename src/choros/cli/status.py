@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from choros.submit import SCHEDULERS, find_scheduler, job_status
+from choros.cli.arguments import job_parser
+from choros.submit import find_scheduler, job_status
 
 
 def add_parser(subparsers: Any) -> None:
@@ -14,9 +15,7 @@ def add_parser(subparsers: Any) -> None:
     Args:
         subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
     """
-    parser = subparsers.add_parser("status", help="print what the scheduler says of a job")
-    parser.add_argument("--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one here)")
-    parser.add_argument("job", help="its id, as choros submit printed it")
+    job_parser(subparsers, "status", "print what the scheduler says of a job")
 
 
 def main(args: argparse.Namespace) -> int:
