@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
-from choros.machine.address import addresses, own_address
+from choros.machine.address import addresses, own_address, pass_on
 from choros.transport.tcp import wire
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.group import TcpGroup
@@ -119,10 +119,21 @@ def test_the_address_by_which_others_reach_this_host():
     assert here["lo"] == "127.0.0.1"
     assert own_address("lo") == own_address("127.0.0.1") == "127.0.0.1"
     assert own_address() in here.values()
+    assert own_address("127.0.0.0/8") == "127.0.0.1"
+    with pytest.raises(BadInput, match="no such interface"):
+        own_address("192.0.2.0/33")
     with pytest.raises(BadInput, match=r"no such interface .*lo \(127.0.0.1\)"):
         own_address("nosuch0")
     with pytest.raises(BadInput, match=r"no.such.domain.invalid is not known"):
         own_address(".no.such.domain.invalid")
+
+
+def test_other_libraries_are_told_the_same_network(monkeypatch):
+    monkeypatch.setattr("choros.machine.address.addresses", lambda: {"lo": "127.0.0.1", "hsn0": "10.1.2.3"})
+    for network in ("hsn0", "hsn", "10.1.0.0/16", "10.1.2.3"):
+        told = pass_on(network)
+        assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "FI_TCP_IFACE"} <= told.keys()
+        assert set(told.values()) == {"hsn0"}
 
 
 def test_a_meeting_tells_all_who_did_not_come(door):

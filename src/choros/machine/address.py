@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Callable
 
@@ -25,9 +26,9 @@ def own_address(network: str = "") -> str:
 
     Args:
         network: str. An interface (``eth0``) or the beginning of several's names (``hsn``), the first of which is
-            taken; or a domain (``.hsn.cm.example.org``), which is appended to this host's name and looked up; or an
-            address of this host. Defaults to "": the address of the host's own name, else that of the interface with
-            the default route, else of the first that is up.
+            taken; or a network (``10.0.0.0/16``); or a domain (``.hsn.cm.example.org``), which is appended to this
+            host's name and looked up; or an address of this host. Defaults to "": the address of the host's own name,
+            else that of the interface with the default route, else of the first that is up.
 
     Raises:
         BadInput: there is no such interface or name; says which interfaces there are.
@@ -43,7 +44,7 @@ def own_address(network: str = "") -> str:
         name = socket.gethostname().split(".")[0] + network
         return _look_up(name, f"network={network!r}")
     if network:
-        fitting = [address for name, address in here.items() if name == network or name.startswith(network)]
+        fitting = [address for name, address in here.items() if name.startswith(network) or _within(address, network)]
         if not fitting:
             known = ", ".join(f"{name} ({address})" for name, address in here.items())
             raise BadInput(
@@ -60,6 +61,14 @@ def own_address(network: str = "") -> str:
     return named if named in outside else first
 
 
+def _within(address: str, network: str) -> bool:
+    """Whether an address is in a network as ``10.0.0.0/16``."""
+    try:
+        return "/" in network and ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
+
+
 def pass_on(network: str) -> dict[str, str]:
     """Return the variables by which other libraries are told the same network: NCCL, gloo, UCX, libfabric, Open MPI.
 
@@ -67,16 +76,17 @@ def pass_on(network: str) -> dict[str, str]:
         network: str. As for ``own_address``.
 
     Returns:
-        Names and values; none for ``""`` or where no interface has the address that it means.
+        Names and values; none for ``""``, for the loopback, or where no interface has the address that it means.
 
     Example:
-        >>> pass_on("lo")["NCCL_SOCKET_IFNAME"], pass_on("")
-        ('lo', {})
+        >>> pass_on("lo"), pass_on("")
+        ({}, {})
     """
     if not network:
         return {}
     address = own_address(network)
-    name = next((name for name, found in addresses().items() if found == address), "")
+    near = address.startswith("127.")  # the others may refuse it: on one host they need no network
+    name = "" if near else next((name for name, found in addresses().items() if found == address), "")
     return dict.fromkeys(_TOLD, name) if name else {}
 
 

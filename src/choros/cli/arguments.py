@@ -1,0 +1,75 @@
+"""What several commands' arguments have in common."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def count(text: str) -> int:
+    """A whole number of 1 or more.
+
+    Raises:
+        ArgumentTypeError: it is none.
+
+    Example:
+        >>> count("4")
+        4
+    """
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, 0 or more.
+
+    Raises:
+        ArgumentTypeError: it is none.
+
+    Example:
+        >>> seconds("0.5")
+        0.5
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text}")
+    return value
+
+
+def some_seconds(text: str) -> float:
+    """A number of seconds above 0.
+
+    Raises:
+        ArgumentTypeError: it is none.
+
+    Example:
+        >>> some_seconds("30")
+        30.0
+    """
+    value = seconds(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
+    return value
+
+
+def job_parser(subparsers: Any, name: str, words: str) -> Any:
+    """Add the parser of a command about one job of a scheduler.
+
+    Args:
+        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        name: the command.
+        words: what it does, for its help.
+
+    Returns:
+        The parser.
+    """
+    from choros.submit import SCHEDULERS
+
+    parser = subparsers.add_parser(name, help=words)
+    parser.add_argument("--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one here)")
+    parser.add_argument("job", help="its id, as choros submit printed it")
+    return parser
