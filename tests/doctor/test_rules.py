@@ -25,7 +25,7 @@ HOST = look(Place()) | {
     "submitted": [],
     "devices": {},
     "gpus": 0,
-    "directory": {"path": "/work", "inode": 77},
+    "directory": {"path": "/home/me", "inode": 77},
     "interfaces": [
         {"name": "eth0", "up": True, "loopback": False, "speed": 100_000, "addresses": ["10.0.0.1"]},
         {"name": "ib0", "up": False, "loopback": False, "speed": 0, "addresses": []},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from choros.algorithms import Algorithm
+from choros.transport import values
 
 BLOCK = 1 << 16
 
@@ -23,4 +24,4 @@ def blocks(algorithm: Algorithm, size: int) -> list[slice]:
     """
     if not algorithm.elementwise:
         return [slice(0, size)]
-    return [slice(at, min(at + BLOCK, size)) for at in range(0, size, BLOCK)]
+    return values.blocks(size, BLOCK)

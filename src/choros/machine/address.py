@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable
 
 from choros.errors import BadInput
 from choros.machine.nics import default_route, interfaces
@@ -101,8 +100,8 @@ def addresses() -> dict[str, str]:
     return {name: found[0] for name, found in up.items() if found}
 
 
-def _look_up(name: str, asked: str, look: Callable[[str], str] = socket.gethostbyname) -> str:
+def _look_up(name: str, asked: str) -> str:
     try:
-        return look(name)
+        return socket.gethostbyname(name)
     except OSError as error:
         raise BadInput(f"{asked}: the name {name} is not known here ({error}). Give an interface instead.") from None

@@ -20,7 +20,7 @@ def version(name: str) -> str:
         The version, nothing where it is not installed.
 
     Example:
-        >>> version("choros") != "", version("no.such.library")
+        >>> version("choros") != "", version("no_such_package")
         (True, '')
     """
     for known in (name, *_OTHER_NAMES.get(name, ())):

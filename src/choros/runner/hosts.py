@@ -18,6 +18,7 @@ from choros.launch.run import Outcome
 from choros.launch.run import run as run_hosts
 from choros.runner.agent import carried
 from choros.runner.ranks import Wish
+from choros.runner.travel import create
 
 SSH = "ssh -o BatchMode=yes"
 _LONGER = 3.0  # seconds that a host may take to end, after its ranks
@@ -120,7 +121,7 @@ def _agent() -> list[str]:
 
 
 def _memory(data: bytes) -> int:
-    fd = os.memfd_create("choros-agent")
+    fd = create("choros-agent")
     os.write(fd, data)
     return fd
 

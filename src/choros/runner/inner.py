@@ -13,8 +13,7 @@ import time
 
 from choros.errors import PeerFailed
 from choros.runner.head import tell
-
-_CAUSE = 1.0  # seconds in which the rank that failed first tells of it
+from choros.transport.echo import CAUSE
 
 
 def main() -> None:
@@ -35,7 +34,7 @@ def main() -> None:
         raise
     except BaseException as error:
         if isinstance(error, PeerFailed):  # another one failed
-            time.sleep(_CAUSE)
+            time.sleep(CAUSE)
         tell(1)
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from choros.algorithms import Algorithm
+from choros.machine import usable_cores
 from choros.machine.address import own_address
 from choros.training.far import FarBoard, FarMail
 from choros.training.job import Job
@@ -145,7 +146,7 @@ def _between(
             "mail": mail.segment.fd if mail else None,
         }
     place = ""
-    cores = [json.loads(text) for text in near.gather(json.dumps(_cores()).encode())]
+    cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
     if told and near.rank == 0:
         told["cores"] = sorted({core for some in cores for core in some})  # where the ranks of this host are
         told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
@@ -163,8 +164,3 @@ def _between(
     if board is None or mail is None:
         return Meeting(LocalGroup(), ShardedCentre(algorithm, parts), FarBoard(lines[0]), FarMail(lines[0]), held)
     return Meeting(LocalGroup(), ShardedCentre(algorithm, parts), board, mail, held)
-
-
-def _cores() -> list[int]:
-    """The cores that this process may use; none where the system does not tell."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -17,7 +18,6 @@ from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
 from choros.transport.shared_group import SharedGroup, share
 
 _joined: dict[str, Group] = {}
-_joined_doors: list[Any] = []
 _SECRET = 16  # bytes, at least
 
 
@@ -121,14 +121,13 @@ def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
     wide = TcpGroup(rank, size, swap, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
     if size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
         _joined["tcp"] = wide
-        return _share(wide, list(range(size))) or wide
+        return in_shared_memory(wide)
     return _several(wide)
 
 
 def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes], list[bytes]]]:
     """Meet where ``CHOROS_MEETING`` says that somebody waits, else at rank 0's."""
-    from choros.transport.tcp.rendezvous import Rendezvous, come, ports
-    from choros.transport.tcp.wire import Door
+    from choros.transport.tcp.rendezvous import come, ports
 
     try:
         secret = bytes.fromhex(os.environ.get("CHOROS_SECRET", ""))
@@ -151,10 +150,18 @@ def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[byte
         among = [int(port)] if port else ports(secret)
         meeting = f"{host}:{','.join(map(str, among))}"
         if not rank:
-            door = Door("", secret, among)
-            _joined_doors.append((door, Rendezvous(door, size)))
-            meeting = f"127.0.0.1:{door.place.rpartition(':')[2]}"
+            return secret, partial(_hold, secret, among, size, timeout)
     return secret, come(meeting, secret, rank, timeout)
+
+
+def _hold(secret: bytes, among: Sequence[int], size: int, timeout: float, mine: bytes) -> list[bytes]:
+    """Hold the meeting, as rank 0, and come to it."""
+    from choros.transport.tcp.rendezvous import Rendezvous, come
+    from choros.transport.tcp.wire import Door
+
+    with Door("", secret, among) as door:
+        Rendezvous(door, size)
+        return come(f"127.0.0.1:{door.place.rpartition(':')[2]}", secret, 0, timeout)(mine)
 
 
 def _several(group: Any) -> Group:

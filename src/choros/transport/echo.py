@@ -11,7 +11,7 @@ from types import TracebackType
 
 from choros.errors import PeerFailed
 
-_CAUSE = 1.0  # seconds in which the rank that failed ends, so that its launcher sees it first
+CAUSE = 1.0  # seconds in which the rank that failed ends, so that its launcher sees it first
 _hooked: list[str] = []
 
 
@@ -45,4 +45,4 @@ def hook(name: str, after: Callable[[bool], object]) -> None:
 
 def let_the_cause_end_first() -> None:
     """Have a rank that only lost another one end a moment later than that one."""
-    hook("cause", lambda lost: time.sleep(_CAUSE) if lost else None)
+    hook("cause", lambda lost: time.sleep(CAUSE) if lost else None)

@@ -35,7 +35,7 @@ _MOST = 1 << 30  # bytes of one message: MPI counts with 32 bits
 _SLOW = 2e8  # bytes/s: while data may still be on their way at this speed, a rank looks without sleeping
 _NAP = 5e-4  # seconds: the longest sleep between two looks
 _LOOK = 0.5  # seconds between two looks at whether the peers of this machine live
-_Messages = list[tuple[int, Array]]
+_Arrays = list[tuple[int, Array]]
 Trace = Callable[[tuple[str, str, int, int, int]], object]
 
 
@@ -129,12 +129,12 @@ class Mesh:
         found: Array = self._frames[rank].view(np.uint8)[8 * _HEAD : 8 * _HEAD + nbytes]
         return found
 
-    def _carry(self, out: _Messages, into: _Messages, posted: Posted) -> None:
+    def _carry(self, out: _Arrays, into: _Arrays, posted: Posted) -> None:
         """Send and receive arrays, once all have met; every rank that is sent to expects just that."""
         busy = (1e-3 + sum(array.nbytes for _, array in [*out, *into]) / _SLOW) if self._spin else 0.0
         self._swap(DATA, out, into, lambda: f"the data of {self._at(posted)}", busy)
 
-    def _swap(self, tag: int, out: _Messages, into: _Messages, what: Callable[[], str], busy: float) -> None:
+    def _swap(self, tag: int, out: _Arrays, into: _Arrays, what: Callable[[], str], busy: float) -> None:
         requests, ranks = [], []
         for start, messages in ((self._messages.receive, into), (self._messages.send, out)):
             for rank, array in messages:

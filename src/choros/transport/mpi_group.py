@@ -98,5 +98,5 @@ class MpiGroup(MessageGroup):
     def __init__(self, comm: Any = None, timeout: float = 300.0, *, spin: float | None = None) -> None:
         messages = MpiMessages(comm, timeout)
         if comm is None and messages.size > 1:
-            mpi.abort_on_exception(mpi.library())
+            mpi.abort_on_exception(mpi.start(timeout))
         super().__init__(messages, timeout, spin=spin)

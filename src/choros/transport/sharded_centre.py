@@ -15,6 +15,7 @@ import numpy as np
 from choros.errors import BadInput, ChorosError
 from choros.transport import Rule
 from choros.transport.shared_centre import BLOCK, SharedCentre
+from choros.transport.values import blocks
 from choros.types import Array, aligned
 
 _NONE = np.zeros(0, np.float32)
@@ -116,7 +117,7 @@ class ShardedCentre:
         if self._message.size < self._longest or self._message.dtype != local.dtype:
             self._message = aligned(self._longest, local.dtype)
         message = self._message[: local.size]
-        for part in _blocks(local.size):
+        for part in blocks(local.size, BLOCK):
             message[part] = self._rule.propose(local[part], seen[part], window)
         return message
 
@@ -125,7 +126,7 @@ class ShardedCentre:
             local[:] = seen[:] = shown
             return
         keep = getattr(self._rule, "uses_seen", True)
-        for part in _blocks(local.size) if self._rule.elementwise else [slice(0, local.size)]:
+        for part in blocks(local.size, BLOCK) if self._rule.elementwise else [slice(0, local.size)]:
             local[part] = self._rule.adopt(local[part], shown[part])
             if keep:
                 seen[part] = shown[part]
@@ -196,7 +197,3 @@ def serve(centre: SharedCentre, head: dict[str, Any], arrays: list[Array]) -> tu
 def _mine(part: int, others: Array) -> Array:
     """The moving statistics, of which the first part has all."""
     return others if part == 0 else others[:0]
-
-
-def _blocks(size: int) -> list[slice]:
-    return [slice(at, min(at + BLOCK, size)) for at in range(0, size, BLOCK)]

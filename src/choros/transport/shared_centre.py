@@ -24,7 +24,7 @@ from choros.transport.centre_layout import Layout
 from choros.transport.fuse import follow
 from choros.transport.lock import RobustLock
 from choros.transport.segment import Segment
-from choros.transport.values import dtype_code, dtype_name
+from choros.transport.values import blocks, dtype_code, dtype_name
 from choros.transport.waiting import SPIN, fence
 from choros.types import Array
 
@@ -129,7 +129,7 @@ class SharedCentre:
         self._fixed = [tuple(_read_only(buffer) for buffer in pair) for pair in self._buffers]
         self._seen_at = at.ACTIVE + len(vectors) + (self.rank or 0)
         self._sent_at = self._seen_at + self.workers
-        self._blocks = [slice(k, min(k + BLOCK, self.count)) for k in range(0, self.count, BLOCK)]
+        self._blocks = blocks(self.count, BLOCK)
 
     abort = staticmethod(abort)
 

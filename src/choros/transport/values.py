@@ -40,6 +40,16 @@ def dtype_name(code: tuple[int, int]) -> str:
     return b"".join(half.to_bytes(8, "little", signed=True) for half in code).rstrip(b"\0").decode(errors="replace")
 
 
+def blocks(count: int, step: int) -> list[slice]:
+    """Return the parts of a vector, each but the last of the same length.
+
+    Example:
+        >>> blocks(5, 2)
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(at, min(at + step, count)) for at in range(0, count, step)]
+
+
 def add_in_order(inputs: list[Array], out: Array) -> None:
     """Sum arrays in the order of the ranks, so that the bits do not depend on who sums; overflow is silent.
 
