@@ -21,7 +21,7 @@ RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.
 @pytest.fixture
 def hosts():
     """Two hosts that serve a part each; what makes a worker's hold on the centre, at one of the hosts or at none."""
-    held = []
+    held, rooms, guests = [], [], []
 
     def start(rule, centre, others, cuts):
         doors = []
@@ -29,9 +29,8 @@ def hosts():
             vector, own = centre[cut].copy(), others if i == 0 else others[:0]
             segment = SharedCentre.create(vector, own, rule.start(vector, WORKERS), WORKERS)
             door = Door("127.0.0.1", b"secret")
-            held.extend([door, segment])
+            rooms.extend([door, segment])
             doors.append((door, segment))
-            threading.Thread(target=welcome, args=(door, segment, rule), daemon=True).start()
 
         def at(rank, host):
             parts = []
@@ -41,6 +40,7 @@ def hosts():
                     parts.append((cut, SharedCentre(segment, rule, rank, WORKERS)))
                 else:
                     line = Channel(dial(door.place, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
+                    guests.append(guest(door, segment, rule))
                     parts.append((cut, line))
                     held.insert(0, line)
             found = ShardedCentre(rule, parts)
@@ -49,19 +49,20 @@ def hosts():
 
         return at
 
-    def welcome(door, segment, rule):
-        while True:
-            try:
-                hello, end = door.next(60)
-            except Exception:
-                return
-            centre = SharedCentre(segment, Served(rule), hello["rank"], WORKERS, spin=0.0)
-            channel = Channel(end, "a worker", 5.0)
-            reply = lambda head, arrays, centre=centre: serve(centre, head, arrays)
-            threading.Thread(target=channel.answer, args=(reply,), daemon=True).start()
+    def guest(door, segment, rule):
+        hello, end = door.next(5.0)
+        centre = SharedCentre(segment, Served(rule), hello["rank"], WORKERS, spin=0.0)
+        answer = Channel(end, "a worker", 5.0).answer
+        thread = threading.Thread(target=answer, args=(lambda head, arrays: serve(centre, head, arrays),), daemon=True)
+        thread.start()
+        return thread
 
     yield start
     for one in held:
+        one.close()
+    for thread in guests:  # which close their sockets when nobody asks any more
+        thread.join(5.0)
+    for one in rooms:
         one.close()
 
 

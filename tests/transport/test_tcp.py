@@ -74,6 +74,13 @@ def test_strangers_are_not_let_in(door):
         end.close()
 
 
+def test_who_was_not_taken_when_the_door_closes_is_turned_away(door):
+    with dial(door.place, SECRET, {"rank": 1}, 5) as far:
+        door.close()
+        far.settimeout(5)
+        assert shut(far)
+
+
 def test_what_was_overheard_opens_no_door(door, monkeypatch):
     drawn, sign = [], wire._sign
     monkeypatch.setattr(wire, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])

@@ -102,13 +102,21 @@ class Door:
             end.close()
             return
         self._came.put((found, _tuned(end)))
+        if self._shut:
+            self._turn_away()
 
     def close(self) -> None:
-        """Let nobody else in."""
+        """Let nobody else in; who came and was not taken is turned away."""
         self._shut = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._turn_away()
+
+    def _turn_away(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._came.get_nowait()[1].close()
 
     def __enter__(self) -> Door:
         return self
