@@ -50,6 +50,37 @@ def join(rank: int, size: int, timeout: float) -> Group:
     return _joined["group"]
 
 
+def join_by_sockets(
+    rank: int, size: int, swap: Callable[[bytes], list[bytes]], secret: bytes, address: str, timeout: float
+) -> Group:
+    """Return the group of a job's ranks that know a way to tell each other one thing, and from now on that of ``join``.
+
+    Args:
+        rank: int. This process.
+        size: int. All ranks.
+        swap: gives each rank's bytes to all, in the order of the ranks; called once.
+        secret: bytes. What only this job's ranks know.
+        address: str. Where the others reach this host.
+        timeout: float. Seconds that the ranks wait for each other.
+    """
+    from choros.transport.tcp.group import TcpGroup
+
+    leave()
+    wide = TcpGroup(rank, size, swap, secret, address, timeout)
+    if size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
+        _joined.update(tcp=wide, group=in_shared_memory(wide))
+    else:
+        _joined["group"] = _several(wide)
+    return _joined["group"]
+
+
+def leave() -> None:
+    """Leave the job, in a process that may be a rank of another one afterwards."""
+    for group in dict.fromkeys(reversed(_joined.values())):
+        group.close()
+    _joined.clear()
+
+
 def part(group: Group, ranks: Sequence[int]) -> Group | None:
     """Return the group of some of the ranks, None on the others; all of them call.
 
@@ -109,8 +140,6 @@ def _by_mpi(rank: int, size: int, timeout: float) -> Group:
 
 
 def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
-    from choros.transport.tcp.group import TcpGroup
-
     let_the_cause_end_first()
     if place.launcher == "torchrun":
         from choros.transport.tcp.torch import come
@@ -118,11 +147,7 @@ def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
         secret, swap = come(rank, size, timeout)
     else:
         secret, swap = _by_secret(place, rank, size, timeout)
-    wide = TcpGroup(rank, size, swap, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
-    if size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
-        _joined["tcp"] = wide
-        return in_shared_memory(wide)
-    return _several(wide)
+    return join_by_sockets(rank, size, swap, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
 
 
 def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes], list[bytes]]]:

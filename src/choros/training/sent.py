@@ -96,6 +96,7 @@ def train_rank(
     lead: Callable[[Any], Any],
     sources: tuple[Any, Any],
     weights: Callable[[], list[Array]] | None = None,
+    other: Callable[[Any], Any] | None = None,
 ) -> Result:
     """Train as one rank of a job that has been joined, or of one rank.
 
@@ -105,12 +106,14 @@ def train_rank(
         lead: makes of the model what drives the callbacks, for rank 0.
         sources: to train on, and to validate with or None.
         weights: gives rank 0 all that the model holds; None leaves what is in its file.
+        other: makes of the model that which is trained; None is the model itself.
 
     Returns:
         The trained model, the ranks' tallies, and (seconds, epoch, loss) of each epoch.
     """
     begun, job = time.perf_counter(), parcel.job
     model = unpack_model(parcel.model, parcel.code[0])
+    model = model if other is None else other(model)
     if not rank and weights is not None:
         put(model, weights())
     conductor = Conductor(model, None, 0, job.epochs, parcel.steps) if rank else lead(model)
