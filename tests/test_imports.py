@@ -57,11 +57,25 @@ NOBODY_IMPORTS = {
     "cli",
     "demo",
     "doctor",
+    "spark",
     "__main__",
 }  # but each other and the package's own lazy table
-ALL_OF_IT = {"trainer", "parallel", "cli", "demo", "doctor", "__main__", "__init__"}
+ALL_OF_IT = {"trainer", "parallel", "cli", "demo", "doctor", "spark", "__main__", "__init__"}
 OUTSIDE = {
-    "keras": {"backend", "callbacks", "hvd", "data", "training", "trainer", "parallel", "cli", "demo", "doctor"},
+    "keras": {
+        "backend",
+        "callbacks",
+        "hvd",
+        "data",
+        "training",
+        "trainer",
+        "parallel",
+        "cli",
+        "demo",
+        "doctor",
+        "spark",
+    },
+    "pyspark": {"spark"},
     "h5py": {"hvd", "data"},
     "google": {"data"},
     "google_crc32c": {"data"},
@@ -80,6 +94,7 @@ OUTSIDE = {
         "cli",
         "demo",
         "doctor",
+        "spark",
     },
     "cloudpickle": {"training", "data", "runner"},
     "ml_dtypes": {"collectives"},
@@ -145,7 +160,7 @@ def test_the_import_rule(path):
                 wrong.append(f"line {line}: {room} imports {head}")
             elif head == "mpi4py" and not path.stem.startswith("mpi"):
                 wrong.append(f"line {line}: {head} is imported outside of a file named after it")
-            elif head not in ("numpy", "keras") and top and not (room == "data" and path.stem in READERS):
+            elif head not in ("numpy", "keras", "pyspark") and top and not (room == "data" and path.stem in READERS):
                 wrong.append(f"line {line}: {head} is imported at the top, not when it is used")
             elif head == "keras" and top and room not in ("backend", "callbacks", "hvd"):
                 wrong.append(f"line {line}: keras is imported at the top, not when it is used")
@@ -170,7 +185,7 @@ def python(*arguments):
 
 def test_import_choros_loads_no_framework_and_no_numpy():
     loaded = json.loads(python("-c", "import choros, json, sys; dir(choros); print(json.dumps(sorted(sys.modules)))"))
-    heavy = {"numpy", "keras", "cloudpickle", "matplotlib", "sklearn", *FRAMEWORKS}
+    heavy = {"numpy", "keras", "cloudpickle", "matplotlib", "sklearn", "pyspark", *FRAMEWORKS}
     assert "choros" in loaded
     assert not heavy & {name.split(".")[0] for name in loaded}
 
@@ -209,6 +224,8 @@ def test_every_algorithm_is_at_the_top():
 
 def test_all_of_each_room_is_what_is_there():
     for path in ROOT.glob("*/__init__.py"):
+        if path.parent.name == "spark" and importlib.util.find_spec("pyspark") is None:
+            continue
         module = importlib.import_module(f"choros.{path.parent.name}")
         for name in getattr(module, "__all__", ()):
             assert getattr(module, name) is not None

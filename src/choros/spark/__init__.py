@@ -1,0 +1,31 @@
+"""Spark: Keras models trained and applied on DataFrames, on classic Spark and on Spark Connect.
+
+    >>> import choros.spark
+    >>> sorted(choros.spark.__all__)
+    ['KerasEstimator', 'KerasModel']
+
+pyspark is loaded when one of these is used, Keras when a model is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from choros.spark.estimator import KerasEstimator
+    from choros.spark.model import KerasModel
+
+_WHERE = {"KerasEstimator": "estimator", "KerasModel": "model"}
+
+__all__ = ["KerasEstimator", "KerasModel"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'choros.spark' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"choros.spark.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

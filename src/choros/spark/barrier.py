@@ -1,0 +1,273 @@
+"""Work that many tasks of a cluster do together: a barrier stage, in which each task has its rows and knows the others.
+
+``mapInArrow(barrier=True).collect()`` alone, so that classic Spark and Spark Connect are one. Spark's own ``allGather``
+(about a second, and deadly to executors whose tasks are killed in it) is called once, to tell who is where; from then
+on tasks speak over sockets of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import choros
+from choros.errors import BadData, BadInput, ChorosError, MeetingTimeout, PeerFailed
+from choros.machine import variables
+from choros.machine.address import addresses, own_address
+from choros.spark.columns import Columns
+from choros.spark.failures import report, translate
+from choros.spark.slots import choose_workers, is_connect
+from choros.spark.spill import Data, Form, Spill, agree, local_folder
+from choros.transport.tcp.rendezvous import Rendezvous, come
+from choros.transport.tcp.wire import Door
+
+_ROWS = "rank int, part int, payload binary"
+_PART = 32 << 20  # bytes of a row that comes back
+_FRAMEWORKS = ("jax", "torch", "tensorflow")
+Work = Callable[["Task"], bytes]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task knows when it begins to work.
+
+    Attributes:
+        rank, size: int.
+        data, validation: Data. This task's rows; ``validation`` is None where none was asked for.
+        rows, validation_rows: list of int. How many each task has, by rank.
+        swap: callable. Gives all every task's bytes, in the order of the ranks; all tasks call it, any number of times.
+        secret: bytes. Known to the tasks of this run alone.
+        address: str. Where the others reach this task's host.
+        hosts: list of str. By rank, as Spark names them.
+        cores: int. Of this task (``spark.task.cpus``).
+        gpus: list of str. This task's, where Spark hands them out.
+        timeout: float. Seconds that the tasks wait for each other.
+    """
+
+    rank: int
+    size: int
+    data: Data
+    validation: Data | None
+    rows: list[int]
+    validation_rows: list[int]
+    swap: Callable[[bytes], list[bytes]]
+    secret: bytes
+    address: str
+    hosts: list[str]
+    cores: int = 1
+    gpus: list[str] = field(default_factory=list)
+    timeout: float = 1800.0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What travels to the tasks."""
+
+    work: Work
+    columns: Columns
+    size: int
+    secret: bytes
+    timeout: float
+    version: str
+
+
+def run(
+    frame: Any,
+    work: Work,
+    workers: int | str = "auto",
+    *,
+    columns: Columns,
+    partitioned: bool = False,
+    profile: Any = None,
+    timeout: float = 1800.0,
+) -> list[bytes]:
+    """Run a function in as many tasks at once as there are workers, each with its share of a frame's rows.
+
+    Args:
+        frame: DataFrame, as ``choros.spark.columns.normalise`` made it.
+        work: function of a ``Task``; travels by cloudpickle. What it returns comes back.
+        workers: int, or "auto" for all free task slots.
+        columns: what the frame's columns mean.
+        partitioned: bool. The frame has just as many partitions as workers, and no union or coalesce before them; else
+            its rows are dealt out evenly.
+        profile: pyspark ResourceProfile of the tasks (their cores and GPUs), or None.
+        timeout: float. Seconds that the tasks wait for each other.
+
+    Returns:
+        What each task returned, by rank.
+
+    Raises:
+        BadInput: too few slots, dynamic allocation, executors without what is needed; BadData of bad rows.
+        WorkerFailed: a task failed, with its traceback.
+    """
+    spark = frame.sparkSession
+    size = int(workers) if profile is not None and workers != "auto" else choose_workers(spark, workers)
+    plan = _Plan(work, columns, size, secrets.token_bytes(32), timeout, choros.__version__)
+    if not (partitioned or _fits(frame, size)):
+        frame = frame.repartition(size)
+    how = {} if profile is None else {"profile": profile}
+    try:
+        found = frame.mapInArrow(partial(_task, plan), _ROWS, barrier=True, **how).collect()
+    except Exception as error:
+        failed = translate(error, size)
+        raise failed from None
+    parts: dict[int, dict[int, bytes]] = {rank: {} for rank in range(size)}
+    for row in found:
+        parts[row.rank][row.part] = bytes(row.payload)
+    return [b"".join(parts[rank][number] for number in sorted(parts[rank])) for rank in range(size)]
+
+
+def _fits(frame: Any, size: int) -> bool:
+    """Whether a plain scan gives just as many partitions, so that no row need move."""
+    if is_connect(frame) or size == 1:
+        return False
+    try:
+        plan = frame._jdf.queryExecution().executedPlan()
+        kinds = {line.strip(" :+-*()0123456789").split(" ")[0] for line in plan.toString().splitlines() if line.strip()}
+        plain = all(kind in ("Project", "Filter", "ColumnarToRow", "FileScan", "Scan") for kind in kinds)
+        return bool(plain and frame._jdf.queryExecution().toRdd().getNumPartitions() == size)
+    except Exception:  # inside of Spark: where it has changed, rows are dealt out
+        return False
+
+
+def _task(plan: _Plan, batches: Iterable[Any]) -> Iterator[Any]:
+    """What runs in each task."""
+    from pyspark import BarrierTaskContext
+
+    from choros.spark.pyarrow import payload
+
+    context = BarrierTaskContext.get()
+    rank = context.partitionId()
+    try:
+        yield from payload(rank, _work(plan, context, rank, batches), _PART)
+    except Exception as error:
+        raise report(error, rank, plan.size) from None
+
+
+def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes:
+    cores, gpus = _hold_back(context)
+    hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
+    if len(hosts) != plan.size:
+        raise BadInput(f"The frame has {len(hosts)} partitions, but there are {plan.size} workers: they must agree.")
+    address = _address(hosts[rank])
+    spill = Spill(plan.columns, local_folder(rank))
+    wrong: BaseException | None = None
+    with Door(address, plan.secret) as door:
+        try:
+            _same_version(plan.version)
+            spill.fill(batches)
+        except Exception as error:
+            wrong = error
+        mine = {"place": door.place, "forms": spill.forms(), "failed": wrong is not None}
+        mine["rows"] = [0, 0] if wrong else [spill.data({}).rows, _validating(plan, spill)]
+        said = [json.loads(text) for text in _gather(context, json.dumps(mine), plan.timeout)]
+        try:
+            forms = _agreed(plan, said, wrong)
+
+            def swap(own: bytes) -> list[bytes]:
+                if not rank:
+                    Rendezvous(door, plan.size)
+                return come(said[0]["place"], plan.secret, rank, plan.timeout)(own)
+
+            task = Task(
+                rank,
+                plan.size,
+                spill.data(forms),
+                spill.data(forms, True) if plan.columns.marked else None,
+                [one["rows"][0] for one in said],
+                [one["rows"][1] for one in said],
+                swap,
+                plan.secret,
+                address,
+                hosts,
+                cores,
+                gpus,
+                plan.timeout,
+            )
+            return plan.work(task) or b""
+        finally:
+            spill.close()
+
+
+def _validating(plan: _Plan, spill: Spill) -> int:
+    return spill.data({}, True).rows if plan.columns.marked else 0
+
+
+def _same_version(version: str) -> None:
+    if choros.__version__ != version:
+        raise BadInput(
+            f"The executor on {os.uname().nodename} has choros {choros.__version__}, the caller {version}: they must "
+            "be the same, so install this one there, or ship it with spark.archives."
+        )
+
+
+def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None) -> dict[str, Form]:
+    """Return what all have seen; raise where one of them failed."""
+    if wrong is not None:
+        raise wrong
+    failed = [rank for rank, one in enumerate(said) if one["failed"]]
+    if failed:
+        raise PeerFailed(f"Worker {failed[0]} could not take its rows.")
+    if not sum(one["rows"][0] for one in said):
+        raise BadData("The frame has no rows to train with.")
+    return agree(plan.columns, [one["forms"] for one in said])
+
+
+def _hold_back(context: Any) -> tuple[int, list[str]]:
+    """Keep this process to its task's cores and devices, before any framework is imported."""
+    cores = max(int(context.cpus()), 1)
+    for name, value in variables(cores, keep=os.environ).items():
+        os.environ[name] = value
+    given = context.resources().get("gpu")
+    gpus = list(given.addresses) if given is not None else []
+    if gpus:
+        shown = ",".join(gpus)
+        loaded = [name for name in _FRAMEWORKS if name in sys.modules]
+        if loaded and os.environ.get("CUDA_VISIBLE_DEVICES") != shown:
+            raise BadInput(
+                f"A Python worker that has loaded {loaded[0]} with other GPUs got this task: start the session with "
+                "spark.python.worker.reuse=false."
+            )
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown
+    return cores, gpus
+
+
+def _address(host: str) -> str:
+    """Return where the others reach this host: as Spark does, unless CHOROS_NETWORK says otherwise."""
+    network = os.environ.get("CHOROS_NETWORK", "")
+    if not network:
+        try:
+            found = socket.gethostbyname(host)
+        except OSError:
+            found = ""
+        if found.startswith("127.") or found in addresses().values():
+            return found
+    return own_address(network)
+
+
+def _gather(context: Any, text: str, timeout: float) -> list[str]:
+    """Spark's ``allGather``, with a limit."""
+    found: list[Any] = []
+
+    def call() -> None:
+        try:
+            found.append(context.allGather(text))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call, name="choros-all-gather", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not found:
+        raise MeetingTimeout(f"Not all workers had read their rows after {timeout:g} s.")
+    if isinstance(found[0], ChorosError) or not isinstance(found[0], list):
+        raise PeerFailed(f"Spark ended the meeting of the workers: {found[0]}")
+    return [str(one) for one in found[0]]

@@ -1,0 +1,127 @@
+"""Arrow's batches as arrays, without a copy where they lie right, and arrays as Arrow's batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from choros.errors import BadData
+from choros.spark.columns import Leaf
+from choros.types import Array
+
+
+def to_array(column: Any, leaf: Leaf) -> Array:
+    """Return the rows of one column of a batch.
+
+    Args:
+        column: pyarrow.Array, as ``normalise`` made it.
+        leaf: what it is.
+
+    Returns:
+        Array of shape (rows, ...): read-only, and a view of Arrow's memory where no row need be moved.
+
+    Raises:
+        BadData: there are nulls, or rows of different lengths.
+
+    Example:
+        >>> to_array(pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32())), Leaf("x", ("x",), "list")).tolist()
+        [[1.0, 2.0], [3.0, 4.0]]
+    """
+    _refuse_nulls(column, leaf)
+    rows = len(column)
+    if leaf.kind == "image":
+        found = _images(column, leaf)
+    elif leaf.kind == "bytes":
+        found = _bytes(column, leaf)
+    else:
+        sizes = list[int]()
+        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            sizes.append(_length(np.diff(column.offsets.to_numpy()), leaf))
+            column = column.flatten()
+            _refuse_nulls(column, leaf)
+        found = column.to_numpy(zero_copy_only=True).reshape(rows, *sizes)
+    return _shaped(found, leaf)
+
+
+def _refuse_nulls(column: Any, leaf: Leaf) -> None:
+    if column.null_count:
+        raise BadData(
+            f"There are nulls in {leaf.said}: leave such rows out with nulls='drop' or dropna, or fill them (Imputer)."
+        )
+
+
+def _length(lengths: Array, leaf: Leaf) -> int:
+    if not lengths.size:
+        return 0
+    least, most = int(lengths.min()), int(lengths.max())
+    if least != most:
+        raise BadData(
+            f"The rows of {leaf.said} have from {least} to {most} values: a batch needs rows of one length, so fill "
+            "short ones up or cut long ones."
+        )
+    return most
+
+
+def _bytes(column: Any, leaf: Leaf) -> Array:
+    large = pa.types.is_large_binary(column.type)
+    _, offsets, data = column.buffers()
+    rows = len(column)
+    places = np.frombuffer(offsets, np.int64 if large else np.int32)[column.offset : column.offset + rows + 1]
+    size = _length(np.diff(places), leaf)
+    flat = np.frombuffer(data, np.uint8)[places[0] : places[-1]] if rows and data is not None else np.empty(0, np.uint8)
+    return flat.reshape(rows, size)
+
+
+def _images(column: Any, leaf: Leaf) -> Array:
+    parts = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
+    sizes = [_length(parts[name].to_numpy(), leaf) for name in ("height", "width", "nChannels")]
+    found = _bytes(parts["data"], leaf)
+    if found.shape[1] != int(np.prod(sizes)):
+        raise BadData(f"The images of {leaf.said} are not 8 bits a channel: convert them first.")
+    images = found.reshape(len(column), *sizes)
+    if sizes[2] < 3:
+        return images
+    return images[..., [2, 1, 0, *range(3, sizes[2])]]  # Spark's are blue, green, red
+
+
+def _shaped(found: Array, leaf: Leaf) -> Array:
+    if leaf.shape is None or found.shape[1:] == leaf.shape:
+        return found
+    if found.size != len(found) * int(np.prod(leaf.shape)):
+        raise BadData(f"A row of {leaf.said} has the shape {found.shape[1:]}, but the model takes {leaf.shape}.")
+    return found.reshape(len(found), *leaf.shape)
+
+
+def batch_of(columns: Mapping[str, Any]) -> Any:
+    """Return a batch of named columns, arrays of Arrow or of numpy; two-dimensional ones become lists.
+
+    Example:
+        >>> batch_of({"a": np.zeros((2, 3), "float32")}).num_rows
+        2
+    """
+    made = [_column(values) for values in columns.values()]
+    return pa.RecordBatch.from_arrays(made, names=list(columns))
+
+
+def _column(values: Any) -> Any:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    values = np.asarray(values)
+    if values.ndim == 1:
+        return pa.array(values)
+    size = int(np.prod(values.shape[1:]))
+    places = pa.array(np.arange(len(values) + 1, dtype=np.int32) * size)
+    return pa.ListArray.from_arrays(places, pa.array(np.ascontiguousarray(values).reshape(-1)))
+
+
+def payload(rank: int, data: bytes, most: int) -> Iterator[Any]:
+    """Yield a rank's bytes as rows of at most ``most`` bytes: rank, part, payload."""
+    parts: Sequence[bytes] = [data[at : at + most] for at in range(0, len(data), most)] or [b""]
+    for number, part in enumerate(parts):
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([rank], pa.int32()), pa.array([number], pa.int32()), pa.array([part], pa.binary())],
+            names=["rank", "part", "payload"],
+        )

@@ -1,0 +1,7 @@
+"""Whether Spark can be tested here at all."""
+
+
+def test_spark_is_there(spark_is_there):
+    import pyspark
+
+    assert int(pyspark.__version__.split(".")[0]) >= 3
