@@ -78,7 +78,7 @@ class Rank:
         floatx = job.keras["floatx"]
         source = _held(task.data, task.rows, first, floatx, alone)
         validation: Any = None
-        if task.validation is not None and sum(task.validation_rows):
+        if task.validation is not None and any(task.validation_rows):
             validation = _held(task.validation, task.validation_rows, first, floatx, alone)
             if job.alone:  # whoever ends an epoch last validates, by itself
                 validation = _all_of(validation, group)
@@ -101,7 +101,6 @@ class Rank:
             return b""
         told: dict[str, Any] = {"tallies": [tally.json() for tally in tallies], "losses": losses, "history": None}
         if isinstance(conductors[0], Conductor):
-            conductors[0].end()
             history = conductors[0].history
             told["history"] = {"epoch": list(history.epoch), "history": history.history}
             told |= {"score": _score(history.history)}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from choros import algorithms
 from choros.cluster import Place
 from choros.data import packing
 from choros.data.held import template
@@ -46,9 +45,11 @@ class Frame:
 
     def __init__(self, frame: Any, columns: Columns, floatx: str = "float32") -> None:
         self.frame, self.columns = frame, columns
+        from choros.spark.pyarrow import few
+
         spill = Spill(columns, local_folder(0))
         try:
-            spill.fill(_batches(frame.limit(_FIRST)))
+            spill.fill(few(frame.limit(_FIRST)))
             data = [spill.data(spill.forms(), part) for part in ((False, True) if columns.marked else (False,))]
             some = next((one for one in data if one.rows), None)
             if some is None:
@@ -246,7 +247,7 @@ class _Spoken(Line):
         raise BadInput(f"A task asked the driver for {what}.")
 
 
-def train(
+def train(  # noqa: D417 - those of Trainer are named together
     frame: Any,
     *,
     model: Any,
@@ -284,21 +285,23 @@ def train(
     """
     import keras
 
-    more = {"meet": meet, "timeout": timeout, "first_timeout": first_timeout, "strict": strict}
-    how = {"max_restarts": max_restarts, "profile": profile, "partitioned": partitioned, "network": network}
-    trainer = FrameTrainer(model, algorithm, workers, frame.sparkSession, **how, **more)
-    if isinstance(trainer.algorithm, algorithms.Single):
-        trainer.partitioned = False
+    trainer = FrameTrainer(
+        model,
+        algorithm,
+        workers,
+        frame.sparkSession,
+        max_restarts=max_restarts,
+        profile=profile,
+        partitioned=partitioned,
+        network=network,
+        meet=meet,
+        timeout=timeout,
+        first_timeout=first_timeout,
+        strict=strict,
+    )
     rows = Frame(frame, columns, keras.config.floatx())
     history = trainer.fit(rows, validation_data=rows if columns.marked else None, **fit)
     return model, history, trainer.models
-
-
-def _batches(frame: Any) -> list[Any]:
-    """Some rows of a normalised frame, as Arrow brings them to a task."""
-    from choros.spark.pyarrow import few
-
-    return few(frame)
 
 
 def _copied(batch: Batch) -> tuple[Any, list[Any]]:

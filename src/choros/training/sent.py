@@ -18,6 +18,7 @@ import numpy as np
 
 from choros import algorithms
 from choros.backend.base import model_variables
+from choros.backend.caller import build_model
 from choros.cluster import Place
 from choros.data import packing
 from choros.errors import PeerFailed
@@ -115,6 +116,7 @@ def train_rank(
     model = unpack_model(parcel.model, parcel.code[0])
     model = model if other is None else other(model)
     if not rank and weights is not None:
+        build_model(model, sources[0].sample(job.batch_size))
         put(model, weights())
     conductor = Conductor(model, None, 0, job.epochs, parcel.steps) if rank else lead(model)
     algorithm = algorithms.from_config(job.algorithm)
