@@ -23,7 +23,7 @@ from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.meeting import meet
-from choros.training.parts import adding, build_replica
+from choros.training.parts import adding, build_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
@@ -203,7 +203,8 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
         meeting.close()
         if made is not None:
             made.close()
-    return RunRecord.of(plan.algorithm, job.meet, tallies, 0.0, reporter.losses)
+    met = "nothing" if job.ensemble else met_in(group, centre)
+    return RunRecord.of(plan.algorithm, job.meet, tallies, 0.0, reporter.losses, met)
 
 
 def _ending(conductor: Conductor) -> int | None:
