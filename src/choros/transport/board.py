@@ -336,8 +336,11 @@ class Board:
 
     def outlive(self, limit: float) -> None:
         """Leave, and return when all others have left or died, or so many seconds are over."""
+        if self._segment.closed:
+            return
         self.leave()
         begin, words = time.perf_counter(), self.words
+        limit = min(limit, GRACE) if self._broken else limit
         while any(words[self._line(r) + STATE] == JOINED and holder(self._fd, r) for r in self._others):
             if time.perf_counter() - begin >= limit:
                 return

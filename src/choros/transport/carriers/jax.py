@@ -8,6 +8,8 @@ so as ever; where rank 0 dies, JAX itself ends all the others at once (SIGABRT),
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -80,7 +82,8 @@ class JaxCarrier:
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = tuple(ranks)
+        self._ranks, self._under_way = tuple(ranks), False
+        atexit.register(self.close)
         firsts = {}
         for each in sorted(jax.devices(), key=lambda one: one.id, reverse=True):
             firsts[each.process_index] = each
@@ -103,8 +106,13 @@ class JaxCarrier:
         whole = jax.make_array_from_single_device_arrays((len(self._ranks), x.size), self._rows, [row])
         summed = self._add(whole)
 
+        self._under_way = True
+
         def look() -> Array | None:
-            return np.asarray(summed.addressable_data(0)) if summed.is_ready() else None
+            if not summed.is_ready():
+                return None
+            self._under_way = False
+            return np.asarray(summed.addressable_data(0))
 
         return look
 
@@ -127,4 +135,8 @@ class JaxCarrier:
         return JaxCarrier([self._ranks[rank] for rank in ranks])
 
     def close(self) -> None:
-        """Nothing is held but what JAX has, until the process ends."""
+        """Let JAX be; under a sum that has not ended its client stays, as freeing that would wait for it."""
+        if self._under_way:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mine.client))
+        self._under_way = False
+        atexit.unregister(self.close)
