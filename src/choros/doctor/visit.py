@@ -152,9 +152,10 @@ class Visit:
         """In what the ranks meet, and could meet, by name."""
         if group.size == 1:
             return {}
-        engine = self._ranks[0]["engine"]
-        found: dict[str, Group] = {engine: group}
-        if engine == "MPI" and len(self.seen.machines()) == 1:
+        from choros.transport import kind_of
+
+        found: dict[str, Group] = {kind_of(group): group}
+        if self._ranks[0]["engine"] == "MPI" and len(self.seen.machines()) == 1:
             from choros.training.ranks import in_shared_memory
 
             found["shared memory"] = in_shared_memory(group)

@@ -14,7 +14,7 @@ from choros.collectives import Collectives
 from choros.errors import BadInput, MeetingTimeout
 from choros.hvd import settings
 from choros.training.ranks import join, part
-from choros.transport import Group
+from choros.transport import Group, kind_of
 from choros.transport.local_group import LocalGroup
 from choros.transport.peers import machine
 
@@ -223,7 +223,7 @@ def mpi_built() -> bool:
 
 def mpi_enabled() -> bool:
     """Whether the ranks meet by MPI; False before ``init``."""
-    return bool(_now) and getattr(_now[0].group, "carrier", "") == "MPI"
+    return bool(_now) and "MPI" in kind_of(_now[0].group)
 
 
 def mpi_threads_supported() -> bool:

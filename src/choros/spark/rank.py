@@ -96,10 +96,15 @@ class Rank:
         parcel = Parcel(job, self.model, [self.custom], steps=self.steps)
         given = lambda: [np.frombuffer(one, np.uint8) for one in self.weights]  # noqa: E731
         how = (None, fresh) if alone and task.rank else (given, None)
-        model, tallies, losses = train_rank(parcel, rank, lead, (source, validation), *how)
+        model, tallies, losses, met = train_rank(parcel, rank, lead, (source, validation), *how)
         if rank:
             return b""
-        told: dict[str, Any] = {"tallies": [tally.json() for tally in tallies], "losses": losses, "history": None}
+        told: dict[str, Any] = {
+            "tallies": [tally.json() for tally in tallies],
+            "losses": losses,
+            "met": met,
+            "history": None,
+        }
         if isinstance(conductors[0], Conductor):
             history = conductors[0].history
             told["history"] = {"epoch": list(history.epoch), "history": history.history}

@@ -233,7 +233,8 @@ class FrameTrainer(Trainer):
             conductor.history.history = told["history"]["history"]
         else:
             conductor.end()
-        return RunRecord.of(plan.algorithm, plan.job.meet, [Tally(**one) for one in tallies], 0.0, losses)
+        tallied = [Tally(**one) for one in tallies]
+        return RunRecord.of(plan.algorithm, plan.job.meet, tallied, 0.0, losses, told["met"])
 
 
 class _Spoken(Line):

@@ -131,7 +131,9 @@ class Engine:
             raise
         finally:
             self.close()
-        return RunRecord.of(self.algorithm, self.job.meet, tallies, self.sent - self.begun, self.losses)
+        made = SharedCentre if self.job.alone else SharedGroup if self.job.together and self.job.workers > 1 else None
+        met = made.kind if made is not None else "nothing"
+        return RunRecord.of(self.algorithm, self.job.meet, tallies, self.sent - self.begun, self.losses, met)
 
     def send(self) -> None:
         """Send the job to its ranks."""

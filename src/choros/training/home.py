@@ -61,7 +61,7 @@ class Home(Line):
             process = self.launcher.start("choros.training.sent", ranks, {HOME: json.dumps(home)}, self.how)
             process.read(self.line)
             try:
-                tallies, losses = self.follow(process)
+                tallies, losses, met = self.follow(process)
             except KeyboardInterrupt:
                 put(self.model, self.latest)
                 raise
@@ -73,7 +73,7 @@ class Home(Line):
                 process.end(self.patience)
         put(self.model, self.latest)
         startup = begun - self.plan.begun
-        return RunRecord.of(self.plan.algorithm, self.job.meet, tallies, startup, losses)
+        return RunRecord.of(self.plan.algorithm, self.job.meet, tallies, startup, losses, met)
 
     def line(self, text: str) -> None:
         """Keep what a rank printed, and show it."""
@@ -99,7 +99,7 @@ class Home(Line):
         return told, [np.frombuffer(self.cargo.model, np.uint8)]
 
     # -- the run
-    def follow(self, process: Started) -> tuple[list[Tally], list[tuple[float, int, float]]]:
+    def follow(self, process: Started) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
         """Follow the run to its end."""
         done: dict[int, dict[str, Any]] = {}
         begun = time.monotonic()
@@ -128,7 +128,7 @@ class Home(Line):
                 back.put(self.obey(head, arrays))
         self.patience = _ENDS
         losses = [(seconds, epoch, loss) for seconds, epoch, loss in done[0]["losses"]]
-        return [Tally(**tally) for tally in done[0]["tallies"]], losses
+        return [Tally(**tally) for tally in done[0]["tallies"]], losses, done[0]["met"]
 
     # -- failure
     def fail(self, process: Started, rank: int, event: dict[str, Any]) -> None:

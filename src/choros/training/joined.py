@@ -23,7 +23,7 @@ from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.meeting import meet
-from choros.training.parts import adding, build_replica
+from choros.training.parts import adding, build_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
@@ -143,12 +143,12 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
         rank: int.
         replica: what a job of one rank trains with, kept by the caller; None makes it.
     """
-    tallies, losses = run(plan, rank, replica)
-    return RunRecord.of(plan.algorithm, plan.job.meet, tallies, 0.0, losses)
+    tallies, losses, met = run(plan, rank, replica)
+    return RunRecord.of(plan.algorithm, plan.job.meet, tallies, 0.0, losses, met)
 
 
-def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[tuple[float, int, float]]]:
-    """Train as ``fit`` does; returns what each rank did, and (seconds, epoch, loss) of each epoch."""
+def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
+    """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
     model, job, source, validation, conductor = plan.model, plan.job, plan.source, plan.validation, plan.conductor
     base: Group = LocalGroup()
     if job.workers > 1:
@@ -209,7 +209,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
         meeting.close()
         if made is not None:
             made.close()
-    return tallies, reporter.losses
+    met = "nothing" if job.ensemble else met_in(group, centre)
+    return tallies, reporter.losses, met
 
 
 def _ending(conductor: Conductor) -> int | None:

@@ -11,10 +11,12 @@ from typing import Any
 from choros.cluster import Place
 from choros.errors import BadInput
 from choros.machine.address import own_address, pass_on
-from choros.training.choice import MPI, SHARED, TCP, Choice, choose
+from choros.training.choice import MPI, NAMED, SHARED, TCP, Choice, choose
+from choros.training.sums import summed
 from choros.transport import Group
 from choros.transport.echo import let_the_cause_end_first
 from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
+from choros.transport.native_group import NativeGroup, wide_of
 from choros.transport.shared_group import SharedGroup, share
 
 _joined: dict[str, Group] = {}
@@ -40,13 +42,15 @@ def join(rank: int, size: int, timeout: float) -> Group:
         for name, value in pass_on(os.environ.get("CHOROS_NETWORK", "")).items():
             os.environ.setdefault(name, value)
         if choice.kind == MPI:
-            _joined["group"] = _by_mpi(rank, size, timeout)
+            group = _by_mpi(rank, size, timeout)
         elif choice.kind == TCP:
-            _joined["group"] = _by_tcp(place, rank, size, timeout)
+            group = _by_tcp(place, rank, size, timeout)
         elif choice.kind == SHARED:
-            _joined["group"] = _shared(rank, size, timeout)
+            group = _shared(rank, size, timeout)
         else:
-            _joined["group"] = _others(choice, rank, size, timeout)
+            group = _others(choice, rank, size, timeout)
+        _joined["beneath"] = group  # which is not joined a second time where what comes now fails
+        _joined["group"] = group if os.environ.get("CHOROS_GROUP") in NAMED else summed(group, choice.sums, timeout)
     return _joined["group"]
 
 
@@ -91,6 +95,9 @@ def part(group: Group, ranks: Sequence[int]) -> Group | None:
     Raises:
         BadInput: ranks of several machines, and the group has no ``part``.
     """
+    if isinstance(group, NativeGroup):
+        beneath = part(group.wide, ranks)
+        return beneath and NativeGroup(wide_of(beneath), group.carrier.among(ranks))
     mine, own = group.rank in ranks, getattr(group, "part", None)
     if own is not None:
         made: Group | None = own(ranks) if mine else None

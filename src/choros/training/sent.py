@@ -41,7 +41,7 @@ from choros.types import Array
 
 HOME = "CHOROS_HOME"  # where the caller waits, and its secret
 _DIAL = 60.0  # seconds to reach it for
-Result = tuple[Any, list[Tally], list[tuple[float, int, float]]]
+Result = tuple[Any, list[Tally], list[tuple[float, int, float]], str]
 
 
 class Afar:
@@ -110,7 +110,7 @@ def train_rank(
         other: makes of the model that which is trained; None is the model itself.
 
     Returns:
-        The trained model, the ranks' tallies, and (seconds, epoch, loss) of each epoch.
+        The trained model, the ranks' tallies, (seconds, epoch, loss) of each epoch, and what they met in.
     """
     begun, job = time.perf_counter(), parcel.job
     model = unpack_model(parcel.model, parcel.code[0])
@@ -155,14 +155,14 @@ def _work(line: Channel, place: Place) -> None:
     code = read_code(told["code"])
     parcel = Parcel(job, model, code, arrays, told["watched"], told["steps"])
     validation = None if job.validation is None else packing.unpack(job.validation, arrays, code[1:])
-    trained, tallies, losses = train_rank(
+    trained, tallies, losses, met = train_rank(
         parcel,
         place.rank,
         lambda model: Afar(line, model, job, parcel.watched),
         (packing.unpack(job.source, arrays, code[1:]), validation),
         lambda: line.ask({"ask": "weights"})[1],
     )
-    done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses}
+    done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses, "met": met}
     line.ask(done, () if place.rank else shown(trained, job.hand_back))
 
 
