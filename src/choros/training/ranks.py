@@ -10,6 +10,7 @@ from typing import Any
 
 from choros.cluster import Place
 from choros.errors import BadInput
+from choros.machine import MPICH_UNDER_PMI2
 from choros.machine.address import own_address, pass_on
 from choros.training.choice import MPI, SHARED, TCP, Choice, choose
 from choros.transport import Group
@@ -19,6 +20,7 @@ from choros.transport.shared_group import SharedGroup, share
 
 _joined: dict[str, Group] = {}
 _SECRET = 16  # bytes, at least
+_ENDING = ("choros", "torchrun")  # launchers that end the others of a rank that fails
 
 
 def join(rank: int, size: int, timeout: float) -> Group:
@@ -105,13 +107,16 @@ def _by_mpi(rank: int, size: int, timeout: float) -> Group:
     from choros.transport import mpi
     from choros.transport.mpi_group import MpiGroup
 
+    if Place.here().launcher == "slurm":
+        for name, value in MPICH_UNDER_PMI2.items():
+            os.environ.setdefault(name, value)
     return _several(_fitting(MpiGroup(timeout=timeout), rank, size, mpi.remedy()))
 
 
 def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
     from choros.transport.tcp.group import TcpGroup
 
-    let_the_cause_end_first()
+    let_the_cause_end_first(f"rank {rank} of {size} on {os.uname().nodename}")
     if place.launcher == "torchrun":
         from choros.transport.tcp.torch import come
 
@@ -119,6 +124,8 @@ def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
     else:
         secret, swap = _by_secret(place, rank, size, timeout)
     wide = TcpGroup(rank, size, swap, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
+    if place.launcher not in _ENDING:
+        wide.end_together()
     if size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
         _joined["tcp"] = wide
         return in_shared_memory(wide)

@@ -159,4 +159,5 @@ def abort_on_exception(MPI: Any) -> None:
             time.sleep(_SPOKEN)
             MPI.COMM_WORLD.Abort(1)
 
-    hook("mpi", after)
+    world = MPI.COMM_WORLD
+    hook("mpi", f"rank {world.Get_rank()} of {world.Get_size()} on {os.uname().nodename}", after)
