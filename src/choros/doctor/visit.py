@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from choros.cluster import Place
 from choros.doctor import smoke
 from choros.doctor.facts import Facts, look
 from choros.doctor.findings import NEED, Seen, room
 from choros.errors import ChorosError
+from choros.training.whereabouts import find_place
 
 if TYPE_CHECKING:
     from choros.transport import Group
@@ -74,7 +74,7 @@ class Visit:
             True
         """
         try:
-            place = Place.here()
+            place = find_place(self.wish.timeout)
         except ChorosError as error:
             self._trouble("place", str(error))
             return self.seen

@@ -12,13 +12,14 @@ from choros.errors import BadInput
 from choros.training.layout import describe
 from choros.training.lean import lean
 from choros.training.pool import WorkerPool, each_devices
+from choros.training.whereabouts import find_place
 
 
 def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
     """Return where this process is; inside a job a Trainer starts nothing and joins as that rank."""
     if os.environ.get("CHOROS_WORKER"):
         raise BadInput("This process is itself a worker of a Trainer: do not train inside a callback or a layer.")
-    place = Place.here()
+    place = find_place()
     if place.size == 1:
         return place
     if workers not in (None, place.size) or pool is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from choros.cluster import Place
 from choros.errors import BadInput
+from choros.machine import MPICH_UNDER_PMI2
 from choros.machine.address import own_address, pass_on
 from choros.training.choice import MPI, NAMED, SHARED, TCP, Choice, choose
 from choros.training.sums import summed
@@ -18,9 +19,11 @@ from choros.transport.echo import let_the_cause_end_first
 from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
 from choros.transport.native_group import NativeGroup, wide_of
 from choros.transport.shared_group import SharedGroup, share
+from choros.transport.tcp.group import TcpGroup
 
 _joined: dict[str, Group] = {}
 _SECRET = 16  # bytes, at least
+_ENDING = ("choros", "torchrun")  # launchers that end the others of a rank that fails
 
 
 def join(rank: int, size: int, timeout: float) -> Group:
@@ -67,14 +70,8 @@ def join_by_sockets(
         address: str. Where the others reach this host.
         timeout: float. Seconds that the ranks wait for each other.
     """
-    from choros.transport.tcp.group import TcpGroup
-
     leave()
-    wide = TcpGroup(rank, size, swap, secret, address, timeout)
-    if size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
-        _joined.update(tcp=wide, group=in_shared_memory(wide))
-    else:
-        _joined["group"] = _several(wide)
+    _joined["group"] = _nearest(TcpGroup(rank, size, swap, secret, address, timeout))
     return _joined["group"]
 
 
@@ -143,18 +140,32 @@ def _by_mpi(rank: int, size: int, timeout: float) -> Group:
     from choros.transport import mpi
     from choros.transport.mpi_group import MpiGroup
 
+    if Place.here().launcher == "slurm":
+        for name, value in MPICH_UNDER_PMI2.items():
+            os.environ.setdefault(name, value)
     return _several(_fitting(MpiGroup(timeout=timeout), rank, size, mpi.remedy()))
 
 
 def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
-    let_the_cause_end_first()
+    let_the_cause_end_first(f"rank {rank} of {size} on {os.uname().nodename}")
     if place.launcher == "torchrun":
         from choros.transport.tcp.torch import come
 
         secret, swap = come(rank, size, timeout)
     else:
         secret, swap = _by_secret(place, rank, size, timeout)
-    return join_by_sockets(rank, size, swap, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
+    wide = TcpGroup(rank, size, swap, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
+    if place.launcher not in _ENDING:
+        wide.end_together()
+    return _nearest(wide)
+
+
+def _nearest(wide: TcpGroup) -> Group:
+    """Return the group of the same ranks that meets in shared memory, where all are on one host or some share one."""
+    if wide.size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
+        _joined["tcp"] = wide
+        return in_shared_memory(wide)
+    return _several(wide)
 
 
 def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes], list[bytes]]]:

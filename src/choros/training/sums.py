@@ -84,7 +84,7 @@ def _by_jax(wide: Wide, timeout: float) -> NativeGroup:
     module = _on_all(wide, load)
     _, (host, port) = _place(wide)
     _on_all(wide, lambda: module.start(f"{host}:{port}", wide.rank, wide.size, timeout))
-    let_the_cause_end_first()
+    let_the_cause_end_first(f"rank {wide.rank} of {wide.size} on {os.uname().nodename}")
     if wide.rank == 0:  # its process tells JAX's of each other: it ends last
         _note_failure()
         atexit.register(lambda: wide.outlive(*(_failing[:1] or [math.inf])))
