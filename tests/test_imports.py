@@ -96,7 +96,7 @@ OUTSIDE = {
         "doctor",
         "spark",
     },
-    "cloudpickle": {"training", "data", "runner"},
+    "cloudpickle": {"training", "data", "runner", "spark"},
     "ml_dtypes": {"collectives"},
     "mpi4py": {"transport"},
     "matplotlib": {"report", "demo"},
