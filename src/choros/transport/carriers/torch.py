@@ -22,6 +22,7 @@ from choros.errors import BadInput, MeetingTimeout
 from choros.transport.carriers import Look
 from choros.types import Array, aligned
 
+_END = timedelta(minutes=1)  # to wait for what has ended, which tells of an error
 _NEVER = timedelta(days=1)  # whoever looks has a limit of its own
 
 
@@ -122,7 +123,7 @@ class TorchCarrier:
         def look() -> Array | None:
             if not work.is_completed():
                 return None
-            work.wait()
+            work.wait(_END)
             self._under_way = False
             if self._nccl:
                 small = tensor.dtype == torch.bfloat16
