@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -188,6 +189,81 @@ def mpiexec():
     if not path.exists() or importlib.util.find_spec("mpi4py") is None:
         pytest.skip(f"no mpiexec beside {sys.executable}, or no mpi4py: pip install 'choros[mpi-wheel]'")
     return Mpi(str(path))
+
+
+FAILING = """
+import os, sys, time
+if os.environ["KERAS_BACKEND"] != "tensorflow":
+    sys.modules["tensorflow"] = None
+import keras
+import numpy as np
+import choros
+import choros.hvd as hvd
+
+def fail():
+    if hvd.rank() == 1:
+        print(f"raised at {time.time()}", flush=True)
+        raise ValueError("the cause")
+
+class Callback(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            fail()
+
+class Data(keras.utils.PyDataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, i):
+        if i > 7:
+            fail()
+            time.sleep(0.2)  # rank 0 would go on for minutes, and waits for nobody
+        return x[:8], x[:8, 0]
+
+hvd.init()
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).standard_normal((640, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+if sys.argv[1] == "callback":
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(hvd.shard(x, x[:, 0], batch_size=16), verbose=0, callbacks=[Callback()])
+elif sys.argv[1] == "trainer":
+    model.compile("sgd", "mse")
+    choros.Trainer(model, choros.AEASGD(window=2)).fit(Data(), verbose=0)
+else:
+    fail()
+    time.sleep(120)
+"""
+
+
+@pytest.fixture
+def failing(tmp_path):
+    """Run a script of which rank 1 of 2 raises under a launcher; return the last lines of the whole job."""
+    (tmp_path / "failing.py").write_text(FAILING)
+
+    def run(launcher, how, lines=45, says=True, **environment):
+        job = subprocess.run(
+            [*map(str, launcher), str(tmp_path / "failing.py"), how],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=90,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+        assert job.returncode, job.stdout
+        took = time.time() - float(re.search(r"raised at (\d+\.\d+)", job.stdout)[1])
+        assert took < 10, f"{took} s after rank 1 raised:\n{job.stdout}"
+        end = "\n".join(job.stdout.rstrip().splitlines()[-lines:])
+        for words in ("Traceback (most recent call last):", "in fail", "ValueError: the cause"):
+            assert words in end, job.stdout
+        if says:
+            assert re.search(
+                r"choros: rank 1 of 2 on \S+ failed \(ValueError\), which ends the job with code 1", end
+            ), end
+        return end
+
+    return run
 
 
 @pytest.fixture(autouse=True)

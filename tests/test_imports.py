@@ -35,9 +35,20 @@ ROOMS = {
     "callbacks": {"cluster"},
     "collectives": {"transport"},
     "runner": {"cluster", "launch", "machine", "transport"},
+    "launchers": {"cluster", "launch", "runner"},
     "hvd": {"callbacks", "cluster", "collectives", "training", "transport", "backend", "data"},
     "native": {"cluster", "machine", "training", "transport"},
-    "training": {"algorithms", "exchange", "transport", "cluster", "machine", "launch", "backend", "data"},
+    "training": {
+        "algorithms",
+        "exchange",
+        "transport",
+        "cluster",
+        "machine",
+        "launch",
+        "launchers",
+        "backend",
+        "data",
+    },
 }
 NOBODY_IMPORTS = {
     "trainer",

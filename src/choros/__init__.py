@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from choros.data import files, prefetch
     from choros.errors import BadInput, ChorosError, WorkerFailed
     from choros.hvd.rows import shard
+    from choros.launchers import Mpiexec, Srun, Ssh
     from choros.runner import run
     from choros.trainer import Trainer
     from choros.training.first import rank0_first
@@ -47,6 +48,7 @@ _WHERE = {
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
     "Place": "choros.cluster",
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
+    **dict.fromkeys(("Mpiexec", "Srun", "Ssh"), "choros.launchers"),
     "rank0_first": "choros.training.first",
     "run": "choros.runner",
     "shard": "choros.hvd.rows",
@@ -71,9 +73,12 @@ __all__ = [
     "DynSGD",
     "Ensemble",
     "LocalSGD",
+    "Mpiexec",
     "Place",
     "RunRecord",
     "Single",
+    "Srun",
+    "Ssh",
     "Trainer",
     "WorkerFailed",
     "WorkerPool",

@@ -18,14 +18,17 @@ from choros.backend.caller import build_model
 from choros.cluster import Place
 from choros.data import StreamSource, checks, make_source, make_validation
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
+from choros.launchers import How, launcher_of
 from choros.training import joined
 from choros.training.arguments import (
     check_devices,
     check_epochs,
+    check_launcher,
     check_meet,
     check_model,
     check_numbers,
     check_place,
+    check_reach,
     check_rest,
     go_on,
     keras_settings,
@@ -33,6 +36,7 @@ from choros.training.arguments import (
 )
 from choros.training.conductor import Conductor, values
 from choros.training.engine import Cargo, Engine
+from choros.training.home import Home
 from choros.training.job import Job, Plan
 from choros.training.layout import check_layout, say_mesh
 from choros.training.parts import several_models
@@ -42,7 +46,7 @@ from choros.training.travel import pack_model
 
 
 class Trainer:
-    """Train a compiled Keras model with several workers on this machine.
+    """Train a compiled Keras model with several workers, on this machine or where a launcher starts them.
 
     The model that is given is the model that is trained: after ``fit`` it holds the final weights. Workers are
     processes of their own, started without running your script again, so no ``if __name__`` guard is needed.
@@ -60,6 +64,13 @@ class Trainer:
         layout: how a worker's devices divide the model's weights (JAX): a ``keras.distribution.LayoutMap``, a
             ``ModelParallel``, or a dict from patterns of variables' paths to a tuple with "model" or None for each
             dimension. Defaults to None: each device has all.
+        launcher: what starts the workers elsewhere: ``choros.Ssh("n1:2,n2:2")``, ``choros.Srun()`` (or ``"srun"``) in
+            an allocation of SLURM, ``choros.Mpiexec()`` (or ``"mpiexec"``). The callbacks run here. All hosts have
+            this directory, this Python and what it has installed. Arrays go to each host once; files are read by each
+            worker, so give those where there is much. Defaults to None: workers of this machine.
+        network: str. The interface (``"ib0"``), the beginning of several, or the domain (``".hsn.example.org"``) by
+            which the workers' hosts reach each other, told to the libraries that they use too. Defaults to
+            ``CHOROS_NETWORK``, else the way to the other hosts.
         timeout: float. Seconds without a step after which a worker counts as hung. Defaults to 300; the first step
             may take ``first_timeout`` (1,800) seconds.
         strict: bool. Whether settings outside an algorithm's stability bound are refused; else they warn.
@@ -94,6 +105,8 @@ class Trainer:
         devices_per_worker: int | Sequence[int] | None = None,
         layout: Any = None,
         echo: bool = True,
+        launcher: Any = None,
+        network: str | None = None,
         timeout: float = 300.0,
         first_timeout: float = 1800.0,
         strict: bool = True,
@@ -107,8 +120,12 @@ class Trainer:
         check_model(model)
         single = isinstance(self.algorithm, algorithms.Single)
         self._place = self._where(workers, self.algorithm, pool)
+        self._launcher, self._how = launcher_of(launcher), How(threads, bind, network or "")
         if self._place.size > 1:
             workers = self._place.size
+            os.environ |= {"CHOROS_NETWORK": network} if network else {}
+        if self._launcher is not None:
+            workers = check_launcher(self._launcher, workers, self._place, self.algorithm, pool)
         if workers is None:
             workers = 1 if single else pool.size if pool is not None else default_workers()
         self.workers = 1 if single else check_workers(workers)
@@ -124,9 +141,9 @@ class Trainer:
         self._own, self._kept = pool is None, False
         self._each = each_devices(own, self.workers) if self._own else self._pool.per_worker[: self.workers]
         self._layout = check_devices(self._each, devices_per_worker, layout)
-        if self._layout is not None and self._place.size > 1:
+        if self._layout is not None and (self._place.size > 1 or self._launcher is not None):
             raise BadInput(
-                "layout= is for workers that the Trainer starts: run the script without a launcher of ranks."
+                "layout= is for workers that the Trainer starts on this machine: leave the launcher of ranks out."
             )
 
     def fit(  # noqa: D417 - those of Keras are named together
@@ -203,6 +220,7 @@ class Trainer:
             validation = make_validation(validation_data, validation_steps, floatx)
         if isinstance(source, StreamSource):
             source.check(epochs - initial_epoch, steps_per_epoch)
+            check_reach(self._launcher)
         steps = steps_per_epoch or source.steps(batch_size)
         check_rest(initial_batch, steps)
         if isinstance(self.algorithm, algorithms.Ensemble):
@@ -272,7 +290,11 @@ class Trainer:
         if self._place.size > 1:
             return joined.fit(plan, self._place.rank)
         cargo = Cargo(*plan.written, [], [])
-        plan = replace(plan, job=cargo.load(plan))
+        plan = replace(plan, job=cargo.load(plan, here=self._launcher is None))
+        if self._launcher is not None:
+            record = Home(plan, cargo, self._launcher, self._how).run()
+            plan.conductor.end()
+            return record
         try:
             engine = Engine(plan, cargo, self._pool)
             record = engine.run()

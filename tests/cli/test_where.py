@@ -43,6 +43,17 @@ def test_the_place_of_a_slurm_rank(capsys, monkeypatch):
     assert "CHOROS_GROUP='nowhere' is none of: shared, mpi" in json.loads(capsys.readouterr().out)["group"]
 
 
+def test_a_launcher_that_is_not_known_is_said(capsys, monkeypatch):
+    monkeypatch.setenv("PMI_FD", "9")
+    assert main(["where", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["place"]["launcher"], found["group"]) == ("single", "none needed: one rank")
+    assert "but PMI_FD=9: an MPI's launcher that Choros does not know; CHOROS_GROUP=mpi asks MPI" in found["why"]
+    monkeypatch.setenv("CHOROS_GROUP", "mpi")
+    assert main(["where", "--json"]) == 0
+    assert "which the ranks also ask for their places when they meet" in json.loads(capsys.readouterr().out)["group"]
+
+
 def test_a_contradiction_is_said(capsys, monkeypatch):
     monkeypatch.setenv("CHOROS_RANK", "9")
     monkeypatch.setenv("CHOROS_SIZE", "2")

@@ -1,6 +1,6 @@
 import pytest
 
-from choros.cluster import Place, expand_hosts, expand_tasks, why
+from choros.cluster import Place, expand_hosts, expand_tasks, strange, why
 from choros.errors import BadInput
 
 CHOROS = {"CHOROS_RANK": "2", "CHOROS_SIZE": "4", "CHOROS_LOCAL_RANK": "2", "CHOROS_LOCAL_SIZE": "4"}
@@ -52,6 +52,11 @@ PALS = {
     "PMI_LOCAL_SIZE": "2",
     "PMIX_RANK": "5",
 }
+ALPS = {"ALPS_APP_PE": "3", "ALPS_APP_ID": "7", "ALPS_APP_DEPTH": "8", "COBALT_JOBSIZE": "2", "COBALT_JOBID": "1"}
+SAID_BY_MPI = {
+    **{"CHOROS_MPI_RANK": "3", "CHOROS_MPI_SIZE": "4", "CHOROS_MPI_LOCAL_RANK": "1", "CHOROS_MPI_LOCAL_SIZE": "2"},
+    **{"CHOROS_MPI_NODE": "1", "CHOROS_MPI_NODES": "2"},
+}
 JSRUN = {
     "JSM_NAMESPACE_RANK": "3",
     "JSM_NAMESPACE_SIZE": "8",
@@ -72,6 +77,7 @@ SHELLS = {  # of a job, before anything started ranks
     "Flux": {"FLUX_URI": "local:///run/flux/local"},
     "an Indexed Job of its own": {"JOB_COMPLETION_INDEX": "2"},
     "PALS' own": {"PALS_APID": "1-2"},
+    "Cobalt": {"COBALT_JOBID": "1", "COBALT_JOBSIZE": "2", "COBALT_NODEFILE": "/nowhere"},
 }
 SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_JOB_NODELIST": "n[1-2,4]", "SLURM_TASKS_PER_NODE": "2(x3)"}
 
@@ -92,6 +98,8 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_JOB_NODELIST": "n[1-2
         (SBATCH, Place(0, 1, 0, 1, 0, 1, (), None, "single")),
         (MVAPICH, Place(3, 4, 1, 2, None, None, (), None, "mvapich")),
         (PALS, Place(5, 6, 1, 2, 2, None, (), None, "pals")),
+        ({**ALPS, "PMI_SIZE": "1", "ALPS_APP_PE": "0"}, Place(launcher="alps")),
+        ({**ALPS, **SAID_BY_MPI}, Place(3, 4, 1, 2, 1, 2, (), None, "mpi")),
         (JSRUN, Place(3, 8, 3, 4, None, None, (), None, "jsrun")),
         (FLUX, Place(3, 4, 1, 2, None, 2, (), None, "flux")),
         (POD, Place(2, 4, 0, 1, 2, 4, (), "train-0.train:29500", "kubernetes")),
@@ -111,7 +119,7 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_JOB_NODELIST": "n[1-2
             "mvapich",
             "pals",
         ),
-        *("jsrun", "flux", "kubernetes", "tf_config", *SHELLS),
+        *("alps of one", "alps that asked MPI", "jsrun", "flux", "kubernetes", "tf_config", *SHELLS),
     ],
 )
 def test_each_launcher(environ, expected):
@@ -131,6 +139,9 @@ def test_each_launcher(environ, expected):
         ({**JSRUN, **FLUX}, "jsrun"),
         ({**PALS, **TORCHRUN}, "torchrun"),
         ({**PALS, **OPENMPI}, "openmpi"),
+        ({**PALS, **ALPS}, "pals"),  # aprun of PALS says both
+        ({**PALS, **SAID_BY_MPI}, "mpi"),
+        ({**SAID_BY_MPI, **CHOROS}, "choros"),
         ({**JSRUN, **OPENMPI}, "openmpi"),  # Spectrum MPI under jsrun: both say the same
         ({**POD, **MPICH}, "mpich"),
         ({**TF, **POD}, "kubernetes"),
@@ -161,6 +172,7 @@ def test_the_inner_launcher_wins(environ, launcher):
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2]"}, "2 hosts are listed but there are 3 nodes"),
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2"}, "brackets"),
         ({**PALS, "PMI_SIZE": ""}, "PMI_SIZE or PALS_LOCAL_SIZE x hosts of PBS_NODEFILE is not set"),
+        (ALPS, "PMI_SIZE is not set. Start it through alps again, set CHOROS_GROUP=mpi on all ranks, who then ask MPI"),
         ({**FLUX, "FLUX_JOB_SIZE": "5"}, "FLUX_JOB_SIZE / FLUX_JOB_NNODES is not set"),
         ({**POD, "CHOROS_COMPLETIONS": "2"}, "rank 2 is not below the size 2"),
         ({"TF_CONFIG": "no"}, "TF_CONFIG tells no place (JSONDecodeError"),
@@ -202,6 +214,23 @@ def test_the_refusal_says_what_to_do():
 
 def test_one_rank_needs_no_local_place():
     assert Place.here({"RANK": "0", "WORLD_SIZE": "1"}) == Place(launcher="torchrun")
+
+
+@pytest.mark.parametrize(
+    ("environ", "signs"),
+    [
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9"}, ("PMI_RANK=1", "PMI_FD=9")),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "a"}, ("PMIX_RANK=1", "PMIX_NAMESPACE=a")),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, ()),
+        ({"PMI_NO_FORK": "1", "PMIX_MCA_gds": "hash"}, ()),  # settings of a site, outside of any job
+        *((one, ()) for one in (MPICH, PALS, SLURM, OPENMPI, SAID_BY_MPI, {})),
+    ],
+)
+def test_the_signs_of_a_launcher_that_is_not_known(environ, signs):
+    assert strange(environ) == signs
+    assert ("CHOROS_GROUP=mpi asks MPI" in why(environ)) == bool(signs)
+    if signs:
+        assert Place.here(environ) == Place()
 
 
 def test_this_process_by_default(monkeypatch):

@@ -172,7 +172,10 @@ def make_centre(request):
 
 @pytest.fixture(params=["local", "shared", *sorted(entry_points(group=GROUPS).names)])
 def make_group(request):
-    """Every group, of one rank; with what installed packages add. MPI's, of more ranks, is in ``tests/transport``."""
+    """Every group, of one rank; with what installed packages add.
+
+    Those that take more ranks (MPI, TCP, several hosts, sums by PyTorch and by JAX) are in ``tests/transport``.
+    """
     made = []
 
     def make():

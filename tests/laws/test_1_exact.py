@@ -1,5 +1,9 @@
 """Law 1: by AllReduce, k workers are one process on the same global batches."""
 
+import inspect
+import json
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -346,3 +350,65 @@ def own_logs(backend, names):
             return {name: logs[name] for name in names}, metrics
 
     return small(Own, None, "sparse_categorical_crossentropy")
+
+
+def wide(keras):
+    """A classifier of more than 16 KB, so that its gradients go by the library; weights depend only on the seed."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1000, "relu"), keras.layers.Dense(3, "softmax")])
+    model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+CARRIED = """
+import os, sys
+if os.environ["KERAS_BACKEND"] != "tensorflow":
+    sys.modules["tensorflow"] = None
+library, room = os.environ["CHOROS_GROUP"], sys.argv[1]
+import choros, choros.native
+if library == "jax":
+    choros.native.initialize("jax")
+import json, keras, numpy as np
+from choros.cluster import Place
+{wide}
+data, said = np.load(os.path.join(room, "data.npz")), []
+for algorithm in (choros.AllReduce(), choros.LocalSGD(window=2), choros.AEASGD(window=2)):
+    model = wide(keras)
+    history = choros.Trainer(model, algorithm).fit(
+        data["x"], data["y"], epochs=2, batch_size=16, seed=5, verbose=0, validation_data=(data["x"], data["y"]))
+    said.append([history.run.group, history.run.line(), [float(np.abs(w).sum()) for w in model.get_weights()]])
+    if algorithm.name == "allreduce":
+        np.savez(os.path.join(room, f"rank{{Place.here().rank}}.npz"), *model.get_weights())
+with open(os.path.join(room, f"rank{{Place.here().rank}}.json"), "w") as file:
+    json.dump(said, file)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["choros run", "mpiexec"])
+def test_sums_by_the_backends_own_library(plain_fit, data, clean_python, backend, request, tmp_path, launcher):
+    """PyTorch's on PyTorch and TensorFlow, JAX's on JAX; what meets alone uses the group beneath, and says so."""
+    library = "jax" if backend == "jax" else "torch"
+    x, y = data(rows=99)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    reference = wide(keras)
+    plain_fit(reference, x, y, epochs=2, batch_size=16, seed=5)
+    script = CARRIED.format(wide=inspect.getsource(wide))
+    if launcher == "mpiexec":
+        (tmp_path / "carried.py").write_text(script)
+        mpiexec = request.getfixturevalue("mpiexec")
+        mpiexec(2, sys.executable, tmp_path / "carried.py", tmp_path, timeout=200, CHOROS_GROUP=library)
+    else:
+        more = {"CHOROS_GROUP": library, "CHOROS_ROOM": str(tmp_path)}
+        script = script.replace("sys.argv[1]", 'os.environ["CHOROS_ROOM"]')
+        done = clean_python(script, before=("-m", "choros", "run", "-n", "2"), timeout=200, **more)
+        assert done.returncode == 0, done.stdout + done.stderr
+    beneath = "MPI" if launcher == "mpiexec" else "shared memory"
+    both = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    for rank, said in enumerate(both):
+        groups = [group for group, _, _ in said]
+        assert groups == [*[f"{library} (gloo) over {beneath}"] * 2, "a centre in shared memory"]
+        assert all(f"meeting in {group}" in line for group, line, _ in said)
+        with np.load(tmp_path / f"rank{rank}.npz") as found:
+            for name, expected in zip(found.files, reference.get_weights(), strict=True):
+                np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5)
+    assert [weights for _, _, weights in both[0]] == [weights for _, _, weights in both[1]]

@@ -118,3 +118,58 @@ def test_a_host_that_cannot_be_reached_is_named(run, ssh):
     assert job.returncode == 255, out
     assert "No route to host" in out
     assert "could not be reached by ssh" in out
+
+
+HERE = """
+import json, os, sys
+import numpy as np
+import keras
+import choros
+
+def model():
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+class Seen(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("seen", epoch, os.uname().nodename, float(self.model.get_weights()[0][0, 0]), flush=True)
+
+x = np.random.default_rng(0).standard_normal((61, 4)).astype("float32")
+hosts, how = choros.Ssh("one:2,two:1", sys.argv[1]), {"batch_size": 12, "epochs": 2, "seed": 5, "verbose": 0}
+for algorithm in (choros.AllReduce(), choros.AEASGD(window=2)):
+    there, here = model(), model()
+    fit = choros.Trainer(there, algorithm, launcher=hosts).fit(x, x[:, 0], callbacks=[Seen()], **how)
+    choros.Trainer(here, algorithm, workers=3).fit(x, x[:, 0], **how)
+    apart = max(float(np.abs(a - b).max()) for a, b in zip(there.get_weights(), here.get_weights()))
+    print("said", json.dumps([apart, fit.history["loss"], len(fit.run.workers)]), flush=True)
+
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        if os.environ.get("CHOROS_RANK") == "2" and index == 20:
+            os.kill(os.getpid(), 9)
+        return x[:12], x[:12, 0]
+
+try:
+    choros.Trainer(model(), launcher=hosts).fit(Rows(), verbose=0, epochs=3)
+except choros.WorkerFailed as error:
+    print("failed", error.rank, error.host, error.signal)
+"""
+
+
+def test_a_trainer_here_has_its_workers_there(ssh, tmp_path):
+    (tmp_path / "here.py").write_text(HERE)
+    words = [sys.executable, "here.py", str(ssh)]
+    out = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert out.returncode == 0, out.stderr
+    seen = re.findall(r"^seen (\d) (\S+) ", out.stdout, re.M)
+    assert seen == [("0", os.uname().nodename), ("1", os.uname().nodename)] * 2
+    (apart, _, count), (_, losses, _) = (json.loads(t) for t in re.findall(r"^said (.*)$", out.stdout, re.M))
+    assert apart <= 1e-6
+    assert count == 3
+    assert losses[1] < losses[0]
+    assert "failed 2 two SIGKILL" in out.stdout

@@ -199,3 +199,25 @@ def test_together_and_alone_ranks_of_two_nodes_end_with_the_same_weights(slurm, 
         assert sorted(rank for rank, *_ in found) == ["0", "1", "2", "3"], log
         assert len({digest for _, digest, _ in found}) == 1, name
         assert float(found[0][2]) < 0.9, name
+
+
+HERE = """
+import os
+import numpy as np, keras, choros
+x = np.random.default_rng(0).standard_normal((80, 4)).astype("float32")
+for algorithm in ("allreduce", "dynsgd"):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print("seen by", os.uname().nodename))
+    trainer = choros.Trainer(model, algorithm, launcher="srun")
+    history = trainer.fit(x, x[:, 0], batch_size=16, epochs=2, verbose=0, callbacks=[seen])
+    print(algorithm, len(history.run.workers), history.history["loss"][1] < history.history["loss"][0], flush=True)
+"""
+
+
+def test_a_trainer_in_an_allocation_has_its_workers_started_by_srun(slurm, tmp_path):
+    (tmp_path / "here.py").write_text(HERE)
+    out = slurm.run("salloc", "-N2", "-n4", sys.executable, "here.py", cwd=tmp_path, KERAS_BACKEND="jax")
+    assert "allreduce 4 True" in out
+    assert "dynsgd 4 True" in out
+    assert out.count("seen by") == 4

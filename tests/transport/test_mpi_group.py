@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from choros.cluster import TABLES
+
 HEAD = """
 import os, signal, sys, time
 import numpy as np
@@ -28,9 +30,9 @@ def trying(call):
 
 @pytest.fixture
 def run(mpiexec, tmp_path):
-    def start(size, text, head=HEAD, **more):
+    def start(size, text, head=HEAD, before=(), **more):
         (tmp_path / "script.py").write_text(head + text)
-        return mpiexec(size, sys.executable, tmp_path / "script.py", **more)
+        return mpiexec(size, *before, sys.executable, tmp_path / "script.py", **more)
 
     return start
 
@@ -135,6 +137,35 @@ MpiGroup(timeout=1)
     assert "in waiting_for_all_ranks_inside_mpi" in out
 
 
+NO_TABLE = """
+import sys
+sys.modules["tensorflow"] = None
+import keras, numpy as np
+import choros
+import choros.hvd as hvd
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.random.default_rng(0).standard_normal((60, 4)).astype("float32")
+choros.Trainer(model).fit(x, x[:, 0], batch_size=12, verbose=0)
+hvd.init()
+place = choros.cluster.Place.here()
+weights = hvd.allgather_object([w.tolist() for w in model.get_weights()])
+assert weights == weights[:1] * 3
+print(f"<{place.rank} {place.size} {place.local_rank} {place.local_size} {place.node} {place.launcher}>", flush=True)
+"""
+
+
+def test_ranks_whose_launcher_is_in_no_table_ask_mpi_if_they_are_told_to(run):
+    removed = [word for table in TABLES for name in table.tells for word in ("-u", name)]
+    out = run(3, NO_TABLE, head="", before=["env", *removed], CHOROS_GROUP="mpi")
+    assert sorted(re.findall(r"<(.*?)>", out)) == [f"{rank} 3 {rank} 3 0 mpi" for rank in range(3)]
+    out = run(2, "import choros.hvd as hvd\nhvd.init()\n", head="", before=["env", *removed], code=None)
+    assert "An MPI's launcher started this process (PMI" in out
+    assert "Set CHOROS_GROUP=mpi on all ranks" in out
+
+
 # -- what is refused, without a job
 LAUNCHERS = {
     "mpich": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
@@ -165,6 +196,16 @@ def test_mpich_under_a_launcher_that_speaks_pmix_is_refused_before_it_would_abor
         pytest.skip("this MPI is Open MPI")
     told = alone("import choros.hvd as hvd; hvd.init()", **LAUNCHERS["openmpi"], PMIX_RANK="1")
     assert "the launcher speaks PMIx, which mpi4py's MPICH" in told
+
+
+def test_mpi_that_was_asked_for_a_place_and_says_one_of_one_is_refused_where_a_launcher_left_signs(mpiexec):
+    told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_GROUP="mpi", PMI_ID="1")
+    assert "it says rank 0 of 1, though PMI_ID=1 tells of a launcher: the ranks would train apart" in told
+    told = alone("import choros.hvd as hvd; hvd.init(); raise ValueError(hvd.size())", CHOROS_GROUP="mpi")
+    assert "choros: CHOROS_GROUP=mpi is set, and MPI says that this process is alone" in told
+    assert "ValueError: 1" in told
+    told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_GROUP="mpi", ALPS_APP_PE="1")
+    assert "as alps tells it, makes no sense: PMI_SIZE is not set" in told
 
 
 def test_a_missing_import_names_what_to_install():

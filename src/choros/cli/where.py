@@ -12,6 +12,7 @@ from choros.cluster import Place, why
 from choros.errors import BadInput
 from choros.machine import keras_backend, physical_cores, usable_cores, variables, version
 from choros.training.choice import choose
+from choros.training.whereabouts import asks_mpi
 
 _LIBRARIES = ("keras", "jax", "torch", "tensorflow", "numpy")
 
@@ -90,14 +91,19 @@ def findings() -> dict[str, Any]:
 
 def _group(place: Place) -> str:
     """In what a job's ranks would meet."""
+
+    def wheel() -> str:
+        return f"; mpi4py {version('mpi4py') or 'is not installed'}"
+
+    if asks_mpi(place):
+        return "MPI (CHOROS_GROUP=mpi), which the ranks also ask for their places when they meet" + wheel()
     if place.size == 1:
         return "none needed: one rank"
     try:
         choice = choose(place)
     except BadInput as error:
         return f"none: {error}"
-    wheel = f"; mpi4py {version('mpi4py') or 'is not installed'}" if "MPI" in choice.words else ""
-    return choice.words + wheel
+    return choice.words + (wheel() if "MPI" in choice.words else "")
 
 
 def _ranges(numbers: list[int]) -> str:

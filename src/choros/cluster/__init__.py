@@ -5,7 +5,7 @@ Read from the environment alone; nothing is imported or contacted to find out.
 
 from choros.cluster.hosts import expand_hosts, expand_tasks
 from choros.cluster.parsers import ClusterParser, SlurmClusterParser
-from choros.cluster.place import Place, meets_by_mpi, why
+from choros.cluster.place import Place, meets_by_mpi, strange, why
 from choros.cluster.slots import Slots, is_this_machine, parse_slots, read_hostfile
 from choros.cluster.tables import TABLES, Table
 
@@ -22,5 +22,6 @@ __all__ = [
     "meets_by_mpi",
     "parse_slots",
     "read_hostfile",
+    "strange",
     "why",
 ]

@@ -10,6 +10,8 @@ from choros.cluster.hosts import expand_hosts, expand_tasks
 from choros.cluster.tables import Table, tables
 from choros.errors import BadInput
 
+_SIGNS = ("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -77,11 +79,38 @@ def why(environ: Mapping[str, str] | None = None) -> str:
     table, environ = _table(environ)
     if table is None:
         known = ", ".join(each.launcher for each in tables())
-        return f"no launcher's variables are set (looked for {known})"
+        return f"no launcher's variables are set (looked for {known})" + _but(strange(environ))
     names = dict.fromkeys(
         table.needs + table.tells + table.rank + table.size + table.local_rank + table.local_size + table.node
     )
     return f"{table.launcher}: " + ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
+
+
+def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What shows that an MPI's launcher started this process, though no table tells where it is.
+
+    MPI's libraries find each other by PMI or PMIx, whoever starts them, so these names are there under any launcher.
+
+    Args:
+        environ: what to read instead of ``os.environ``.
+
+    Returns:
+        The variables, as ``name=value``; none where a table fits, or nothing of MPI's started this process.
+
+    Example:
+        >>> strange({"PMI_FD": "7"}), strange({"PMI_FD": "7", "CHOROS_RANK": "0", "CHOROS_SIZE": "2"})
+        (('PMI_FD=7',), ())
+    """
+    environ = os.environ if environ is None else environ
+    if _table(environ)[0] is not None or environ.get("PMI_SIZE") == "1":
+        return ()
+    return tuple(f"{name}={environ[name]}" for name in _SIGNS if environ.get(name))
+
+
+def _but(signs: tuple[str, ...]) -> str:
+    if not signs:
+        return ""
+    return f", but {', '.join(signs)}: an MPI's launcher that Choros does not know; CHOROS_GROUP=mpi asks MPI"
 
 
 def meets_by_mpi(launcher: str) -> bool:
@@ -180,7 +209,8 @@ def _check(table: Table, what: str, value: int, limit_name: str, limit: int) -> 
 
 def _wrong(table: Table, what: str) -> BadInput:
     names = ", ".join(table.tells + tuple(name for name in table.needs if name not in table.tells))
+    asked = " set CHOROS_GROUP=mpi on all ranks, who then ask MPI," if table.mpi else ""
     return BadInput(
         f"this process's place, as {table.launcher} tells it, makes no sense: {what}. "
-        f"Start it through {table.launcher} again, or unset {names} to run it on its own."
+        f"Start it through {table.launcher} again,{asked} or unset {names} to run it on its own."
     )

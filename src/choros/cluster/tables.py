@@ -6,10 +6,12 @@ after ``choros`` and before the others.
 Order matters, for a process often carries the names of two launchers: the inner one, which started the process
 itself, must win over the outer one, which only gave the allocation. So the tables are tried in this order:
 
-1. ``choros``: what ``choros run`` sets; nothing starts ranks below it.
+1. ``choros``: what ``choros run`` sets; nothing starts ranks below it. ``mpi``: what MPI said when it was asked
+   (``CHOROS_GROUP=mpi``, ``choros.training.whereabouts``), for no table below tells the place of this process.
 2. ``torchrun``: is itself started by ``srun`` or ``mpiexec`` once a node.
 3. ``openmpi``, ``mpich`` (Hydra; Intel MPI and MVAPICH 3 too), ``mvapich`` (2), ``pals`` (``mpiexec`` on Polaris and
-   Aurora), ``jsrun`` (LSF): they run inside a scheduler's allocation.
+   Aurora), ``jsrun`` (LSF): they run inside a scheduler's allocation. ``alps`` (``aprun`` under Cobalt or PBS) comes
+   after ``pals``, whose own ``aprun`` sets ALPS' rank too; it tells a rank and no size, so MPI must be asked.
 4. ``flux``: an instance of it may run inside of SLURM's or LSF's allocation.
 5. ``slurm``: ``srun`` itself. The shell of ``sbatch`` has ``SLURM_PROCID=0`` and a task count too but is one process;
    the tell is that it has no ``SLURM_STEP_NODELIST``. The shells of PBS, LSF and Grid Engine tell of hosts and slots,
@@ -82,6 +84,17 @@ TABLES: tuple[Table, ...] = (
         one_node=True,
     ),
     Table(
+        launcher="mpi",
+        mpi=True,
+        tells=("CHOROS_MPI_RANK",),
+        rank=("CHOROS_MPI_RANK",),
+        size=("CHOROS_MPI_SIZE",),
+        local_rank=("CHOROS_MPI_LOCAL_RANK",),
+        local_size=("CHOROS_MPI_LOCAL_SIZE",),
+        node=("CHOROS_MPI_NODE",),
+        nodes=("CHOROS_MPI_NODES",),
+    ),
+    Table(
         launcher="torchrun",
         tells=("RANK",),
         needs=("WORLD_SIZE",),
@@ -134,6 +147,13 @@ TABLES: tuple[Table, ...] = (
         node=("PALS_NODEID",),
         hosts=(derived.NODEFILE,),
         derive=derived.of_pals,
+    ),
+    Table(
+        launcher="alps",
+        mpi=True,
+        tells=("ALPS_APP_PE",),
+        rank=("ALPS_APP_PE",),
+        size=("PMI_SIZE",),
     ),
     Table(
         launcher="jsrun",

@@ -14,6 +14,7 @@ from choros.data.arrays import ArraySource
 from choros.data.checks import check_alone_in_call, unpack
 from choros.data.convert import brings_targets, is_py_dataset, is_stream
 from choros.data.dataset import PyDatasetSource
+from choros.data.held import HeldSource
 from choros.data.stored import FileSource, files
 from choros.data.streams import StreamSource, read_all
 from choros.data.weights import with_class_weight
@@ -23,6 +24,7 @@ __all__ = [
     "AheadSource",
     "ArraySource",
     "FileSource",
+    "HeldSource",
     "PyDatasetSource",
     "Source",
     "StreamSource",

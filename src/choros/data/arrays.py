@@ -123,6 +123,10 @@ class ArraySource:
         parts = pieces(
             self.rows, rank=rank, size=size, together=together, batch_size=batch_size, epoch=epoch, steps=steps
         )
+        return self.batches(parts, seed, shuffle)
+
+    def batches(self, parts: Iterator[Piece], seed: int, shuffle: bool) -> Iterator[Batch]:
+        """The batches of these pieces, the rows of each pass in an order of (seed, pass) or in their own."""
         if not shuffle:
             return self._straight(parts)
         if self.block:

@@ -26,7 +26,7 @@ ALIGN = 64
 
 
 def pack(
-    source: Any, arrays: list[Array] | None = None, blobs: list[bytes] | None = None
+    source: Any, arrays: list[Array] | None = None, blobs: list[bytes] | None = None, here: bool = True
 ) -> tuple[dict[str, Any], list[Array], list[bytes]]:
     """Take a source apart: a description that JSON can hold, its arrays, and blobs.
 
@@ -38,6 +38,7 @@ def pack(
         source: What ``make_source`` gave.
         arrays: The list to append to; a new one if None.
         blobs: The same.
+        here: Whether it travels to processes of this machine only, which share what is decoded of files.
 
     Returns:
         ``(spec, arrays, blobs)``.
@@ -54,7 +55,7 @@ def pack(
     arrays = [] if arrays is None else arrays
     blobs = [] if blobs is None else blobs
     if isinstance(source, AheadSource):
-        inner = pack(source.inner, arrays, blobs)[0]
+        inner = pack(source.inner, arrays, blobs, here)[0]
         return (
             {"kind": "ahead", "inner": inner, "depth": source.depth, "blob": _code(source.augment, blobs)},
             arrays,
@@ -67,7 +68,7 @@ def pack(
             spec["classes"] = [[int(label), float(weight)] for label, weight in weights.items()]
         if isinstance(source, FileSource):
             first = _spec(source.first, arrays, {}, mapped=False)
-            spec |= {"kind": "files", **source.spec(), "first": first}
+            spec |= {"kind": "files", **source.spec(here), "first": first}
         else:
             spec["kind"] = "pydataset"
         spec["blob"] = _code(source.decode if isinstance(source, FileSource) else source.dataset, blobs)
@@ -107,6 +108,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
             decode=code,
             floatx=spec["floatx"],
             spill=spec["spill"],
+            spill_dir=spec["spill_dir"],
             class_weight=weights,
             first=nested(spec["first"], arrays),
         )

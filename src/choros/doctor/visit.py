@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from choros.cluster import Place
 from choros.doctor import smoke
 from choros.doctor.facts import Facts, look
 from choros.doctor.findings import NEED, Seen, room
 from choros.errors import ChorosError
+from choros.training.whereabouts import find_place
 
 if TYPE_CHECKING:
     from choros.transport import Group
@@ -74,7 +74,7 @@ class Visit:
             True
         """
         try:
-            place = Place.here()
+            place = find_place(self.wish.timeout)
         except ChorosError as error:
             self._trouble("place", str(error))
             return self.seen
@@ -152,9 +152,10 @@ class Visit:
         """In what the ranks meet, and could meet, by name."""
         if group.size == 1:
             return {}
-        engine = self._ranks[0]["engine"]
-        found: dict[str, Group] = {engine: group}
-        if engine == "MPI" and len(self.seen.machines()) == 1:
+        from choros.transport import kind_of
+
+        found: dict[str, Group] = {kind_of(group): group}
+        if self._ranks[0]["engine"] == "MPI" and len(self.seen.machines()) == 1:
             from choros.training.ranks import in_shared_memory
 
             found["shared memory"] = in_shared_memory(group)

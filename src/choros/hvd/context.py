@@ -14,7 +14,8 @@ from choros.collectives import Collectives
 from choros.errors import BadInput, MeetingTimeout
 from choros.hvd import settings
 from choros.training.ranks import join, part
-from choros.transport import Group
+from choros.training.whereabouts import find_place
+from choros.transport import Group, kind_of
 from choros.transport.local_group import LocalGroup
 from choros.transport.peers import machine
 
@@ -103,7 +104,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     if _now:
         return
-    place = Place.here()
+    place = find_place(settings.soonest())
     if comm is not None and _ranks_of(comm, place) != list(range(place.size)):
         raise BadInput(
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "
@@ -223,7 +224,7 @@ def mpi_built() -> bool:
 
 def mpi_enabled() -> bool:
     """Whether the ranks meet by MPI; False before ``init``."""
-    return bool(_now) and getattr(_now[0].group, "carrier", "") == "MPI"
+    return bool(_now) and "MPI" in kind_of(_now[0].group)
 
 
 def mpi_threads_supported() -> bool:

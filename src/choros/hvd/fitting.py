@@ -24,6 +24,7 @@ from choros.hvd.reduction import Reduction
 from choros.hvd.rows import Shard
 from choros.hvd.split import SplitStep, built
 from choros.hvd.tensors import alike
+from choros.transport import kind_of
 
 _told: list[bool] = []
 
@@ -71,9 +72,10 @@ def _fit(plain: Any) -> Any:
             call["shuffle"] = False  # it shuffles rows, alike on all ranks; Keras would shuffle its batches on each
         if not _told and not rank():
             _told.append(True)
+            met = kind_of(collectives(how.process_set).group)
             print(
                 f"choros: {how.size} ranks train together (gradients by {how.op.name.capitalize()}); batch_size is per "
-                f"rank, so a step trains {how.size} batches",
+                f"rank, so a step trains {how.size} batches; they meet in {met}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -18,6 +18,7 @@ from choros.data.division import share
 from choros.data.order import permutation
 from choros.data.tree import map_leaves
 from choros.errors import BadInput
+from choros.training.whereabouts import find_place
 from choros.types import Batch
 
 _KEPT = 16  # batches of an epoch that can be asked for again: Keras looks at the first ones before it trains
@@ -61,7 +62,7 @@ def shard(  # noqa: D417 - what belongs together is named together
         >>> [batch[0].tolist() for batch in shard(np.arange(5), batch_size=4, shuffle=False, place=place)]
         [[2, 3], []]
     """
-    place = Place.here() if place is None else place
+    place = find_place() if place is None else place
     for name, value, least in (("batch_size", batch_size, place.size), ("steps", steps, 1), ("seed", seed, 0)):
         if value is not None and not is_whole(value, least):
             more = f" as there are {place.size} ranks" if name == "batch_size" else ""

@@ -14,6 +14,7 @@ from choros.cluster import Place
 from choros.errors import BadInput
 from choros.machine.address import own_address
 from choros.training.ranks import join
+from choros.training.whereabouts import find_place
 from choros.transport.tcp.wire import free_port
 
 LIBRARIES = ("jax", "torch")
@@ -49,7 +50,7 @@ def initialize(library: str, timeout: float = 300.0, **options: Any) -> Place:
         raise BadInput(
             f"initialize({library!r}): give one of {', '.join(LIBRARIES)}; TensorFlow reads TF_CONFIG itself."
         )
-    place = Place.here()
+    place = find_place(timeout)
     if place.size == 1:
         return place
     group = join(place.rank, place.size, timeout)

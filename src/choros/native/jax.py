@@ -8,7 +8,7 @@ from choros.cluster import Place
 
 
 def start(first: str, place: Place, timeout: float, options: dict[str, Any]) -> None:
-    """Start it.
+    """Start it, where the group that the ranks meet in has not done so (``CHOROS_GROUP=jax``).
 
     Args:
         first: ``address:port`` of rank 0, which serves there.
@@ -16,8 +16,6 @@ def start(first: str, place: Place, timeout: float, options: dict[str, Any]) -> 
         timeout: seconds to wait for all.
         options: of ``jax.distributed.initialize``.
     """
-    import jax
+    from choros.transport.carriers import jax
 
-    jax.distributed.initialize(
-        first, place.size, place.rank, **{"initialization_timeout": max(1, int(timeout)), **options}
-    )
+    jax.start(first, place.rank, place.size, timeout, **options)

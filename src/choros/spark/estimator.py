@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from pyspark.ml import Estimator
 from pyspark.ml.param import TypeConverters
 from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from choros import algorithms
 from choros.errors import BadInput
-from choros.spark.columns import normalise
+from choros.spark.columns import normalise, quoted
 from choros.spark.model import KerasModel
+from choros.spark.options import by_name
 from choros.spark.outputs import features_of, inputs_of, outputs_of
 from choros.spark.params import ColumnParams, param
 from choros.spark.storage import KerasReader, KerasWriter
-from choros.spark.training import by_name, train
+from choros.spark.training import train
 
 _OF_MODEL = ("featuresCol", "predictionCol", "probabilityCol", "rawPredictionCol", "task", "predictBatchSize", "nulls")
+_copying = threading.Lock()  # CrossValidator fits in several threads, and Keras counts names for all of them
 _OPTIONS = ("window", "alpha", "rho", "momentum")
 
 
@@ -115,17 +120,19 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
     def _fit(self, dataset: Any) -> KerasModel:
         import keras
 
-        model, value = self._given(), self.value
-        if value("learningRate") is not None:
-            model = _with_rate(model, value("learningRate"))
+        model, value = copied(self._given(), self.value("learningRate")), self.value
         rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
         options = {name: value(name) for name in _OPTIONS} | dict(value("algorithmOptions"))
-        features, seed = features_of(model, value("featuresCol")), value("seed")
+        algorithm = by_name(value("algorithm"), learning_rate=rate, **options)
+        weight = value("weightCol") or None
+        if value("classWeight"):
+            dataset, weight = weighed(dataset, value("labelCol"), weight, value("classWeight"))
+        seed = value("seed")
         frame, columns = normalise(
             dataset,
-            features,
+            features_of(model, value("featuresCol")),
             value("labelCol") or None,
-            value("weightCol") or None,
+            weight,
             value("validationCol") or value("validationSplit"),
             inputs=inputs_of(model),
             outputs=outputs_of(model),
@@ -133,26 +140,23 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
             floatx="float64" if keras.config.floatx() == "float64" else "float32",
             nulls=value("nulls"),
         )
-        weights = value("classWeight")
-        trained, history = train(
+        trained, history, members = train(
             frame,
             model=model,
-            algorithm=by_name(value("algorithm"), learning_rate=rate, **options),
-            workers=value("workers"),
             columns=columns,
+            algorithm=algorithm,
+            workers=1 if isinstance(algorithm, algorithms.Single) else value("workers"),
             batch_size=value("batchSize"),
             epochs=value("epochs"),
             seed=seed,
             shuffle=value("shuffle"),
             callbacks=self.callbacks() if callable(self.callbacks) else self.callbacks,
-            class_weight={int(name): float(one) for name, one in weights.items()} if weights else None,
             strict=value("strict"),
             verbose=value("verbose"),
             max_restarts=value("maxRestarts"),
             timeout=value("timeout"),
             profile=self.profile,
         )
-        members = list(getattr(history, "models", []))
         made = KerasModel(mean_of(members) if members else trained, **{name: value(name) for name in _OF_MODEL})
         made.history, made.models = history, members
         made._resetUid(self.uid)
@@ -160,19 +164,52 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         return made
 
 
-def _with_rate(model: Any, rate: float) -> Any:
-    """Return a copy of a compiled model with another learning rate."""
+def copied(model: Any, rate: float | None = None) -> Any:
+    """Return a copy of a compiled model, so that the given one stays as it is.
+
+    Args:
+        model: keras.Model.
+        rate: float or None. The optimizer's rate, instead of the compiled one.
+
+    Raises:
+        BadInput: a rate for a model that is compiled with a schedule of rates.
+    """
     from choros.training.travel import pack_model, unpack_model
 
-    copy = unpack_model(*pack_model(model))
-    try:
-        copy.optimizer.learning_rate = rate
-    except TypeError as error:
-        raise BadInput(
-            f"learningRate={rate}, but the model {model.name!r} is compiled with a schedule of rates: leave it out, or "
-            "compile with a number."
-        ) from error
+    with _copying:
+        copy = unpack_model(*pack_model(model))
+    if rate is not None:
+        try:
+            copy.optimizer.learning_rate = rate
+        except TypeError as error:
+            raise BadInput(
+                f"learningRate={rate}, but the model {model.name!r} is compiled with a schedule of rates: leave it "
+                "out, or compile with a number."
+            ) from error
     return copy
+
+
+def weighed(dataset: Any, label: Any, weight: Any, weights: Any) -> tuple[Any, str]:
+    """Return the frame with a column of weights by class, and its name.
+
+    Args:
+        dataset: DataFrame.
+        label: name of a column of class numbers.
+        weight: name of a column of weights to multiply with, or None.
+        weights: dict from class number to weight; a class that it has not weighs 1.
+
+    Raises:
+        BadInput: labels that are no class numbers, or several.
+    """
+    numbers = isinstance(label, str) and label in dataset.columns
+    if not numbers or not isinstance(dataset.schema[label].dataType, T.NumericType) or isinstance(weight, (list, dict)):
+        raise BadInput("classWeight is for one column of class numbers: give weightCol a column of weights instead.")
+    found = F.lit(1.0)
+    for name, one in weights.items():
+        found = F.when(F.col(quoted(label)) == int(name), float(one)).otherwise(found)
+    if weight:
+        found = found * F.col(quoted(weight))
+    return dataset.withColumn("choros_class_weight", found), "choros_class_weight"
 
 
 def mean_of(models: list[Any]) -> Any:

@@ -124,3 +124,14 @@ def payload(rank: int, data: bytes, most: int) -> Iterator[Any]:
             [pa.array([rank], pa.int32()), pa.array([number], pa.int32()), pa.array([part], pa.binary())],
             names=["rank", "part", "payload"],
         )
+
+
+def few(frame: Any) -> list[Any]:
+    """Return the rows of a small frame as batches; Spark 3.5 has no way of its own for that."""
+    if hasattr(frame, "toArrow"):
+        batches: list[Any] = frame.toArrow().to_batches()
+        return batches
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    rows = [row.asDict(recursive=True) for row in frame.collect()]
+    return [pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(frame.schema))]

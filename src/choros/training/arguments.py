@@ -12,13 +12,14 @@ from choros.errors import BadInput
 from choros.training.layout import describe
 from choros.training.lean import lean
 from choros.training.pool import WorkerPool, each_devices
+from choros.training.whereabouts import find_place
 
 
 def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
     """Return where this process is; inside a job a Trainer starts nothing and joins as that rank."""
     if os.environ.get("CHOROS_WORKER"):
         raise BadInput("This process is itself a worker of a Trainer: do not train inside a callback or a layer.")
-    place = Place.here()
+    place = find_place()
     if place.size == 1:
         return place
     if workers not in (None, place.size) or pool is not None:
@@ -29,6 +30,36 @@ def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) ->
     if algorithm.meets == "never":
         raise BadInput(f"{type(algorithm).__name__} has workers that never meet: run it outside a job.")
     return place
+
+
+def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: Any, pool: WorkerPool | None) -> int:
+    """Return how many workers a launcher starts; refuse what it cannot do."""
+    if place.size > 1:
+        raise BadInput(
+            f"This process is rank {place.rank} of {place.size} (started by {place.launcher}): launcher= is for one "
+            "process that starts the others. Leave it out, and each rank of this job is a worker."
+        )
+    if pool is not None:
+        raise BadInput("launcher= starts workers of its own: leave pool out.")
+    if algorithm.meets == "never" and workers != 1:
+        name = type(algorithm).__name__
+        raise BadInput(f"{name} has workers that never meet, which train on this machine: leave launcher out.")
+    room = launcher.size()
+    if workers is None and room is None:
+        raise BadInput(f"{launcher} does not tell how many ranks there is room for: give workers=.")
+    found = room if workers is None else workers
+    if room is not None and isinstance(found, int) and found > room:
+        raise BadInput(f"workers={workers}, but {launcher} has room for {room}: give more slots, or fewer workers.")
+    return found  # type: ignore[return-value]
+
+
+def check_reach(launcher: Any) -> None:
+    """Refuse a stream where its reader is not beside the workers."""
+    if launcher is not None:
+        raise BadInput(
+            "What yields batches is read in this process, and launcher= starts the workers elsewhere: give arrays, "
+            "choros.files or a PyDataset; or start the script itself with `choros run`, whose ranks each read it."
+        )
 
 
 def check_model(model: Any) -> None:

@@ -41,12 +41,17 @@ class Cargo:
     arrays: list[Array]
     blobs: list[bytes]
 
-    def load(self, plan: Plan) -> Job:
-        """Take a plan's sources apart; returns its job, which then says where their parts are."""
-        source, *_ = packing.pack(plan.source, self.arrays, self.blobs)
+    def load(self, plan: Plan, here: bool = True) -> Job:
+        """Take a plan's sources apart; returns its job, which then says where their parts are.
+
+        Args:
+            plan: what to do.
+            here: whether it is for workers of this machine, with which files share what they decode.
+        """
+        source, *_ = packing.pack(plan.source, self.arrays, self.blobs, here)
         validation = None
         if plan.validation is not None:
-            validation, *_ = packing.pack(plan.validation, self.arrays, self.blobs)
+            validation, *_ = packing.pack(plan.validation, self.arrays, self.blobs, here)
         return replace(plan.job, source=source, validation=validation)
 
 
@@ -126,7 +131,9 @@ class Engine:
             raise
         finally:
             self.close()
-        return RunRecord.of(self.algorithm, self.job.meet, tallies, self.sent - self.begun, self.losses)
+        made = SharedCentre if self.job.alone else SharedGroup if self.job.together and self.job.workers > 1 else None
+        met = made.kind if made is not None else "nothing"
+        return RunRecord.of(self.algorithm, self.job.meet, tallies, self.sent - self.begun, self.losses, met)
 
     def send(self) -> None:
         """Send the job to its ranks."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from choros.cluster import Place
 from choros.training.ranks import join
+from choros.training.whereabouts import find_place
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def rank0_first(timeout: float = 1800.0) -> Iterator[None]:
         >>> with rank0_first():
         ...     pass  # (x, y), _ = keras.datasets.mnist.load_data()
     """
-    place = Place.here()
+    place = find_place(timeout)
     if place.size == 1:
         yield
         return

@@ -23,7 +23,7 @@ from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.meeting import meet
-from choros.training.parts import adding, build_replica
+from choros.training.parts import adding, build_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
@@ -136,13 +136,19 @@ class JoinedReporter:
 
 
 def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
-    """Train as one rank of a job; every rank ends with the same weights in its model.
+    """Train as one rank of a job; every rank ends with the same weights in its model, and the record of the run.
 
     Args:
         plan: what this rank was asked for.
         rank: int.
         replica: what a job of one rank trains with, kept by the caller; None makes it.
     """
+    tallies, losses, met = run(plan, rank, replica)
+    return RunRecord.of(plan.algorithm, plan.job.meet, tallies, 0.0, losses, met)
+
+
+def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
+    """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
     model, job, source, validation, conductor = plan.model, plan.job, plan.source, plan.validation, plan.conductor
     base: Group = LocalGroup()
     if job.workers > 1:
@@ -170,21 +176,21 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
     trainable, others = vectors(replica)
     meeting = meet(base, job, plan.algorithm, trainable, others)
     group, centre, board = meeting.group, meeting.centre, meeting.board
-    run = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
-    reporter = JoinedReporter(run, conductor, base, meeting.mail)
-    run.reporter = reporter
+    one = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
+    reporter = JoinedReporter(one, conductor, base, meeting.mail)
+    one.reporter = reporter
 
     def fetch() -> None:
         if centre is not None:
             centre.read(trainable, others)
             assign_vectors(model, trainable, others)
-        elif run.latest:
-            for variable, value in zip(model_variables(model), run.latest, strict=True):
+        elif one.latest:
+            for variable, value in zip(model_variables(model), one.latest, strict=True):
                 variable.assign(value)
 
     conductor.fetch = fetch
     try:
-        train(run)
+        train(one)
         base.barrier()
         if centre is not None:
             reporter.read_mail()
@@ -198,12 +204,13 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
             variable.assign(base.broadcast(np.array(values([variable])[0])))
         if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
             raise SystemExit(left)
-        tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(run.tally.json()).encode())]
+        tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(one.tally.json()).encode())]
     finally:
         meeting.close()
         if made is not None:
             made.close()
-    return RunRecord.of(plan.algorithm, job.meet, tallies, 0.0, reporter.losses)
+    met = "nothing" if job.ensemble else met_in(group, centre)
+    return tallies, reporter.losses, met
 
 
 def _ending(conductor: Conductor) -> int | None:

@@ -23,6 +23,7 @@ from choros.training.serving import Server
 from choros.transport import Group
 from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
+from choros.transport.native_group import NativeGroup
 from choros.transport.segment import Segment, align
 from choros.transport.sharded_centre import ShardedCentre
 from choros.transport.shared_centre import SharedCentre
@@ -67,13 +68,14 @@ def meet(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: 
         others: the moving statistics.
     """
     hosts = hosts_of(base)
-    if len(hosts) == 1:
+    if len(hosts) == 1 and (job.alone or not isinstance(base, NativeGroup)):
         return _on_one(base, job, algorithm, trainable, others)
     if not job.alone:
         epochs = job.epochs - job.initial_epoch
         group = part(base, range(base.size)) or base
         return Meeting(group, None, Noticeboard.create(job.workers, epochs, job.metric_values), None)
-    return _between(base, job, algorithm, trainable, others, hosts)
+    wide = base.wide if isinstance(base, NativeGroup) else base  # nothing is summed here
+    return _between(wide, job, algorithm, trainable, others, hosts)
 
 
 def _on_one(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Meeting:

@@ -9,7 +9,7 @@ from choros.algorithms import Algorithm
 from choros.backend import make_replica
 from choros.training.job import Job
 from choros.training.many import ManyReplicas
-from choros.transport import Group
+from choros.transport import Group, kind_of
 from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
@@ -69,6 +69,22 @@ def create_meeting(job: Job, algorithm: Algorithm, trainable: Array, others: Arr
     if job.together and job.workers > 1:
         return SharedGroup.create(job.workers, max((len(trainable) + 2) * trainable.itemsize, _LEAST))
     return None
+
+
+def met_in(group: Group, centre: Any) -> str:
+    """Say what a run's workers met in, for ``RunRecord.group``; the one place that says it.
+
+    Args:
+        group: the ranks together, one where they never meet so.
+        centre: for meetings alone, or None.
+
+    Example:
+        >>> met_in(LocalGroup(), None)
+        'nothing'
+    """
+    if centre is not None:
+        return str(centre.kind)
+    return kind_of(group) if group.size > 1 else "nothing"
 
 
 def join_meeting(

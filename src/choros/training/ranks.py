@@ -10,15 +10,20 @@ from typing import Any
 
 from choros.cluster import Place
 from choros.errors import BadInput
+from choros.machine import MPICH_UNDER_PMI2
 from choros.machine.address import own_address, pass_on
-from choros.training.choice import MPI, SHARED, TCP, Choice, choose
+from choros.training.choice import MPI, NAMED, SHARED, TCP, Choice, choose
+from choros.training.sums import summed
 from choros.transport import Group
 from choros.transport.echo import let_the_cause_end_first
 from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
+from choros.transport.native_group import NativeGroup, wide_of
 from choros.transport.shared_group import SharedGroup, share
+from choros.transport.tcp.group import TcpGroup
 
 _joined: dict[str, Group] = {}
 _SECRET = 16  # bytes, at least
+_ENDING = ("choros", "torchrun")  # launchers that end the others of a rank that fails
 
 
 def join(rank: int, size: int, timeout: float) -> Group:
@@ -40,14 +45,41 @@ def join(rank: int, size: int, timeout: float) -> Group:
         for name, value in pass_on(os.environ.get("CHOROS_NETWORK", "")).items():
             os.environ.setdefault(name, value)
         if choice.kind == MPI:
-            _joined["group"] = _by_mpi(rank, size, timeout)
+            group = _by_mpi(rank, size, timeout)
         elif choice.kind == TCP:
-            _joined["group"] = _by_tcp(place, rank, size, timeout)
+            group = _by_tcp(place, rank, size, timeout)
         elif choice.kind == SHARED:
-            _joined["group"] = _shared(rank, size, timeout)
+            group = _shared(rank, size, timeout)
         else:
-            _joined["group"] = _others(choice, rank, size, timeout)
+            group = _others(choice, rank, size, timeout)
+        _joined["beneath"] = group  # which is not joined a second time where what comes now fails
+        _joined["group"] = group if os.environ.get("CHOROS_GROUP") in NAMED else summed(group, choice.sums, timeout)
     return _joined["group"]
+
+
+def join_by_sockets(
+    rank: int, size: int, swap: Callable[[bytes], list[bytes]], secret: bytes, address: str, timeout: float
+) -> Group:
+    """Return the group of a job's ranks that know a way to tell each other one thing, and from now on that of ``join``.
+
+    Args:
+        rank: int. This process.
+        size: int. All ranks.
+        swap: gives each rank's bytes to all, in the order of the ranks; called once.
+        secret: bytes. What only this job's ranks know.
+        address: str. Where the others reach this host.
+        timeout: float. Seconds that the ranks wait for each other.
+    """
+    leave()
+    _joined["group"] = _nearest(TcpGroup(rank, size, swap, secret, address, timeout))
+    return _joined["group"]
+
+
+def leave() -> None:
+    """Leave the job, in a process that may be a rank of another one afterwards."""
+    for group in dict.fromkeys(reversed(_joined.values())):
+        group.close()
+    _joined.clear()
 
 
 def part(group: Group, ranks: Sequence[int]) -> Group | None:
@@ -60,6 +92,9 @@ def part(group: Group, ranks: Sequence[int]) -> Group | None:
     Raises:
         BadInput: ranks of several machines, and the group has no ``part``.
     """
+    if isinstance(group, NativeGroup):
+        beneath = part(group.wide, ranks)
+        return beneath and NativeGroup(wide_of(beneath), group.carrier.among(ranks))
     mine, own = group.rank in ranks, getattr(group, "part", None)
     if own is not None:
         made: Group | None = own(ranks) if mine else None
@@ -105,13 +140,14 @@ def _by_mpi(rank: int, size: int, timeout: float) -> Group:
     from choros.transport import mpi
     from choros.transport.mpi_group import MpiGroup
 
+    if Place.here().launcher == "slurm":
+        for name, value in MPICH_UNDER_PMI2.items():
+            os.environ.setdefault(name, value)
     return _several(_fitting(MpiGroup(timeout=timeout), rank, size, mpi.remedy()))
 
 
 def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
-    from choros.transport.tcp.group import TcpGroup
-
-    let_the_cause_end_first()
+    let_the_cause_end_first(f"rank {rank} of {size} on {os.uname().nodename}")
     if place.launcher == "torchrun":
         from choros.transport.tcp.torch import come
 
@@ -119,7 +155,14 @@ def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
     else:
         secret, swap = _by_secret(place, rank, size, timeout)
     wide = TcpGroup(rank, size, swap, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
-    if size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
+    if place.launcher not in _ENDING:
+        wide.end_together()
+    return _nearest(wide)
+
+
+def _nearest(wide: TcpGroup) -> Group:
+    """Return the group of the same ranks that meets in shared memory, where all are on one host or some share one."""
+    if wide.size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
         _joined["tcp"] = wide
         return in_shared_memory(wide)
     return _several(wide)

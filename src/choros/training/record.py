@@ -70,6 +70,8 @@ class RunRecord:
         exchanging: float. Mean share of training time spent in meetings.
         waiting: float. Mean share of training time spent waiting for data.
         losses: tuple of (seconds of training, compiling left out, epoch, loss), one an epoch.
+        group: str. What the workers met in: "shared memory", "MPI over 2 hosts, sums in each host first",
+            "torch (gloo) over shared memory", "a centre in shared memory", "nothing" ...
     """
 
     algorithm: Any
@@ -84,10 +86,17 @@ class RunRecord:
     exchanging: float
     waiting: float
     losses: tuple[tuple[float, int, float], ...]
+    group: str = "nothing"
 
     @classmethod
     def of(
-        cls, algorithm: Any, meet: str, tallies: list[Tally], startup: float, losses: list[tuple[float, int, float]]
+        cls,
+        algorithm: Any,
+        meet: str,
+        tallies: list[Tally],
+        startup: float,
+        losses: list[tuple[float, int, float]],
+        group: str = "nothing",
     ) -> RunRecord:
         """Sum the workers' tallies."""
         workers = tuple(WorkerRecord.of(tally) for tally in tallies)
@@ -106,6 +115,7 @@ class RunRecord:
             exchanging=sum(worker.exchanging for worker in workers) / len(workers),
             waiting=sum(worker.waiting for worker in workers) / len(workers),
             losses=tuple(losses),
+            group=group,
         )
 
     def line(self) -> str:
@@ -116,6 +126,8 @@ class RunRecord:
             f"({self.samples_per_second:,.0f} samples/s), exchanging {self.exchanging:.0%}, "
             f"waiting for data {self.waiting:.0%}"
         )
+        if len(self.workers) > 1:
+            text += f", meeting in {self.group}"
         if len(self.workers) > 1 and self.startup > 4 * self.seconds:
             text += "; with so little to train, one process (model.fit) is faster: most of the time was start-up"
         elif len(self.workers) > 1 and self.exchanging > 0.5:

@@ -74,6 +74,20 @@ class Group(Protocol):
         ...
 
 
+def kind_of(group: Group) -> str:
+    """Return what a group is, for people: ``shared memory``, ``MPI``, ``torch (gloo) over shared memory`` ...
+
+    Args:
+        group: any; one of a package may have a ``kind`` too, else it is called by its class.
+
+    Example:
+        >>> from choros.transport.local_group import LocalGroup
+        >>> kind_of(LocalGroup())
+        'one rank'
+    """
+    return str(getattr(group, "kind", type(group).__name__))
+
+
 class Rule(Protocol):
     """What a centre needs of an algorithm (the shape of ``choros.algorithms.Algorithm``)."""
 

@@ -37,6 +37,8 @@ ARRIVED, PID, STATE = 0, 1, 2
 POSTED: Final = 4
 TOLD: Final = 12
 JOINED, LEFT = 1, 2
+GRACE: Final = 2.0  # seconds in which to find out who has gone, where a library only says that something failed
+_NAP: Final = 5e-4  # seconds: the longest sleep between two looks at what a library does
 _MOST: Final = 8  # missing ranks of which a message tells more than the number
 _FLOCK: Final = "hhqqi4x" if sys.platform == "linux" else "qqihh"
 
@@ -295,6 +297,54 @@ class Board:
             f"{self.where}: rank {other} (process {pid}) {fate} while it was awaited at {self._at(what)}. "
             f"This group cannot go on; see what rank {other} printed last."
         )
+
+    def oversee(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Return when ``ready`` is true on every rank; look meanwhile whether they live.
+
+        Args:
+            ready: is asked again and again, sleeping in between; raises ``PeerFailed`` where it cannot become true.
+            what: names the call for an error's message.
+
+        Raises:
+            PeerFailed, MeetingTimeout: as ``barrier``.
+        """
+        target, begin, looked = self.meetings + 1, time.perf_counter(), 0.0
+        try:
+            while not self._asked(ready, target, what):
+                waited = time.perf_counter() - begin
+                time.sleep(min(max(waited / 8, 2e-5), _NAP))
+                if waited - looked >= SLICE:
+                    looked = waited
+                    self._check(waited, target, what)
+                    if waited >= self.timeout:
+                        raise MeetingTimeout(f"{self.where}: {self._at(what)} did not end within {waited:.1f} s.", ())
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+        self.barrier(what)
+
+    def _asked(self, ready: Callable[[], bool], target: int, what: Callable[[], str]) -> bool:
+        """Ask; where it cannot become true, and that is because a rank has gone, tell of that one."""
+        try:
+            return ready()
+        except PeerFailed:
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < GRACE:
+                self._check(SLICE, target, what)
+                time.sleep(_NAP)
+            raise
+
+    def outlive(self, limit: float) -> None:
+        """Leave, and return when all others have left or died, or so many seconds are over."""
+        if self._segment.closed:
+            return
+        self.leave()
+        begin, words = time.perf_counter(), self.words
+        limit = min(limit, GRACE) if self._broken else limit
+        while any(words[self._line(r) + STATE] == JOINED and holder(self._fd, r) for r in self._others):
+            if time.perf_counter() - begin >= limit:
+                return
+            time.sleep(0.02)
 
     def check_given_up(self, what: Callable[[], str]) -> None:
         """Raise ``PeerFailed`` if the run was given up."""

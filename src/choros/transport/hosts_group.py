@@ -58,6 +58,11 @@ class HostsGroup(MessageGroup):
         leaders = [ranks[0] for ranks in self.hosts]
         self._far = MessageGroup(self.among(leaders), self.timeout) if lead else None
 
+    @property
+    def kind(self) -> str:
+        """What it is, for people."""
+        return f"{super().kind} over {len(self.hosts)} hosts, sums in each host first"
+
     def part(self, ranks: Sequence[int]) -> MessageGroup:
         """Return the group of some of the ranks, in that order; only they call, all at the same time."""
         flat = super().part(ranks)

@@ -28,6 +28,8 @@ class LocalGroup:
         [1.0, 2.0]
     """
 
+    kind = "one rank"
+
     def __init__(self, timeout: float = 300.0) -> None:
         self.rank = 0
         self.size = 1

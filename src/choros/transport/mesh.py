@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed
-from choros.transport.board import names
+from choros.transport.board import GRACE, names
 from choros.transport.calls import GATHER, LEAVE, Posted, difference, spell
 from choros.transport.messages import DATA, FRAME, Messages
 from choros.transport.peers import alive, machine
@@ -151,9 +151,16 @@ class Mesh:
                 raise PeerFailed(f"{self._where}: {self._messages.name} failed at {what()}: {error}") from error
             raise
 
-    def _wait(self, requests: list[Any], ranks: list[int], what: Callable[[], str], busy: float) -> None:
+    def _wait(
+        self,
+        requests: list[Any],
+        ranks: list[int],
+        what: Callable[[], str],
+        busy: float,
+        test: Callable[[list[Any]], bool] | None = None,
+    ) -> None:
         """Return when all messages have come or gone; ``busy`` seconds of it without sleeping."""
-        test, rest = self._messages.done, self._messages.rest
+        test, rest = test or self._messages.done, self._messages.rest
         begin, looked, warn = time.perf_counter(), 0.0, self.warn_after
         while not test(requests):
             waited = time.perf_counter() - begin
@@ -192,7 +199,91 @@ class Mesh:
                 flush=True,
             )
 
+    # -- calls that another carries out
+    def oversee(self, ready: Callable[[], bool], posted: Posted) -> None:
+        """Return when ``ready`` is true on every rank; look meanwhile whether they live.
+
+        Args:
+            ready: is asked again and again, sleeping in between; raises ``PeerFailed`` where it cannot become true.
+            posted: the call, for an error's message.
+
+        Raises:
+            PeerFailed, MeetingTimeout: a rank has gone, or it takes too long; nothing works from then on.
+        """
+        coming = [self._messages.receive(self._frames[rank].view(np.uint8), rank, FRAME) for rank in self._others]
+        mine = self._frames[self.rank][:_HEAD]
+        mine[:] = posted
+        requests, done, until = list(coming), False, time.perf_counter() + self.timeout
+
+        def test(under_way: list[Any]) -> bool:
+            nonlocal done
+            if not done and self._asked(ready, coming, posted):
+                done = True
+                requests.extend(self._messages.send(mine.view(np.uint8), rank, FRAME) for rank in self._others)
+                ranks.extend(self._others)
+            elif not done and time.perf_counter() > until:
+                raise MeetingTimeout(f"{self._where}: {self._at(posted)} did not end within {self.timeout:g} s.", ())
+            came = self._messages.done(under_way)
+            return (came and done) or bool(self._left(coming))
+
+        ranks = list(self._others)
+        try:
+            self._wait(requests, ranks, lambda: self._at(posted), 0.0, test)
+            if gone := self._left(coming):
+                raise PeerFailed(f"{self._where}: {names(gone)} left before the end of {self._at(posted)}.")
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            self._kept = requests
+            if isinstance(error, self._messages.errors) and not isinstance(error, ChorosError):
+                raise PeerFailed(
+                    f"{self._where}: {self._messages.name} failed at {self._at(posted)}: {error}"
+                ) from error
+            raise
+
+    def _left(self, coming: list[Any]) -> list[int]:
+        """Those who have said that they leave."""
+        came = [rank for rank, one in zip(self._others, coming, strict=True) if self._messages.came(one)]
+        return [rank for rank in came if self._frames[rank][0] == LEAVE]
+
+    def _asked(self, ready: Callable[[], bool], coming: list[Any], posted: Posted) -> bool:
+        """Ask; where it cannot become true, and that is because a rank has gone, tell of that one."""
+        try:
+            return ready()
+        except PeerFailed:
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < GRACE and not self._left(coming):
+                self._messages.done(coming)
+                missing = {r for r, one in zip(self._others, coming, strict=True) if not self._messages.came(one)}
+                self._look(missing, 0.0, lambda: self._at(posted))
+                self._messages.rest(0.01)
+            raise
+
     # -- the end
+    def outlive(self, limit: float) -> None:
+        """Leave, and return when all others have left or died, or so many seconds are over."""
+        begin = time.perf_counter()
+        died = begin if self._broken else math.inf
+        self._leave(not self._broken)
+        near = [pid for rank, pid in self._beside.items() if rank != self.rank]
+        while self._broken or not self._gone():
+            now, living = time.perf_counter(), [pid for pid in near if alive(pid)]
+            if len(living) < len(near):
+                died = min(died, now)
+            alone = not living and len(near) == self.size - 1
+            if alone or now - begin >= limit or now - died >= GRACE:
+                return
+            self._messages.rest(0.02)
+
+    def _leave(self, listening: bool) -> None:
+        """Say that this rank leaves, and take what the others say of it, if that is of interest."""
+        if not self._closed:
+            self._closed = True
+            mine = self._frames[self.rank]
+            mine[:_HEAD] = (LEAVE, 0, 0, 0)
+            if listening:
+                self._leaving = [self._messages.receive(self._frames[r].view(np.uint8), r, FRAME) for r in self._others]
+            self._leaving += [self._messages.send(mine[:_HEAD].view(np.uint8), r, FRAME) for r in self._others]
+
     def _end(self, limit: float | None = None) -> None:
         """Leave: ranks that wait for this one are told so. Free what is held once all have left.
 
@@ -203,13 +294,7 @@ class Mesh:
         """
         if self._ended or self._messages.over():
             return
-        if not self._closed:
-            self._closed = True
-            mine = self._frames[self.rank]
-            mine[:_HEAD] = (LEAVE, 0, 0, 0)
-            if not self._broken and self._messages.patience:
-                self._leaving = [self._messages.receive(self._frames[r].view(np.uint8), r, FRAME) for r in self._others]
-            self._leaving += [self._messages.send(mine[:_HEAD].view(np.uint8), r, FRAME) for r in self._others]
+        self._leave(not self._broken and bool(self._messages.patience))
         begin = time.perf_counter()
         longest = 1.0 if self._broken else (self._messages.patience or 1.0) if limit is None else limit
         while not self._gone():

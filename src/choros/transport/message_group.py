@@ -59,6 +59,15 @@ class MessageGroup(Mesh):
         """What carries the messages: ``MPI`` or ``TCP``."""
         return self._messages.name
 
+    @property
+    def kind(self) -> str:
+        """What it is, for people."""
+        return {"TCP": "sockets (TCP)"}.get(self.carrier, self.carrier)
+
+    def agree(self, posted: Posted) -> None:
+        """Return when every rank has come, and all make the same call, which another than this group carries out."""
+        self._meet(posted)
+
     # -- sums
     def slot(self, count: int, dtype: Any) -> Array:
         """A buffer of ``count`` values that is sent as it lies; the same memory until a larger one is asked for."""

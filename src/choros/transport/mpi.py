@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from choros.errors import BadInput
 from choros.transport.echo import hook
 
@@ -68,6 +70,37 @@ def start(limit: float) -> Any:
         waiting_for_all_ranks_inside_mpi(limit, MPI.Init_thread)
         atexit.register(_finish, MPI, limit)  # runs after what the groups register
     return MPI
+
+
+def place(limit: float) -> dict[str, int]:
+    """Return where MPI says that this process is; all ranks call, for they count who shares a machine.
+
+    Args:
+        limit: float. Seconds that the start of MPI, in which all ranks meet, may last, and the counting after it.
+
+    Returns:
+        ``rank``, ``size``, ``local_rank``, ``local_size``, ``node``, ``nodes``, as ``choros.cluster.Place`` has them.
+
+    Raises:
+        BadInput: as ``start``.
+    """
+    MPI = start(limit)
+    found: dict[str, int] = {}
+
+    def count() -> None:
+        world = MPI.COMM_WORLD
+        here = world.Split_type(MPI.COMM_TYPE_SHARED, world.Get_rank())
+        first, firsts = np.array([world.Get_rank()], "int64"), np.empty(world.Get_size(), "int64")
+        here.Bcast(first)
+        world.Allgather(first, firsts)
+        nodes = sorted(set(firsts.tolist()))
+        found.update(rank=world.Get_rank(), size=world.Get_size())
+        found.update(local_rank=here.Get_rank(), local_size=here.Get_size())
+        found.update(node=nodes.index(int(first[0])), nodes=len(nodes))
+        here.Free()
+
+    waiting_for_all_ranks_inside_mpi(limit, count)
+    return found
 
 
 def _finish(MPI: Any, limit: float) -> None:
@@ -126,4 +159,5 @@ def abort_on_exception(MPI: Any) -> None:
             time.sleep(_SPOKEN)
             MPI.COMM_WORLD.Abort(1)
 
-    hook("mpi", after)
+    world = MPI.COMM_WORLD
+    hook("mpi", f"rank {world.Get_rank()} of {world.Get_size()} on {os.uname().nodename}", after)

@@ -84,6 +84,11 @@ class ShardedCentre:
         if len(parts) > 1 and not rule.elementwise:
             raise BadInput(f"{type(rule).__name__} looks at the whole vector: its centre cannot be divided.")
 
+    @property
+    def kind(self) -> str:
+        """What it is, for people."""
+        return f"a centre divided among {len(self._all)} hosts" if len(self._all) > 1 else "a centre on the first host"
+
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt; the first part's staleness. See ``SharedCentre.exchange``."""
         staleness = 0

@@ -75,6 +75,8 @@ class SharedCentre:
         >>> segment.close()
     """
 
+    kind = "a centre in shared memory"
+
     def __init__(
         self,
         segment_or_fd: Segment | int,

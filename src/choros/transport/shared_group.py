@@ -93,6 +93,7 @@ class SharedGroup:
             self._segment.touch(self._slot_offset(rank), self.slot_bytes)
 
     abort = staticmethod(abort)
+    kind = "shared memory"
 
     @staticmethod
     def create(size: int, slot_bytes: int | None = None) -> Segment:
@@ -191,6 +192,18 @@ class SharedGroup:
         if problem := difference(board.where, [board.posted(r) for r in range(self.size)], board.telling.doing_of):
             board.barrier(lambda: "the end of a call that differed")
             raise BadInput(problem)
+
+    def agree(self, posted: Posted) -> None:
+        """Return when every rank has come, and all make the same call, which another than this group carries out."""
+        self._meet(posted)
+
+    def oversee(self, ready: Callable[[], bool], posted: Posted) -> None:
+        """Return when ``ready`` is true on every rank; look meanwhile whether they live."""
+        self._board.oversee(ready, lambda: spell(posted))
+
+    def outlive(self, limit: float) -> None:
+        """Leave, and return when all others have left or died, or so many seconds are over."""
+        self._board.outlive(limit)
 
     def slot(self, count: int, dtype: Any) -> Array:
         """This rank's buffer of ``count`` values in the segment; always the same memory, never copied."""

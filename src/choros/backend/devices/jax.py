@@ -107,15 +107,15 @@ class Laid(tuple[Any, ...]):
 
 
 def device(name: str) -> Any:
-    """JAX's device of such a name, which is there."""
+    """This process' device of such a name, which is there."""
     kind, _, number = name.partition(":")
-    return next(each for each in jax.devices(kind) if each.id == int(number))
+    return next(each for each in jax.local_devices(backend=kind) if each.id == int(number))
 
 
 def names(kind: str | None) -> list[str]:
-    """The devices of a kind, accelerators first."""
+    """This process' devices of a kind, accelerators first; where JAX knows of other processes, there are more."""
     try:
-        return [f"{each.platform}:{each.id}" for each in jax.devices(kind)]
+        return [f"{each.platform}:{each.id}" for each in jax.local_devices(backend=kind)]
     except RuntimeError:
         return []
 

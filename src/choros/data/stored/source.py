@@ -137,9 +137,15 @@ class FileSource:
         """Read and write what another process of this machine has made: its ``spill.path``."""
         self._spill = Spill(path, len(self.table.rows), int(self.starts[-1]), self._forms)
 
-    def spec(self) -> dict[str, Any]:
-        """Return in JSON's terms what a worker makes this source from again; ``decode`` travels beside it."""
-        return {"table": self.table.spec(), "choice": self.choice, "spill": self.spill.path, "floatx": self.floatx}
+    def spec(self, here: bool = True) -> dict[str, Any]:
+        """Return in JSON's terms what a worker makes this source from again; ``decode`` travels beside it.
+
+        Args:
+            here: whether the worker is on this machine, where it shares what is decoded.
+        """
+        spill = self.spill.path if here else None
+        told = {"table": self.table.spec(), "choice": self.choice, "floatx": self.floatx}
+        return told | {"spill": spill, "spill_dir": self.spill_dir}
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> FileSource:
         """Return the same source with a weight for each class."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from choros.errors import MeetingTimeout, PeerFailed
 from choros.transport.board import names
 from choros.transport.message_group import MessageGroup
+from choros.transport.tcp.alarm import end_together
 from choros.transport.tcp.messages import Links, TcpMessages
 from choros.transport.tcp.wire import Door, dial
 
@@ -72,4 +73,9 @@ class TcpGroup(MessageGroup):
                 other = int(hello["rank"])
                 missing.discard(other)
                 ends[other] = end, f"rank {other} on {said[other][1]}"
-        super().__init__(TcpMessages(Links(ends), rank, range(size)), timeout, spin=spin)
+        self._links = Links(ends)
+        super().__init__(TcpMessages(self._links, rank, range(size)), timeout, spin=spin)
+
+    def end_together(self) -> None:
+        """Have an exception that nobody catches on one rank end all ranks, for the launcher does not."""
+        end_together(self._links, f"rank {self.rank} on {os.uname().nodename}")

@@ -1,0 +1,164 @@
+"""The caller's side of a fit whose ranks a launcher starts: give them their work, run the callbacks, take the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from choros.backend.base import model_variables
+from choros.data import packing
+from choros.errors import WorkerFailed
+from choros.launch.failure import failure, is_echo
+from choros.launchers import How, Launcher, Started
+from choros.training.conductor import values
+from choros.training.engine import Cargo
+from choros.training.job import Plan, Tally
+from choros.training.line import Line, Told
+from choros.training.parcel import CodeFolder
+from choros.training.record import RunRecord
+from choros.training.sent import HOME, put, shown
+
+_CAUSE = 5.0  # seconds in which the rank that failed first is heard of, after one that only lost it
+_ENDS = 10.0  # seconds that ranks take to end when they have done their work
+_SAID = 30  # lines that are kept of what the ranks print
+
+
+class Home(Line):
+    """One run. Make it, ``run()`` it once.
+
+    Args:
+        plan: what to do, its job knowing where the parts of its sources are.
+        cargo: Cargo.
+        launcher: what starts the ranks.
+        how: what is wished of it.
+    """
+
+    def __init__(self, plan: Plan, cargo: Cargo, launcher: Launcher, how: How) -> None:
+        super().__init__(plan.model, plan.job, plan.conductor)
+        self.plan, self.cargo, self.launcher, self.how = plan, cargo, launcher, how
+        self.variables = model_variables(self.model)
+        self.given, self.before = shown(self.model, True), values(self.variables)
+        self.said: deque[str] = deque(maxlen=_SAID)
+        self.patience = 0.0  # seconds that ranks may take to end by themselves
+        self.entries, self.nbytes = packing.layout(cargo.arrays)
+
+    def run(self) -> RunRecord:
+        """Train; returns the record of the run, with the model trained.
+
+        Raises:
+            WorkerFailed: a rank raised, died or could not be started; the model is as it was.
+        """
+        begun = time.perf_counter()
+        with CodeFolder([self.cargo.custom, *self.cargo.blobs]) as folder, self.opened(self.how.network) as home:
+            self.folder = folder
+            ranks = self.job.workers
+            process = self.launcher.start("choros.training.sent", ranks, {HOME: json.dumps(home)}, self.how)
+            process.read(self.line)
+            try:
+                tallies, losses, met = self.follow(process)
+            except KeyboardInterrupt:
+                put(self.model, self.latest)
+                raise
+            except BaseException:
+                for variable, value in zip(self.variables, self.before, strict=True):
+                    variable.assign(value)  # callbacks may have seen later ones
+                raise
+            finally:
+                process.end(self.patience)
+        put(self.model, self.latest)
+        startup = begun - self.plan.begun
+        return RunRecord.of(self.plan.algorithm, self.job.meet, tallies, startup, losses, met)
+
+    def line(self, text: str) -> None:
+        """Keep what a rank printed, and show it."""
+        self.said.append(text)
+        print(text, flush=True)
+
+    def tell(self, what: str) -> Told:
+        """Give a rank its work, the data, or the model's weights."""
+        if what == "weights":
+            return {}, self.given
+        if what == "data":
+            whole = np.empty(self.nbytes, np.uint8)
+            packing.write(self.entries, self.cargo.arrays, whole)
+            return {}, [whole]
+        told = {
+            "job": self.job.json(),
+            "arrays": self.entries,
+            "bytes": self.nbytes,
+            "code": self.folder.told,
+            "watched": bool(self.conductor.user),
+            "steps": self.conductor.steps,
+        }
+        return told, [np.frombuffer(self.cargo.model, np.uint8)]
+
+    # -- the run
+    def follow(self, process: Started) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
+        """Follow the run to its end."""
+        done: dict[int, dict[str, Any]] = {}
+        begun = time.monotonic()
+        while len(done) < self.job.workers:
+            found = self.next(0.5)
+            if found is None:
+                if process.code() is not None:
+                    self.ended(process, done)
+                if not self.hosts and time.monotonic() - begun > self.job.first_timeout:
+                    raise WorkerFailed(
+                        f"{self.launcher} has started no rank for {self.job.first_timeout:.0f} s.", rank=0
+                    )
+                continue
+            rank, head, arrays, back = found
+            event = head["event"]
+            if event == "failed":
+                self.fail(process, rank, head)
+            elif event == "gone" and rank not in done:
+                self.gone(process, rank)
+            elif event == "done":
+                done[rank] = head
+                if rank == 0:
+                    self.latest = arrays
+                back.put(({}, []))
+            elif event in ("begin", "batch", "epoch_end"):
+                back.put(self.obey(head, arrays))
+        self.patience = _ENDS
+        losses = [(seconds, epoch, loss) for seconds, epoch, loss in done[0]["losses"]]
+        return [Tally(**tally) for tally in done[0]["tallies"]], losses, done[0]["met"]
+
+    # -- failure
+    def fail(self, process: Started, rank: int, event: dict[str, Any]) -> None:
+        """Raise for the rank that failed first: not for one that only lost another."""
+        until = time.monotonic() + _CAUSE
+        while is_echo(event) and time.monotonic() < until:
+            found = self.next(0.2)
+            if found is not None and found[1]["event"] == "failed" and not is_echo(found[1]):
+                rank, event = found[0], found[1]
+            elif found is not None and found[1]["event"] == "gone" and found[0] != rank:
+                self.gone(process, found[0])
+        raise failure(rank, self.job.workers, event, self.last(), what="worker")
+
+    def gone(self, process: Started, rank: int) -> None:
+        """Raise for a rank that went without a word."""
+        code = process.wait(_CAUSE)
+        event: dict[str, Any] = {"event": "died", "host": self.hosts.get(rank, ""), "output": "\n".join(self.said)}
+        if code is not None and code > 128:
+            with suppress(ValueError):
+                event["signal"] = signal.Signals(code - 128).name
+        event["exit"] = code if code is not None else -1
+        raise failure(rank, self.job.workers, event, self.last(), what="worker")
+
+    def ended(self, process: Started, done: dict[int, Any]) -> None:
+        """Raise for a launcher that ended before the ranks had done their work."""
+        said = "\n".join(self.said)
+        raise WorkerFailed(
+            f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had come "
+            f"and {len(done)} had done their work. The last lines that it printed:\n{said}",
+            rank=min(set(range(self.job.workers)) - done.keys()),
+            output=said,
+            weights=self.last(),
+        )

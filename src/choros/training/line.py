@@ -1,0 +1,116 @@
+"""The line by which rank 0, elsewhere, reaches the callbacks of the process that called ``fit``."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from choros.backend.base import model_variables
+from choros.errors import ChorosError, MeetingTimeout
+from choros.machine.address import own_address
+from choros.training.conductor import Conductor, values
+from choros.training.job import Job, Orders
+from choros.training.sent import put, shown
+from choros.transport.tcp.channel import Channel
+from choros.transport.tcp.wire import Door
+
+Told = tuple[dict[str, Any], list[Any]]
+
+
+class Line:
+    """The caller's end. Ranks are spoken with in threads; what is for the callbacks waits for ``next`` and ``obey``.
+
+    Args:
+        model: the given model.
+        job: Job.
+        conductor: of the callbacks.
+
+    Attributes:
+        latest: list. The weights that came last, as ``shown`` made them.
+        hosts: dict. The hosts of the ranks that have come.
+    """
+
+    def __init__(self, model: Any, job: Job, conductor: Conductor) -> None:
+        self.model, self.job, self.conductor = model, job, conductor
+        self.latest: list[Any] = []
+        self.hosts: dict[int, str] = {}
+        self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told]]] = queue.Queue()
+        self._begun = False
+        conductor.fetch = lambda: put(model, self.latest)
+
+    @contextmanager
+    def opened(self, network: str) -> Iterator[dict[str, Any]]:
+        """Let ranks in; gives what they need to come: place, secret and timeout."""
+        secret = secrets.token_bytes(32)
+        with Door(own_address(network), secret) as door:
+            threading.Thread(target=self._welcome, args=(door,), name="choros-home", daemon=True).start()
+            yield {"place": door.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
+
+    def _welcome(self, door: Door) -> None:
+        while True:
+            try:
+                hello, end = door.next(threading.TIMEOUT_MAX)
+            except ChorosError:
+                return
+            rank, host = int(hello["rank"]), str(hello["host"])
+            self.hosts[rank] = host
+            channel = Channel(end, f"rank {rank} on {host}", self.job.first_timeout)
+            threading.Thread(target=self._guest, args=(rank, channel), name="choros-rank", daemon=True).start()
+
+    def _guest(self, rank: int, channel: Channel) -> None:
+        def reply(head: dict[str, Any], arrays: list[Any]) -> Told:
+            if "ask" in head:
+                return self.tell(head["ask"])
+            back: queue.Queue[Told] = queue.Queue()
+            self._came.put((rank, head, [np.array(array) for array in arrays], back))
+            try:
+                return back.get(timeout=threading.TIMEOUT_MAX)
+            except queue.Empty:
+                raise MeetingTimeout("The callbacks did not end.") from None
+
+        channel.answer(reply)
+        self._came.put((rank, {"event": "gone"}, [], queue.Queue()))
+
+    def tell(self, what: str) -> Told:
+        """Answer what a rank asks for before it trains."""
+        raise NotImplementedError
+
+    def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told]] | None:
+        """Return what a rank says next: its number, what, arrays, and where to answer; None where none does."""
+        try:
+            return self._came.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def obey(self, head: dict[str, Any], arrays: list[Any]) -> Told:
+        """Run the callbacks of an event; returns what they decided, for rank 0."""
+        self.latest = arrays or self.latest
+        orders = Orders()
+        if head["event"] == "begin":
+            if not self._begun:  # not where the run was started again
+                orders = self.conductor.begin(head["epoch"])
+            self._begun = True
+        elif head["event"] == "batch":
+            orders = self.conductor.batch(head["epoch"], head["step"], head["logs"])
+        else:
+            orders = self.conductor.epoch_end(head["epoch"], head["logs"])
+        told = {"orders": vars(orders), "epoch": self.conductor.epoch}
+        return told, shown(self.model, True) if orders.weights else []
+
+    def last(self) -> list[Any] | None:
+        """Return the last weights that came, in the order of ``model.trainable_variables``; the model keeps its own."""
+        if not self.latest:
+            return None
+        variables = model_variables(self.model)
+        own = values(variables)
+        put(self.model, self.latest)
+        found = values(self.model.trainable_variables)
+        for variable, value in zip(variables, own, strict=True):
+            variable.assign(value)
+        return found

@@ -1,0 +1,112 @@
+"""A fit as it travels to ranks that something else starts: facts as JSON, data as arrays, code in files of its owner's.
+
+Code (a model's own classes, a PyDataset, what decodes files) is never taken from a socket. It lies in a folder of the
+caller's own in the working directory, which all hosts have; the line to the caller tells where, and each file's digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from choros.errors import BadInput
+from choros.training.job import Job
+from choros.types import Array
+
+Told = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What a rank needs of a fit.
+
+    Attributes:
+        job: Job. Its sources say which of the arrays and which of the code are theirs.
+        model: bytes. Of the ``.keras`` file.
+        code: list of bytes. What the model's file has not, by cloudpickle, then that of the sources.
+        arrays: list. The sources'.
+        watched: bool. Whether callbacks of the user's want the weights.
+        steps: int or None. Global batches in an epoch, as Keras' callbacks are told.
+    """
+
+    job: Job
+    model: bytes
+    code: list[bytes]
+    arrays: list[Array] = field(default_factory=list)
+    watched: bool = False
+    steps: int | None = None
+
+
+class CodeFolder:
+    """Code where ranks on other hosts find it, until it is closed.
+
+    Args:
+        code: what each file holds.
+
+    Attributes:
+        told: what ``read_code`` needs.
+
+    Raises:
+        BadInput: nothing can be written into the working directory.
+
+    Example:
+        >>> with CodeFolder([b"one", b"two"]) as folder:
+        ...     read_code(folder.told)
+        [b'one', b'two']
+    """
+
+    def __init__(self, code: Sequence[bytes]) -> None:
+        try:
+            self._folder = tempfile.mkdtemp(prefix=".choros-", dir=os.getcwd())
+        except OSError as error:
+            raise BadInput(
+                f"The ranks that a launcher starts find the model's code in the working directory, and {os.getcwd()} "
+                f"cannot be written to ({error.strerror}): start from a directory that all hosts share."
+            ) from None
+        for number, text in enumerate(code):
+            place = os.open(os.path.join(self._folder, str(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(place, "wb") as file:
+                file.write(text)
+        self.told: Told = {"folder": self._folder, "digests": [hashlib.sha256(text).hexdigest() for text in code]}
+
+    def close(self) -> None:
+        """Take it away."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> CodeFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_code(told: Told) -> list[bytes]:
+    """Return what the caller left in its folder.
+
+    Raises:
+        BadInput: it is not there, is not this user's alone, or is not what the caller wrote.
+    """
+    found = []
+    for number, digest in enumerate(told["digests"]):
+        path, host = os.path.join(told["folder"], str(number)), os.uname().nodename
+        try:
+            with open(path, "rb") as file:
+                facts = os.fstat(file.fileno())
+                text = file.read()
+        except OSError as error:
+            raise BadInput(
+                f"{host} cannot read {path} ({error.strerror}), where the process that called fit left the model's "
+                "code: start that process in a directory that all hosts share."
+            ) from None
+        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+            raise BadInput(f"On {host} {path} belongs to somebody else, or others may write it: it is not taken.")
+        if hashlib.sha256(text).hexdigest() != digest:
+            raise BadInput(f"On {host} {path} is not what the process that called fit wrote there: it is not taken.")
+        found.append(text)
+    return found

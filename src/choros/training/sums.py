@@ -1,0 +1,126 @@
+"""By which library a group's large sums are made: the one that was asked for, else NCCL where each rank has a GPU."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from choros.errors import BadInput, ChorosError, PeerFailed
+from choros.machine import keras_backend
+from choros.machine.address import LOOPBACK, own_address
+from choros.transport import Group
+from choros.transport.board import GRACE
+from choros.transport.echo import let_the_cause_end_first
+from choros.transport.native_group import NativeGroup, Wide, wide_of
+from choros.transport.peers import machine
+from choros.transport.tcp.wire import free_port
+
+_T = TypeVar("_T")
+_CARRIERS = "choros.transport.carriers."
+_CAUSE = 0.5  # seconds in which the other ranks can say that they lost rank 0
+_failing: list[float] = []
+
+
+def summed(group: Group, asked: str, timeout: float) -> Group:
+    """Return the group as it is, or one whose large sums a library makes; all ranks call.
+
+    Args:
+        group: all ranks.
+        asked: str. "torch", "jax", or "": PyTorch's NCCL where it is Keras' backend and every rank has a CUDA device
+            of its own, else none.
+        timeout: float. Seconds that the ranks wait for each other.
+
+    Raises:
+        BadInput: on every rank, if the library cannot be had on one; says why.
+    """
+    if group.size == 1 or (not asked and not _all_have_gpus(group)):
+        return group
+    wide = wide_of(group)
+    made = _by_jax(wide, timeout) if asked == "jax" else _by_torch(wide, timeout, not asked)
+    if made is None:
+        return group
+    _on_all(wide, made.try_out)
+    return made
+
+
+def _all_have_gpus(group: Group) -> bool:
+    """Whether every rank computes by PyTorch, and sees a GPU of NVIDIA: as far as can be told without PyTorch."""
+    if not all(hasattr(group, name) for name in ("agree", "oversee")):
+        return False
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidiactl").exists()
+    return all(group.gather(b"1" if seen and keras_backend() == "torch" else b""))
+
+
+def _by_torch(wide: Wide, timeout: float, only_gpus: bool) -> NativeGroup | None:
+    def load() -> tuple[Any, str]:
+        module = import_module(_CARRIERS + "torch")
+        return module, module.device()
+
+    module, device = _on_all(wide, load)
+    devices = [tuple(json.loads(text)) for text in wide.gather(json.dumps([machine(), device]).encode())]
+    nccl = all(found for _, found in devices) and len(set(devices)) == wide.size
+    if only_gpus and not nccl:
+        return None
+    address, (host, port) = _place(wide)
+    store = _on_all(wide, lambda: module.open_store(host, int(port), wide.size, wide.rank == 0, timeout))
+    carrier = _on_all(wide, lambda: module.TorchCarrier(store, wide.rank, wide.size, address, nccl))
+    return NativeGroup(wide, carrier)
+
+
+def _by_jax(wide: Wide, timeout: float) -> NativeGroup:
+    def load() -> Any:
+        module = import_module(_CARRIERS + "jax")
+        module.check_unused()
+        return module
+
+    module = _on_all(wide, load)
+    _, (host, port) = _place(wide)
+    _on_all(wide, lambda: module.start(f"{host}:{port}", wide.rank, wide.size, timeout))
+    let_the_cause_end_first(f"rank {wide.rank} of {wide.size} on {os.uname().nodename}")
+    if wide.rank == 0:  # its process tells JAX's of each other: it ends last
+        _note_failure()
+        atexit.register(lambda: wide.outlive(*(_failing[:1] or [math.inf])))
+    return NativeGroup(wide, _on_all(wide, lambda: module.JaxCarrier(range(wide.size))))
+
+
+def _place(wide: Wide) -> tuple[str, tuple[str, str]]:
+    """Where this host is reached, and rank 0's address and a port that is free there."""
+    near = len(set(wide.gather(machine().encode()))) == 1
+    address = LOOPBACK if near else own_address(os.environ.get("CHOROS_NETWORK", ""))
+    mine = f"{address}:{free_port(address)}" if wide.rank == 0 else ""
+    host, _, port = wide.gather(mine.encode())[0].decode().partition(":")
+    return address, (host, port)
+
+
+def _on_all(wide: Wide, make: Callable[[], _T]) -> _T:
+    """Do something on every rank, and have all fail where one does."""
+    problem, made = "", None
+    try:
+        made = make()
+    except (ChorosError, ImportError, OSError, RuntimeError, ValueError) as error:
+        problem = str(error) or type(error).__name__
+    for rank, text in enumerate(wide.gather(problem.encode())):
+        if text:
+            raise BadInput(f"Rank {rank} of {wide.size} cannot have its sums made so: {text.decode()}")
+    found: Any = made
+    result: _T = found
+    return result
+
+
+def _note_failure() -> None:
+    """Remember whether this process ends by an exception: the others need not be waited for long then."""
+    before = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _failing.append(GRACE if issubclass(kind, PeerFailed) else _CAUSE)
+        before(kind, error, trace)
+
+    sys.excepthook = tell

@@ -1,0 +1,27 @@
+"""A rank that raises under a bare srun, by MPI and by sockets: the step ends at once, on both nodes."""
+
+import os
+import re
+import secrets
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
+    reason="needs privileges and SLURM: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
+)
+
+
+@pytest.mark.parametrize("how", ["script", "callback", "trainer"])
+def test_ranks_that_meet_by_mpi(slurm, failing, how):
+    failing(["srun", "--mpi=pmi2", "-N2", "-n2", sys.executable], how, **slurm.environment)
+
+
+@pytest.mark.parametrize("how", ["callback", "trainer"])
+def test_ranks_that_meet_by_sockets(slurm, failing, how):
+    """srun leaves the others alone, for as long as they run."""
+    told = {"CHOROS_GROUP": "tcp", "CHOROS_SECRET": secrets.token_hex(32), **slurm.environment}
+    end = failing(["srun", "--mpi=none", "-N2", "-n2", sys.executable], how, **told)
+    for rank in range(2):
+        assert re.search(rf"srun: error: n\d: task {rank}: Exited with exit code 1", end), end
