@@ -1,11 +1,13 @@
 """A real standalone cluster from the pip package: a master and two workers of one core each, for the whole session."""
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import pathlib
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -44,6 +46,11 @@ def spark_is_there():
         pytest.fail(why) if os.environ.get("CHOROS_SPARK_TESTS") else pytest.skip(why)
 
 
+def _end_with_this_process():
+    """Have the kernel end the daemon when pytest is killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 class Cluster:
     """Master and workers as processes of their own, and what they are told."""
 
@@ -79,6 +86,7 @@ class Cluster:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
+                preexec_fn=_end_with_this_process if sys.platform == "linux" else None,
             )
         self.processes.append(process)
         end = time.monotonic() + 60

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,10 +19,10 @@ from typing import Any
 
 import choros
 from choros.errors import BadData, BadInput, ChorosError, MeetingTimeout, PeerFailed
-from choros.machine import variables
 from choros.machine.address import addresses, own_address
 from choros.spark.columns import Columns
 from choros.spark.failures import report, translate
+from choros.spark.process import hold_back, same_version
 from choros.spark.slots import choose_workers, is_connect
 from choros.spark.spill import Data, Form, Spill, agree, local_folder
 from choros.transport.tcp.rendezvous import Rendezvous, come
@@ -31,7 +30,6 @@ from choros.transport.tcp.wire import Door
 
 _ROWS = "rank int, part int, payload binary"
 _PART = 32 << 20  # bytes of a row that comes back
-_FRAMEWORKS = ("jax", "torch", "tensorflow")
 Work = Callable[["Task"], bytes]
 
 
@@ -153,7 +151,7 @@ def _task(plan: _Plan, batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes:
-    cores, gpus = _hold_back(context)
+    cores, gpus = hold_back(context)
     hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
     if len(hosts) != plan.size:
         raise BadInput(f"The frame has {len(hosts)} partitions, but there are {plan.size} workers: they must agree.")
@@ -162,7 +160,7 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
     wrong: BaseException | None = None
     with Door(address, plan.secret) as door:
         try:
-            _same_version(plan.version)
+            same_version(plan.version)
             spill.fill(batches)
         except Exception as error:
             wrong = error
@@ -201,14 +199,6 @@ def _validating(plan: _Plan, spill: Spill) -> int:
     return spill.data({}, True).rows if plan.columns.marked else 0
 
 
-def _same_version(version: str) -> None:
-    if choros.__version__ != version:
-        raise BadInput(
-            f"The executor on {os.uname().nodename} has choros {choros.__version__}, the caller {version}: they must "
-            "be the same, so install this one there, or ship it with spark.archives."
-        )
-
-
 def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None) -> dict[str, Form]:
     """Return what all have seen; raise where one of them failed."""
     if wrong is not None:
@@ -219,25 +209,6 @@ def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None
     if not sum(one["rows"][0] for one in said):
         raise BadData("The frame has no rows to train with.")
     return agree(plan.columns, [one["forms"] for one in said])
-
-
-def _hold_back(context: Any) -> tuple[int, list[str]]:
-    """Keep this process to its task's cores and devices, before any framework is imported."""
-    cores = max(int(context.cpus()), 1)
-    for name, value in variables(cores, keep=os.environ).items():
-        os.environ[name] = value
-    given = context.resources().get("gpu")
-    gpus = list(given.addresses) if given is not None else []
-    if gpus:
-        shown = ",".join(gpus)
-        loaded = [name for name in _FRAMEWORKS if name in sys.modules]
-        if loaded and os.environ.get("CUDA_VISIBLE_DEVICES") != shown:
-            raise BadInput(
-                f"A Python worker that has loaded {loaded[0]} with other GPUs got this task: start the session with "
-                "spark.python.worker.reuse=false."
-            )
-        os.environ["CUDA_VISIBLE_DEVICES"] = shown
-    return cores, gpus
 
 
 def _address(host: str) -> str:

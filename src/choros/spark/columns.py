@@ -188,6 +188,7 @@ def normalise(
     seed: int = 0,
     floatx: str = "float32",
     nulls: str = "error",
+    keep: bool = False,
 ) -> tuple[Any, Columns]:
     """Return a frame of nothing but arrays, numbers and bytes, and what its columns mean.
 
@@ -205,6 +206,7 @@ def normalise(
         seed: int.
         floatx: what floating point numbers become.
         nulls: "error" stops at the first row with a null; "drop" leaves such rows out.
+        keep: bool. Whether the frame's own columns stay, before those that are made.
 
     Raises:
         BadData: a column is missing or holds what a model cannot take. No job was started.
@@ -238,7 +240,7 @@ def normalise(
     if nulls == "drop":
         used = sorted({column for leaf in maker.leaves.values() for column in leaf.columns})
         frame = frame.dropna(subset=[quoted(name) for name in used])
-    made = frame.select(*maker.made, *([] if mark is None else [mark.alias(MARK)]))
+    made = frame.select(*(["*"] if keep else []), *maker.made, *([] if mark is None else [mark.alias(MARK)]))
     return made, Columns(maker.leaves, x, y, weights, mark is not None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,15 +95,14 @@ def _shaped(found: Array, leaf: Leaf) -> Array:
     return found.reshape(len(found), *leaf.shape)
 
 
-def batch_of(columns: Mapping[str, Any]) -> Any:
+def batch_of(columns: Sequence[tuple[str, Any]]) -> Any:
     """Return a batch of named columns, arrays of Arrow or of numpy; two-dimensional ones become lists.
 
     Example:
-        >>> batch_of({"a": np.zeros((2, 3), "float32")}).num_rows
+        >>> batch_of([("a", np.zeros((2, 3), "float32"))]).num_rows
         2
     """
-    made = [_column(values) for values in columns.values()]
-    return pa.RecordBatch.from_arrays(made, names=list(columns))
+    return pa.RecordBatch.from_arrays([_column(values) for _, values in columns], names=[name for name, _ in columns])
 
 
 def _column(values: Any) -> Any:

@@ -1,0 +1,238 @@
+"""``KerasEstimator``: a compiled Keras model that is trained on a frame, as a stage of Spark ML."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from pyspark.ml import Estimator
+from pyspark.ml.param import TypeConverters
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from choros import algorithms
+from choros.errors import BadInput
+from choros.spark.columns import normalise, quoted
+from choros.spark.model import KerasModel
+from choros.spark.options import by_name
+from choros.spark.outputs import features_of, inputs_of, outputs_of
+from choros.spark.params import ColumnParams, param
+from choros.spark.storage import KerasReader, KerasWriter
+from choros.spark.training import train
+
+_OF_MODEL = ("featuresCol", "predictionCol", "probabilityCol", "rawPredictionCol", "task", "predictBatchSize", "nulls")
+_copying = threading.Lock()  # CrossValidator fits in several threads, and Keras counts names for all of them
+_OPTIONS = ("window", "alpha", "rho", "momentum")
+
+
+class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: ignore[misc,type-arg]
+    """Trains a Keras model on a frame with many workers, one a task, by any algorithm.
+
+    Everything that one tunes is a Param, so CrossValidator and ParamGridBuilder work; the given model stays as it is.
+
+    Args:
+        model: a compiled keras.Model.
+        callbacks: Keras callbacks, or a function that makes them anew for each fit (as CrossValidator needs them); run
+            in this process, and not saved with the estimator.
+        profile: pyspark ResourceProfile of the tasks (their cores and GPUs), or None; not saved.
+        params: the Params below by name. ``algorithm`` may also be an algorithm (``choros.AEASGD(window=32)``).
+
+    Example:
+        >>> estimator = KerasEstimator(model, algorithm="aeasgd", workers=8, epochs=5)  # doctest: +SKIP
+        >>> fitted = Pipeline(stages=[assembler, estimator]).fit(frame)  # doctest: +SKIP
+    """
+
+    labelCol = param("labelCol", "the target: a column, a list of columns, or a dict; '' is none")
+    weightCol = param("weightCol", "sample weights: a column, or a list or dict as the outputs are; '' is none")
+    algorithm = param("algorithm", "an algorithm's name, or its configuration (choros.algorithms())")
+    workers = param("workers", "workers that train at once; auto is all free task slots")
+    epochs = param("epochs", "passes over the rows", TypeConverters.toInt)
+    batchSize = param("batchSize", "rows of a global batch, divided among the workers", TypeConverters.toInt)
+    learningRate = param("learningRate", "the optimizer's rate, instead of the compiled one", TypeConverters.toFloat)
+    window = param("window", "optimizer steps between two meetings", TypeConverters.toInt)
+    alpha = param("alpha", "the elastic force of EASGD, AEASGD and EAMSGD", TypeConverters.toFloat)
+    rho = param("rho", "alpha divided by the learning rate, as in dist-keras", TypeConverters.toFloat)
+    momentum = param("momentum", "EAMSGD's momentum", TypeConverters.toFloat)
+    algorithmOptions = param("algorithmOptions", "further hyper-parameters of the algorithm, by name")
+    validationSplit = param("validationSplit", "share of the rows to validate with", TypeConverters.toFloat)
+    validationCol = param("validationCol", "a boolean column that is true for rows to validate with")
+    classWeight = param("classWeight", "a dict from class number to weight")
+    seed = param("seed", "order of the rows, random layers and validation split", TypeConverters.toInt)
+    shuffle = param("shuffle", "whether rows are in another order in each epoch", TypeConverters.toBoolean)
+    strict = param("strict", "whether unstable settings are refused; else they warn", TypeConverters.toBoolean)
+    verbose = param("verbose", "as in Keras", TypeConverters.toInt)
+    maxRestarts = param("maxRestarts", "how often a run that lost a worker begins again", TypeConverters.toInt)
+    timeout = param("timeout", "seconds without a step after which a worker counts as hung", TypeConverters.toFloat)
+
+    def __init__(self, model: Any = None, *, callbacks: Any = None, profile: Any = None, **params: Any) -> None:
+        super().__init__()
+        self.keras_model, self.callbacks, self.profile = model, callbacks, profile
+        self._setDefault(
+            labelCol="label",
+            weightCol="",
+            algorithm="allreduce",
+            workers="auto",
+            epochs=1,
+            batchSize=32,
+            algorithmOptions={},
+            validationSplit=0.0,
+            validationCol="",
+            shuffle=True,
+            strict=True,
+            verbose=0,
+            maxRestarts=0,
+            timeout=300.0,
+        )
+        self.setParams(**params)
+
+    def setParams(self, **given: Any) -> Any:
+        """Set parameters by name; None leaves one as it is."""
+        algorithm = given.get("algorithm")
+        if isinstance(algorithm, (type, algorithms.Algorithm)):
+            given = {**given, "algorithm": algorithms.to_config(by_name(algorithm))}
+        return super().setParams(**given)
+
+    @property
+    def keras_bytes(self) -> bytes:
+        """The compiled model as the bytes of a ``.keras`` file."""
+        from choros.training.travel import pack_model
+
+        return pack_model(self._given())[0]
+
+    def write(self) -> KerasWriter:
+        """Return what saves this stage."""
+        return KerasWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasReader:
+        """Return what loads such a stage."""
+        return KerasReader(cls)
+
+    def _given(self) -> Any:
+        from choros.training.arguments import check_model
+
+        if self.keras_model is None:
+            raise BadInput("This KerasEstimator has no model: give a compiled one, KerasEstimator(model, ...).")
+        check_model(self.keras_model)
+        return self.keras_model
+
+    def _fit(self, dataset: Any) -> KerasModel:
+        import keras
+
+        model, value = copied(self._given(), self.value("learningRate")), self.value
+        rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+        options = {name: value(name) for name in _OPTIONS} | dict(value("algorithmOptions"))
+        algorithm = by_name(value("algorithm"), learning_rate=rate, **options)
+        weight = value("weightCol") or None
+        if value("classWeight"):
+            dataset, weight = weighed(dataset, value("labelCol"), weight, value("classWeight"))
+        seed = value("seed")
+        frame, columns = normalise(
+            dataset,
+            features_of(model, value("featuresCol")),
+            value("labelCol") or None,
+            weight,
+            value("validationCol") or value("validationSplit"),
+            inputs=inputs_of(model),
+            outputs=outputs_of(model),
+            seed=seed or 0,
+            floatx="float64" if keras.config.floatx() == "float64" else "float32",
+            nulls=value("nulls"),
+        )
+        trained, history, members = train(
+            frame,
+            model=model,
+            columns=columns,
+            algorithm=algorithm,
+            workers=1 if isinstance(algorithm, algorithms.Single) else value("workers"),
+            batch_size=value("batchSize"),
+            epochs=value("epochs"),
+            seed=seed,
+            shuffle=value("shuffle"),
+            callbacks=self.callbacks() if callable(self.callbacks) else self.callbacks,
+            strict=value("strict"),
+            verbose=value("verbose"),
+            max_restarts=value("maxRestarts"),
+            timeout=value("timeout"),
+            profile=self.profile,
+        )
+        made = KerasModel(mean_of(members) if members else trained, **{name: value(name) for name in _OF_MODEL})
+        made.history, made.models = history, members
+        made._resetUid(self.uid)
+        made.setParent(self)
+        return made
+
+
+def copied(model: Any, rate: float | None = None) -> Any:
+    """Return a copy of a compiled model, so that the given one stays as it is.
+
+    Args:
+        model: keras.Model.
+        rate: float or None. The optimizer's rate, instead of the compiled one.
+
+    Raises:
+        BadInput: a rate for a model that is compiled with a schedule of rates.
+    """
+    from choros.training.travel import pack_model, unpack_model
+
+    with _copying:
+        copy = unpack_model(*pack_model(model))
+    if rate is not None:
+        try:
+            copy.optimizer.learning_rate = rate
+        except TypeError as error:
+            raise BadInput(
+                f"learningRate={rate}, but the model {model.name!r} is compiled with a schedule of rates: leave it "
+                "out, or compile with a number."
+            ) from error
+    return copy
+
+
+def weighed(dataset: Any, label: Any, weight: Any, weights: Any) -> tuple[Any, str]:
+    """Return the frame with a column of weights by class, and its name.
+
+    Args:
+        dataset: DataFrame.
+        label: name of a column of class numbers.
+        weight: name of a column of weights to multiply with, or None.
+        weights: dict from class number to weight; a class that it has not weighs 1.
+
+    Raises:
+        BadInput: labels that are no class numbers, or several.
+    """
+    numbers = isinstance(label, str) and label in dataset.columns
+    if not numbers or not isinstance(dataset.schema[label].dataType, T.NumericType) or isinstance(weight, (list, dict)):
+        raise BadInput("classWeight is for one column of class numbers: give weightCol a column of weights instead.")
+    found = F.lit(1.0)
+    for name, one in weights.items():
+        found = F.when(F.col(quoted(label)) == int(name), float(one)).otherwise(found)
+    if weight:
+        found = found * F.col(quoted(weight))
+    return dataset.withColumn("choros_class_weight", found), "choros_class_weight"
+
+
+def mean_of(models: list[Any]) -> Any:
+    """Return one model that gives the mean of several models' outputs.
+
+    Args:
+        models: of one architecture, whose inputs are known.
+
+    Raises:
+        BadInput: they do not know their inputs.
+    """
+    import keras
+
+    try:
+        first = models[0]
+        inputs = [keras.Input(one.shape[1:], dtype=one.dtype, name=one.name) for one in first.inputs]
+        given = inputs if len(inputs) > 1 else inputs[0]
+        found = [keras.tree.flatten(one(given)) for one in models]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadInput(
+            "Members of an ensemble predict together only where they know their inputs: begin the model with an Input."
+        ) from error
+    means = [one[0] if len(one) == 1 else keras.layers.Average()(list(one)) for one in zip(*found, strict=True)]
+    model = keras.Model(inputs, means if len(means) > 1 else means[0])
+    model.compile(first.optimizer.__class__(), first.loss)
+    return model

@@ -1,0 +1,138 @@
+"""``KerasModel``: a Keras model as a stage of Spark ML, applied where the rows are."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from pyspark.ml import Model
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+import choros
+from choros.errors import BadInput
+from choros.spark.columns import normalise, quoted
+from choros.spark.outputs import describe, features_of, inputs_of
+from choros.spark.params import ColumnParams
+from choros.spark.predict import Order, predict
+from choros.spark.process import keras_here
+from choros.spark.storage import KerasReader, KerasWriter
+
+
+class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[misc,type-arg]
+    """A trained Keras model that adds columns to frames, also to streams.
+
+    All columns are kept. A classifier adds ``prediction`` (the class's index, as a double) and ``probability`` (a
+    vector), and ``rawPrediction`` where its loss takes logits; a regression of one value adds ``prediction``; any other
+    output is a vector in ``rawPrediction``. Several outputs have their own names after an underscore.
+
+    Args:
+        model: keras.Model, built.
+        params: ``featuresCol`` ("features"), ``predictionCol``, ``probabilityCol``, ``rawPredictionCol`` ("" leaves one
+            out), ``task`` ("auto", "classification", "regression", "raw"), ``predictBatchSize`` (1,024 rows), ``nulls``
+            ("error" or "drop").
+
+    Attributes:
+        history: keras.callbacks.History of the training, or None.
+        models: list of keras.Model. The members, after training by Ensemble; the prediction is their mean.
+
+    Example:
+        >>> predicted = KerasModel(model, featuresCol="features").transform(frame)  # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any = None, **params: Any) -> None:
+        super().__init__()
+        self._model, self._written = model, dict[str, Any]()
+        self.history: Any = None
+        self.models: list[Any] = []
+        self.setParams(**params)
+
+    @property
+    def keras_model(self) -> Any:
+        """The Keras model."""
+        if self._model is None:
+            raise BadInput("This KerasModel has no model: give one, KerasModel(model), or load a saved one.")
+        return self._model
+
+    @keras_model.setter
+    def keras_model(self, model: Any) -> None:
+        self._model, self._written = model, {}
+
+    @property
+    def keras_bytes(self) -> bytes:
+        """The model as the bytes of a ``.keras`` file."""
+        return self._packed()[0]
+
+    def write(self) -> KerasWriter:
+        """Return what saves this stage."""
+        return KerasWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasReader:
+        """Return what loads such a stage."""
+        return KerasReader(cls)
+
+    def _packed(self) -> tuple[bytes, bytes]:
+        from choros.training.travel import pack_model
+
+        if "bytes" not in self._written:
+            self._written["bytes"] = pack_model(_compiled(self.keras_model))
+        packed: tuple[bytes, bytes] = self._written["bytes"]
+        return packed
+
+    def _transform(self, dataset: Any) -> Any:
+        model = self.keras_model
+        features = features_of(model, self.value("featuresCol"))
+        task, *names = (self.value(name) for name in _OUTPUTS)
+        outputs = describe(model, task, *names)
+        made = {name: vector for output in outputs for name, vector in output.names().items()}
+        if clash := [name for name in made if name in dataset.columns]:
+            raise BadInput(
+                f"The frame has a column {clash[0]!r} already: drop it, or name what this model adds otherwise."
+            )
+        import keras
+
+        fields = dataset.schema.fields
+        wide, columns = normalise(
+            dataset,
+            features,
+            inputs=inputs_of(model),
+            floatx="float64" if keras.config.floatx() == "float64" else "float32",
+            nulls=self.value("nulls"),
+            keep=True,
+        )
+        order = Order(
+            self._packed(),
+            keras_here(),
+            choros.__version__,
+            columns,
+            len(fields),
+            outputs,
+            int(self.value("predictBatchSize")),
+        )
+        added = [T.StructField(name, T.ArrayType(T.DoubleType()) if v else T.DoubleType()) for name, v in made.items()]
+        found = wide.mapInArrow(partial(predict, order), T.StructType([*fields, *added]))
+        vectors = {name: array_to_vector(F.col(quoted(name))) for name, vector in made.items() if vector}
+        return found.withColumns(vectors) if vectors else found
+
+
+_OUTPUTS = ("task", "predictionCol", "probabilityCol", "rawPredictionCol")
+
+
+def _compiled(model: Any) -> Any:
+    """Return the model; where it is not compiled, a copy that is, since only such a one travels."""
+    if getattr(model, "compiled", False):
+        return model
+    import keras
+
+    try:
+        copy = keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise BadInput(
+            f"The model {model.name!r} is not compiled and cannot be copied: call model.compile first."
+        ) from error
+    copy.compile("sgd", "mse")
+    return copy

@@ -1,0 +1,46 @@
+"""Algorithms by name, with hyper-parameters by name: what Params and dist-keras' arguments are made into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from choros import algorithms
+from choros.errors import BadInput, UnknownAlgorithm
+
+
+def by_name(algorithm: Any, **options: Any) -> Any:
+    """Return an algorithm with some of its hyper-parameters set.
+
+    Args:
+        algorithm: an algorithm, its class, its name, or what ``choros.algorithms.to_config`` wrote.
+        options: hyper-parameters by name; None leaves one as it is. ``rho`` is dist-keras': alpha is rho times
+            ``learning_rate``.
+
+    Raises:
+        UnknownAlgorithm: no algorithm has that name.
+        BadInput: it has no such hyper-parameter, or not of that value.
+
+    Example:
+        >>> by_name("aeasgd", window=32, rho=5.0, learning_rate=0.01)
+        AEASGD(window=32, alpha=0.05)
+    """
+    try:
+        made = algorithms.from_config(algorithm) if isinstance(algorithm, dict) else algorithms.by_name(algorithm)
+        rate = options.pop("learning_rate", None)
+        given = {name: value for name, value in options.items() if value is not None}
+        if "rho" in given and hasattr(made, "alpha"):
+            rho = given.pop("rho")
+            if rate is None:
+                raise BadInput("rho needs a learning rate, since alpha = rho * learning rate: set it too.")
+            given["alpha"] = rho * rate
+        known = [one for one in algorithms.to_config(made) if one != "name"]
+        if wrong := [name for name in given if name not in known]:
+            raise BadInput(f"{type(made).__name__} has no {wrong[0]!r}: it has {', '.join(known)}.")
+        return replace(made, **given)
+    except algorithms.UnknownAlgorithmError as error:
+        raise UnknownAlgorithm(str(error)) from None
+    except BadInput:
+        raise
+    except (TypeError, ValueError) as error:
+        raise BadInput(str(error)) from None

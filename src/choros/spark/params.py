@@ -1,0 +1,69 @@
+"""The parameters that the estimator and the model share, by Spark's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from choros.errors import BadInput
+
+
+def param(name: str, words: str, kind: Any = None) -> Any:
+    """Return the declaration of a parameter.
+
+    Args:
+        name: str. The attribute that it is assigned to.
+        words: str. What it is.
+        kind: type converter; None takes what JSON can hold.
+    """
+    return Param(Params._dummy(), name, words, kind or TypeConverters.identity)
+
+
+class ColumnParams(Params):  # type: ignore[misc]
+    """Which columns a model reads and writes.
+
+    Columns that are read may be a name; a list of names, one for each input or output of a model with several, else put
+    together into one vector; or a dict from the model's own names to these.
+    """
+
+    featuresCol = param("featuresCol", "what the model reads: a column, a list of columns, or a dict")
+    predictionCol = param("predictionCol", "the class's index, or the predicted value; '' leaves it out")
+    probabilityCol = param("probabilityCol", "a vector of probabilities, of classifiers; '' leaves it out")
+    rawPredictionCol = param(
+        "rawPredictionCol", "a vector of what the model gives, where that is no probability; '' leaves it out"
+    )
+    task = param("task", "classification, regression or raw; auto asks the model's loss and last layer")
+    predictBatchSize = param("predictBatchSize", "rows of a batch of prediction", TypeConverters.toInt)
+    nulls = param("nulls", "error or drop: what to do with rows that have nulls", TypeConverters.toString)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(
+            featuresCol="features",
+            predictionCol="prediction",
+            probabilityCol="probability",
+            rawPredictionCol="rawPrediction",
+            task="auto",
+            predictBatchSize=1024,
+            nulls="error",
+        )
+
+    def setParams(self, **given: Any) -> Any:
+        """Set parameters by name; None leaves one as it is.
+
+        Raises:
+            BadInput: there is no such parameter.
+        """
+        for name, value in given.items():
+            if not self.hasParam(name):
+                known = ", ".join(sorted(one.name for one in self.params))
+                raise BadInput(f"{type(self).__name__} has no parameter {name!r}. It has {known}.")
+            if value is not None:
+                self._set(**{name: value})
+        return self
+
+    def value(self, name: str) -> Any:
+        """Return a parameter's value, None where it has none."""
+        one = self.getParam(name)
+        return self.getOrDefault(one) if self.isDefined(one) else None

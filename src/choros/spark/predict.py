@@ -1,0 +1,123 @@
+"""Prediction in a task: the model is read once a process, and rows go through it in batches of one size."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from choros.errors import BadInput
+from choros.spark.columns import Columns
+from choros.spark.outputs import Output
+from choros.spark.process import hold_back, keras_there, same_version
+from choros.types import Array
+
+_MOST = 3  # models that a process keeps
+_kept: OrderedDict[str, Any] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What travels to the tasks.
+
+    Attributes:
+        model: tuple of bytes, as ``choros.training.travel.pack_model`` wrote it.
+        keras: dict. The caller's Keras, see ``keras_here``.
+        version: str. The caller's choros.
+        columns: Columns. What the model reads.
+        kept: int. How many of the first columns are passed on.
+        outputs: list of Output.
+        batch_size: int.
+    """
+
+    model: tuple[bytes, bytes]
+    keras: dict[str, Any]
+    version: str
+    columns: Columns
+    kept: int
+    outputs: list[Output]
+    batch_size: int
+
+    @property
+    def key(self) -> str:
+        """Tells one model from another."""
+        return hashlib.sha256(self.model[0] + self.model[1]).hexdigest()
+
+
+def predict(order: Order, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches with the columns of the prediction after those that are kept (what runs in each task)."""
+    from pyspark import TaskContext
+
+    from choros.spark.pyarrow import batch_of, to_array
+
+    model = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if model is None:
+            context = TaskContext.get()
+            if context is not None:
+                hold_back(context)
+            model = load(order)
+        arrays = {name: to_array(batch.column(name), leaf) for name, leaf in order.columns.leaves.items()}
+        found = values(model, order.columns.x, arrays, batch.num_rows, order.batch_size)
+        if len(found) != len(order.outputs):
+            raise BadInput(f"The model gives {len(found)} outputs, not {len(order.outputs)}: build it first.")
+        made: list[tuple[str, Any]] = list(zip(batch.schema.names, batch.columns, strict=True))[: order.kept]
+        for output, value in zip(order.outputs, found, strict=True):
+            made.extend((name, column.astype("float64")) for name, column in output.columns(value).items())
+        yield batch_of(made)
+
+
+def load(order: Order) -> Any:
+    """Return the model, read in this process once."""
+    key = order.key
+    if key not in _kept:
+        same_version(order.version)
+        keras_there(order.keras)
+        from choros.training.travel import unpack_model
+
+        _kept[key] = unpack_model(*order.model)
+        while len(_kept) > _MOST:
+            _kept.popitem(last=False)
+    _kept.move_to_end(key)
+    return _kept[key]
+
+
+def values(model: Any, x: Any, arrays: dict[str, Array], rows: int, size: int) -> list[Array]:
+    """Return a model's outputs for some rows, in batches that are all of one size: no other is ever compiled.
+
+    Args:
+        model: keras.Model.
+        x: names of arrays, nested as the model takes them.
+        arrays: by name, of shape (rows, ...).
+        rows: int.
+        size: int. Rows of a batch.
+    """
+    parts: list[list[Array]] = []
+    for first in range(0, rows, size):
+        here = min(size, rows - first)
+
+        def cut(name: str, first: int = first, here: int = here) -> Array:
+            piece = arrays[name][first : first + here]
+            if here == size:
+                return piece
+            filled = np.zeros((size, *piece.shape[1:]), piece.dtype)
+            filled[:here] = piece
+            return filled
+
+        found = model.predict_on_batch(_nested(x, cut))
+        listed = [found[key] for key in sorted(found)] if isinstance(found, dict) else found
+        listed = list(listed) if isinstance(listed, (list, tuple)) else [listed]
+        parts.append([np.asarray(one)[:here] for one in listed])
+    return [np.concatenate(one) if len(one) > 1 else one[0] for one in zip(*parts, strict=True)]
+
+
+def _nested(x: Any, cut: Any) -> Any:
+    if isinstance(x, dict):
+        return {key: cut(name) for key, name in x.items()}
+    return [cut(name) for name in x] if isinstance(x, list) else cut(x)

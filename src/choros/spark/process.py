@@ -1,0 +1,88 @@
+"""A task's Python process: its cores and devices, set before any framework is imported, and the caller's Keras."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import choros
+from choros.errors import BadInput
+from choros.machine import variables
+
+_FRAMEWORKS = ("jax", "torch", "tensorflow")
+
+
+def hold_back(context: Any) -> tuple[int, list[str]]:
+    """Keep this process to its task's cores and devices.
+
+    Args:
+        context: pyspark TaskContext.
+
+    Returns:
+        The number of cores, and the addresses of the GPUs that Spark gave this task.
+
+    Raises:
+        BadInput: a process that is used again has loaded a framework with other GPUs.
+    """
+    cores = max(int(context.cpus()), 1)
+    for name, value in variables(cores, keep=os.environ).items():
+        os.environ[name] = value
+    given = context.resources().get("gpu")
+    gpus = list(given.addresses) if given is not None else []
+    if gpus:
+        shown = ",".join(gpus)
+        loaded = [name for name in _FRAMEWORKS if name in sys.modules]
+        if loaded and os.environ.get("CUDA_VISIBLE_DEVICES") != shown:
+            raise BadInput(
+                f"A Python worker that has loaded {loaded[0]} with other GPUs got this task: start the session with "
+                "spark.python.worker.reuse=false."
+            )
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown
+    return cores, gpus
+
+
+def same_version(version: str) -> None:
+    """Refuse a process with another choros than the caller's.
+
+    Raises:
+        BadInput: says which.
+    """
+    if choros.__version__ != version:
+        raise BadInput(
+            f"The executor on {os.uname().nodename} has choros {choros.__version__}, the caller {version}: they must "
+            "be the same, so install this one there, or ship it with spark.archives."
+        )
+
+
+def keras_here() -> dict[str, Any]:
+    """Return the backend and the settings of this process' Keras, for tasks."""
+    import keras
+
+    from choros.training.arguments import keras_settings
+
+    return {"backend": keras.backend.backend(), "settings": keras_settings()}
+
+
+def keras_there(told: dict[str, Any]) -> None:
+    """Make this process' Keras like the caller's.
+
+    Args:
+        told: what ``keras_here`` said.
+
+    Raises:
+        BadInput: a process that is used again has loaded Keras with another backend.
+    """
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = told["backend"]
+    import keras
+
+    if keras.backend.backend() != told["backend"]:
+        raise BadInput(
+            f"A Python worker has loaded Keras with {keras.backend.backend()}, the caller has {told['backend']}: set "
+            f"spark.executorEnv.KERAS_BACKEND={told['backend']}, or start the session with "
+            "spark.python.worker.reuse=false."
+        )
+    from choros.training.worker import configure_keras
+
+    configure_keras(told["settings"])

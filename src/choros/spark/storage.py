@@ -1,0 +1,110 @@
+"""Stages on any file system that Spark writes to: parameters as Spark's own metadata, the model in one-row Parquet.
+
+Written by data frames alone, so that classic Spark and Spark Connect are one; a ``.keras`` file lies in the Parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.ml.util import MLReader, MLWriter
+
+from choros.errors import BadData, BadInput, brief
+
+_PART = 64 << 20  # bytes of a row
+
+
+class KerasWriter(MLWriter):  # type: ignore[misc]
+    """Saves a stage.
+
+    Args:
+        stage: with ``keras_bytes``.
+    """
+
+    def __init__(self, stage: Any) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def save(self, path: str) -> None:
+        """Write the stage, over what is there if ``overwrite`` was asked for."""
+        self.saveImpl(path)
+
+    def saveImpl(self, path: str) -> None:
+        """Write the stage."""
+        spark, stage = self.sparkSession, self.stage
+        mode = "overwrite" if self.shouldOverwrite else "error"
+        data: bytes = stage.keras_bytes
+        parts = [data[at : at + _PART] for at in range(0, len(data), _PART)]
+        rows = [(number, bytearray(part)) for number, part in enumerate(parts)]
+        metadata = {
+            "class": f"{type(stage).__module__}.{type(stage).__name__}",
+            "timestamp": int(time.time() * 1000),
+            "sparkVersion": spark.version,
+            "uid": stage.uid,
+            "paramMap": {one.name: value for one, value in stage._paramMap.items()},
+            "defaultParamMap": {one.name: value for one, value in stage._defaultParamMap.items()},
+        }
+        text = json.dumps(metadata, separators=(",", ":"))
+        root = path.rstrip("/")
+        written = spark.createDataFrame([(text,)], "value string").coalesce(1)
+        written.write.mode(mode).text(f"{root}/metadata")
+        frame = spark.createDataFrame(rows, "part int, keras binary").coalesce(1)
+        frame.write.mode(mode).parquet(f"{root}/model")
+
+
+class KerasReader(MLReader):  # type: ignore[misc,type-arg]
+    """Loads a stage.
+
+    Args:
+        kind: the stage's class.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def load(self, path: str) -> Any:
+        """Return the stage.
+
+        Raises:
+            BadData: there is another stage, or none.
+            BadInput: Keras cannot read its model.
+        """
+        spark, root = self.sparkSession, path.rstrip("/")
+        rows = spark.read.text(f"{root}/metadata").collect()
+        metadata = json.loads(rows[0].value)
+        name = f"{self.kind.__module__}.{self.kind.__name__}"
+        if metadata["class"] != name:
+            raise BadData(f"{path} holds a {metadata['class']}, not a {name}: load it by that class.")
+        stage = self.kind()
+        stage._resetUid(metadata["uid"])
+        stage._setDefault(**metadata["defaultParamMap"])
+        stage._set(**metadata["paramMap"])
+        found = {row.part: row.keras for row in spark.read.parquet(f"{root}/model").collect()}
+        stage.keras_model = read_keras(b"".join(bytes(found[part]) for part in sorted(found)))
+        return stage
+
+
+def read_keras(data: bytes) -> Any:
+    """Return the model of a ``.keras`` file.
+
+    Raises:
+        BadInput: Keras cannot read it.
+    """
+    import keras
+
+    with tempfile.TemporaryDirectory(prefix="choros-") as folder:
+        file = Path(folder) / "model.keras"
+        file.write_bytes(data)
+        try:
+            return keras.saving.load_model(file)
+        except (TypeError, ValueError) as error:
+            raise BadInput(
+                f"Keras cannot read the saved model: {brief(error)}. Classes and functions of your own must be known "
+                "by then: register them with keras.saving.register_keras_serializable, or load inside "
+                "keras.saving.custom_object_scope({...})."
+            ) from error

@@ -1,0 +1,185 @@
+"""KerasModel: what it adds to frames and to streams is what Keras predicts, also from a saved pipeline."""
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.feature import StandardScaler, VectorAssembler
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import functions as F
+
+from choros.errors import BadData, BadInput
+from choros.spark import KerasModel
+
+ROWS = 1500  # more than a batch of prediction, and no multiple of it
+
+
+@pytest.fixture(scope="module")
+def frame(spark):
+    made = spark.range(ROWS).select(
+        "id",
+        *(F.sin(F.col("id") * (i + 1)).alias(f"x{i}") for i in range(4)),
+        (F.col("id") % 3).cast("double").alias("label"),
+        F.lit("kept").alias("text"),
+    )
+    return VectorAssembler(inputCols=["x0", "x1", "x2", "x3"], outputCol="features").transform(made)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.sin(np.arange(ROWS)[:, None] * np.arange(1, 5)).astype("float32")
+
+
+def dense(units, activation=None, loss="mse", seed=1):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(units, activation)])
+    if loss:
+        model.compile("sgd", loss)
+    return model
+
+
+def collected(frame, *names):
+    rows = frame.orderBy("id").select(*names).collect()
+    return [np.array([row[i] for row in rows], dtype=np.float64) for i in range(len(names))]
+
+
+def test_a_classifier(frame, x):
+    model = dense(3, "softmax", "sparse_categorical_crossentropy")
+    expected = model.predict(x, verbose=0)
+    found = KerasModel(model).transform(frame)
+    assert found.columns == [*frame.columns, "prediction", "probability"]
+    assert [found.schema[n].dataType.typeName() for n in ("prediction", "text")] == ["double", "string"]
+    assert type(found.schema["features"].dataType).__name__ == "VectorUDT"
+    assert type(found.schema["probability"].dataType).__name__ == "VectorUDT"
+    prediction, probability = collected(found, "prediction", vector_to_array("probability").alias("p"))
+    np.testing.assert_allclose(probability, expected, atol=1e-6)
+    assert prediction.tolist() == expected.argmax(axis=1).tolist()
+
+
+def test_logits_two_classes_and_values(frame, x):
+    logits = dense(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    found = KerasModel(logits, predictionCol="class", probabilityCol="p", rawPredictionCol="raw").transform(frame)
+    values = logits.predict(x, verbose=0)
+    shares = np.exp(values) / np.exp(values).sum(axis=1, keepdims=True)
+    index, p, raw = collected(found, "class", vector_to_array("p").alias("p"), vector_to_array("raw").alias("raw"))
+    np.testing.assert_allclose(p, shares, atol=1e-6)
+    np.testing.assert_allclose(raw, values, atol=1e-6)
+    assert index.tolist() == values.argmax(axis=1).tolist()
+    two = dense(1, "sigmoid", "binary_crossentropy")
+    second = two.predict(x, verbose=0)[:, 0]
+    found = KerasModel(two).transform(frame)
+    index, p = collected(found, "prediction", vector_to_array("probability").alias("p"))
+    np.testing.assert_allclose(p, np.stack([1 - second, second], axis=1), atol=1e-6)
+    assert index.tolist() == (second >= 0.5).tolist()
+    value = dense(1, None, None)  # not compiled
+    found = KerasModel(value).transform(frame)
+    assert found.columns[-1] == "prediction"
+    np.testing.assert_allclose(collected(found, "prediction")[0], value.predict(x, verbose=0)[:, 0], atol=1e-6)
+    found = KerasModel(dense(2), predictBatchSize=64).transform(frame)
+    assert found.columns[-1] == "rawPrediction"
+    np.testing.assert_allclose(
+        collected(found, vector_to_array("rawPrediction").alias("r"))[0], dense(2).predict(x, verbose=0), atol=1e-6
+    )
+
+
+def test_several_inputs_and_outputs_of_images_and_numbers(frame, x):
+    one, other = keras.Input((2, 1), name="one"), keras.Input((2,), name="other")
+    both = keras.layers.Concatenate()([keras.layers.Flatten()(one), other])
+    outputs = {
+        "kind": keras.layers.Dense(3, "softmax", name="kind")(both),
+        "size": keras.layers.Dense(1, name="size")(both),
+    }
+    model = keras.Model({"one": one, "other": other}, outputs)
+    model.compile("sgd", {"kind": "categorical_crossentropy", "size": "mse"})
+    expected = model.predict({"one": x[:, :2, None], "other": x[:, 2:]}, verbose=0)
+    for features in ({"other": ["x2", "x3"], "one": ["x0", "x1"]}, [["x0", "x1"], ["x2", "x3"]]):
+        found = KerasModel(model, featuresCol=features).transform(frame)
+        assert found.columns[-3:] == ["prediction_kind", "probability_kind", "prediction_size"]
+        kind, size = collected(found, vector_to_array("probability_kind").alias("k"), "prediction_size")
+        np.testing.assert_allclose(kind, expected["kind"], atol=1e-6)
+        np.testing.assert_allclose(size, expected["size"][:, 0], atol=1e-6)
+
+
+def test_a_pipeline_is_saved_and_loaded_over_what_is_there(frame, x, tmp_path):
+    stages = [
+        VectorAssembler(inputCols=["x0", "x1", "x2", "x3"], outputCol="put"),
+        StandardScaler(inputCol="put", outputCol="scaled", withMean=True),
+        KerasModel(dense(3, "softmax", "sparse_categorical_crossentropy"), featuresCol="scaled"),
+    ]
+    fitted = Pipeline(stages=stages).fit(frame)
+    path = str(tmp_path / "pipeline")
+    fitted.save(path)
+    fitted.write().overwrite().save(path)
+    again = PipelineModel.load(path)
+    assert again.stages[2].uid == stages[2].uid
+    assert again.stages[2].getOrDefault("featuresCol") == "scaled"
+    assert isinstance(again.stages[2].keras_model, keras.Model)
+    names = "prediction", vector_to_array("probability").alias("p")
+    for one, other in zip(
+        collected(fitted.transform(frame), *names), collected(again.transform(frame), *names), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    alone = str(tmp_path / "alone")
+    again.stages[2].save(alone)
+    with pytest.raises(Exception, match="PATH_ALREADY_EXISTS|already exists"):
+        again.stages[2].save(alone)
+    again.stages[2].write().overwrite().save(alone)
+    assert KerasModel.load(alone).keras_model.count_params() == fitted.stages[2].keras_model.count_params()
+
+
+def test_a_stream_is_predicted(spark, frame, tmp_path):
+    model = KerasModel(dense(3, "softmax", "sparse_categorical_crossentropy"), featuresCol=["x0", "x1", "x2", "x3"])
+    files = str(tmp_path / "files")
+    frame.drop("features").repartition(4).write.parquet(files)
+    stream = spark.readStream.schema(frame.drop("features").schema).option("maxFilesPerTrigger", 2).parquet(files)
+    found, seen = model.transform(stream), []
+    assert found.isStreaming
+    query = (
+        found.writeStream.foreachBatch(lambda batch, number: seen.append(batch.select("id", "prediction").collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert len(seen) == 2
+    rows = {row.id: row.prediction for batch in seen for row in batch}
+    expected = {row.id: row.prediction for row in model.transform(frame).select("id", "prediction").collect()}
+    assert rows == expected
+
+
+def test_what_cannot_work_is_told(spark, frame):
+    model = dense(3, "softmax", "sparse_categorical_crossentropy")
+    with pytest.raises(BadData, match="no column 'feature': did you mean 'features'"):
+        KerasModel(model, featuresCol="feature").transform(frame)
+    with pytest.raises(BadInput, match="has a column 'label' already"):
+        KerasModel(model, predictionCol="label").transform(frame)
+    with pytest.raises(BadInput, match="no parameter 'featureCol'"):
+        KerasModel(model, featureCol="features")
+    with pytest.raises(BadInput, match="no model"):
+        KerasModel().transform(frame)
+    with pytest.raises(BadInput, match="'auto'"):
+        KerasModel(model, task="classes").transform(frame)
+    nulls = frame.withColumn("x1", F.when(F.col("id") != 7, F.col("x1")))
+    names = ["x0", "x1", "x2", "x3"]
+    assert KerasModel(model, featuresCol=names, nulls="drop").transform(nulls).count() == ROWS - 1
+    with pytest.raises(Exception, match="nulls in the columns"):
+        KerasModel(model, featuresCol=names).transform(nulls).collect()
+
+
+def test_classes_of_ones_own_travel_and_are_told_of_when_loaded(frame, x, tmp_path):
+    class Doubled(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * 2.0
+
+    model = keras.Sequential([keras.Input((4,)), Doubled(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    stage = KerasModel(model)
+    np.testing.assert_allclose(
+        collected(stage.transform(frame), "prediction")[0], model.predict(x, verbose=0)[:, 0], atol=1e-6
+    )
+    stage.save(str(tmp_path / "own"))
+    with pytest.raises(BadInput, match="custom_object_scope"):
+        KerasModel.load(str(tmp_path / "own"))
+    with keras.saving.custom_object_scope({"Doubled": Doubled}):
+        again = KerasModel.load(str(tmp_path / "own"))
+    np.testing.assert_array_equal(again.keras_model.predict(x, verbose=0), model.predict(x, verbose=0))
