@@ -89,9 +89,8 @@ def _by_jax(wide: Wide, timeout: float) -> NativeGroup:
     first = wide.gather(f"{address}:{free_port(address)}".encode())[0].decode()
     _on_all(wide, lambda: module.start(first, wide.rank, wide.size, timeout))
     let_the_cause_end_first()
-    if wide.rank == 0:  # its process tells JAX's of each other: it ends last
-        _note_failure()
-        atexit.register(lambda: wide.outlive(*(_failing[:1] or [math.inf])))
+    _note_failure()
+    atexit.register(_leave, wide)
     return NativeGroup(wide, _on_all(wide, lambda: module.JaxCarrier(range(wide.size))))
 
 
@@ -114,6 +113,11 @@ def _on_all(wide: Wide, make: Callable[[], _T]) -> _T:
     found: Any = made
     result: _T = found
     return result
+
+
+def _leave(wide: Wide) -> None:
+    """As Python ends: rank 0, whose process tells JAX's of each other, ends last."""
+    wide.outlive((_failing or [math.inf])[0] if wide.rank == 0 else 0.0)
 
 
 def _note_failure() -> None:
