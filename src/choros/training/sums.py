@@ -87,10 +87,11 @@ def _by_jax(wide: Wide, timeout: float) -> NativeGroup:
     module = _on_all(wide, load)
     address = _address(wide)
     first = wide.gather(f"{address}:{free_port(address)}".encode())[0].decode()
-    _on_all(wide, lambda: module.start(first, wide.rank, wide.size, timeout))
+    alone = _on_all(wide, lambda: module.start(first, wide.rank, wide.size, timeout, watched=True))
     let_the_cause_end_first()
-    _note_failure()
-    atexit.register(_leave, wide)
+    if alone:
+        _note_failure()
+        atexit.register(_leave, wide, module.leave)
     return NativeGroup(wide, _on_all(wide, lambda: module.JaxCarrier(range(wide.size))))
 
 
@@ -115,9 +116,13 @@ def _on_all(wide: Wide, make: Callable[[], _T]) -> _T:
     return result
 
 
-def _leave(wide: Wide) -> None:
+def _leave(wide: Wide, leave: Callable[[], None]) -> None:
     """As Python ends: rank 0, whose process tells JAX's of each other, ends last."""
-    wide.outlive((_failing or [math.inf])[0] if wide.rank == 0 else 0.0)
+    if wide.rank:
+        leave()
+        wide.outlive(0.0)
+    else:
+        wide.outlive(*_failing[:1] or [math.inf])
 
 
 def _note_failure() -> None:
