@@ -14,7 +14,7 @@ exec unshare --uts --ipc --pid --mount-proc --fork --kill-child sh -c "hostname 
 APART = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
-exec nsenter --net=/run/netns/{prefix}-$host unshare --uts --ipc --pid --mount --mount-proc --fork --kill-child sh -c \
+exec ip netns exec {prefix}-$host unshare --uts --ipc --pid --mount --mount-proc --fork --kill-child sh -c \
     "hostname $host; mount --bind {room}/hosts /etc/hosts; mount --bind {room}/nsswitch /etc/nsswitch.conf; $*"
 """
 
@@ -39,7 +39,7 @@ class Network:
 
     def __init__(self, room):
         self.prefix, self.ssh, self.address = f"choros-{os.getpid()}", room / "ssh", "10.79.7.254"
-        self.head = ["nsenter", f"--net=/run/netns/{self.prefix}-head"]
+        self.head = ["ip", "netns", "exec", f"{self.prefix}-head"]
         told = [f"127.0.0.1 localhost\n{self.address} {platform.node()}"]
         told += [f"10.79.7.{i} {name}" for i, name in enumerate(self.names, 1)]
         (room / "hosts").write_text("\n".join(told) + "\n")
