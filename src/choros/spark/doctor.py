@@ -29,8 +29,8 @@ def examine(spark: Any) -> list[dict[str, Any]]:
 
     Returns:
         Facts of the driver, then of one task for each slot: ``host``, ``executor``, ``python``, ``packages`` (versions,
-        None where there is none), ``cores``, ``task_cores``, ``shm`` (free bytes), ``backend``, ``gpus``, ``local`` (the
-        folder of its files) and ``slots`` (the driver's).
+        None where there is none), ``cores``, ``task_cores``, ``shm`` (free bytes), ``backend``, ``gpus``, ``local``
+        (the folder of its files) and ``slots`` (the driver's).
 
     Raises:
         BadInput: no task could start at all; says why.
@@ -171,7 +171,7 @@ def report(facts: Sequence[dict[str, Any]]) -> str:
         cores = f"{one.get('task_cores', one['cores'])} of {one['cores']} cores"
         gpus = f", GPUs {','.join(one['gpus'])}" if one.get("gpus") else ""
         lines.append(
-            f"{who:8} {one['host']}: Python {one['python']}, {cores}{gpus}, {amount(one['shm'])} free in /dev/shm; {have}"
+            f"{who:8} {one['host']}: Python {one['python']}, {cores}{gpus}, {amount(one['shm'])} in /dev/shm; {have}"
         )
     wrong = findings(facts)
     return "\n".join([*lines, "", *(wrong or ["Nothing is wrong."])])
