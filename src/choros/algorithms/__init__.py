@@ -31,6 +31,7 @@ from choros.algorithms.eamsgd import EAMSGD
 from choros.algorithms.easgd import EASGD
 from choros.algorithms.ensemble import Ensemble
 from choros.algorithms.localsgd import LocalSGD
+from choros.algorithms.old import MeanEASGD
 from choros.algorithms.single import Single
 
 __all__ = [
@@ -75,6 +76,8 @@ ALL: tuple[type[Algorithm], ...] = (
     DiLoCo,
     Ensemble,
 )
+
+_OLD = (MeanEASGD,)  # for old names alone: workers find them
 
 
 class UnknownAlgorithmError(ValueError):
@@ -129,7 +132,7 @@ def to_config(algorithm: Algorithm) -> dict[str, Any]:
         >>> to_config(AEASGD(alpha=0.25))
         {'name': 'AEASGD', 'window': 8, 'alpha': 0.25}
     """
-    if type(algorithm) not in ALL:
+    if type(algorithm) not in (*ALL, *_OLD):
         raise UnknownAlgorithmError(
             f"{type(algorithm).__name__} is not in choros.algorithms.ALL, where workers look an algorithm up: add it."
         )
@@ -146,7 +149,9 @@ def from_config(config: dict[str, Any]) -> Algorithm:
         >>> from_config({"name": "AEASGD", "window": 8, "alpha": 0.25})
         AEASGD(window=8, alpha=0.25)
     """
-    return _kind(config["name"])(**{name: value for name, value in config.items() if name != "name"})
+    old = {kind.__name__: kind for kind in _OLD}
+    kind = old.get(config["name"]) or _kind(config["name"])
+    return kind(**{name: value for name, value in config.items() if name != "name"})
 
 
 def _kind(name: str) -> type[Algorithm]:

@@ -160,7 +160,6 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         made = KerasModel(mean_of(members) if members else trained, **{name: value(name) for name in _OF_MODEL})
         made.history, made.models = history, members
         made._resetUid(self.uid)
-        made.setParent(self)
         return made
 
 
@@ -227,6 +226,8 @@ def mean_of(models: list[Any]) -> Any:
         first = models[0]
         inputs = [keras.Input(one.shape[1:], dtype=one.dtype, name=one.name) for one in first.inputs]
         given = inputs if len(inputs) > 1 else inputs[0]
+        for number, one in enumerate(models):
+            one.name = f"member_{number}"
         found = [keras.tree.flatten(one(given)) for one in models]
     except (AttributeError, TypeError, ValueError) as error:
         raise BadInput(

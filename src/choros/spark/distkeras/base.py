@@ -1,0 +1,304 @@
+"""What dist-keras' trainers have in common: their argument names, their meanings, and Choros' training.
+
+The batch size is each worker's own, as it was there. Optimizers named by a string have Keras 2's rates. Settings at
+which an algorithm may diverge warn, so that an old notebook runs.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+from choros import algorithms
+from choros.errors import BadInput
+from choros.spark.columns import normalise
+from choros.spark.distkeras.utils import history_executor, history_executors_average
+from choros.spark.estimator import copied
+from choros.spark.outputs import features_of, inputs_of, outputs_of
+from choros.spark.slots import refuse_dynamic, slots
+from choros.spark.training import train
+from choros.types import Array
+
+RATES = {
+    "sgd": 0.01,
+    "rmsprop": 0.001,
+    "adagrad": 0.01,
+    "adadelta": 1.0,
+    "adam": 0.001,
+    "adamax": 0.002,
+    "nadam": 0.002,
+}
+
+
+class Trainer:
+    """What all of dist-keras' trainers are.
+
+    Args:
+        keras_model: keras.Model; a copy is trained and returned.
+        loss: as in ``model.compile``.
+        worker_optimizer: a name, with Keras 2's learning rate, or a Keras optimizer.
+        metrics: as in ``model.compile``. Defaults to ["accuracy"].
+        loss_weights: as in ``model.compile``.
+
+    Attributes:
+        history: keras.callbacks.History of the last training, with ``run``, or None.
+    """
+
+    def __init__(
+        self,
+        keras_model: Any,
+        loss: Any,
+        worker_optimizer: Any,
+        metrics: Any = None,
+        loss_weights: Any = None,
+    ) -> None:
+        if isinstance(metrics, (str, int)) and not isinstance(metrics, bool):
+            raise BadInput(f"metrics={metrics!r}: name the arguments behind the loss, as in batch_size=64.")
+        self.master_model, self.loss, self.worker_optimizer = keras_model, loss, worker_optimizer
+        self.metrics = ["accuracy"] if metrics is None else metrics
+        self.loss_weights = loss_weights
+        self.features_column: Any = "features"
+        self.label_column: Any = "label"
+        self.num_workers, self.batch_size, self.num_epoch = 1, 32, 1
+        self.history: Any = None
+        self._records: list[dict[str, Any]] = []
+        self._began = self._ended = 0.0
+
+    @property
+    def algorithm(self) -> Any:
+        """The algorithm of Choros that this trains by."""
+        return algorithms.Single()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_workers={self.num_workers}, batch_size={self.batch_size} for each worker, "
+            f"num_epoch={self.num_epoch}; by choros.{self.algorithm!r})"
+        )
+
+    def train(self, dataframe: Any, shuffle: bool = False) -> Any:
+        """Train on a frame.
+
+        Args:
+            dataframe: DataFrame.
+            shuffle: bool. Whether rows are in another order in each epoch.
+
+        Returns:
+            The trained keras.Model; of ``EnsembleTrainer`` a list of them.
+
+        Raises:
+            BadInput: something that cannot work.
+            WorkerFailed: a worker failed.
+        """
+        model, algorithm = self._compiled(), self.algorithm
+        workers = self._workers(dataframe.sparkSession)
+        frame, columns = normalise(
+            dataframe,
+            features_of(model, self.features_column),
+            self.label_column,
+            inputs=inputs_of(model),
+            outputs=outputs_of(model),
+        )
+        self.record_training_start()
+        try:
+            trained, self.history, members = train(
+                frame,
+                model=model,
+                columns=columns,
+                algorithm=algorithm,
+                workers=workers,
+                batch_size=int(self.batch_size) * workers,
+                epochs=int(self.num_epoch),
+                shuffle=bool(shuffle),
+                strict=False,
+                verbose=0,
+            )
+        finally:
+            self.record_training_end()
+        self._remember()
+        return members if isinstance(algorithm, algorithms.Ensemble) and members else trained
+
+    def _workers(self, session: Any) -> int:
+        """As many as were asked for, or as the cluster can run at once: dist-keras ran the others one after another."""
+        refuse_dynamic(session)
+        there, asked = slots(session)[0], int(self.num_workers)
+        if asked > there >= 1:
+            warnings.warn(
+                f"num_workers={asked}, but this cluster has {there} task slots: {there} workers train.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return there
+        return asked
+
+    def _compiled(self) -> Any:
+        import keras
+
+        given = self.master_model
+        if not isinstance(given, keras.Model):
+            raise BadInput(f"keras_model is a {type(given).__name__}: give a keras.Model.")
+        model = keras.models.clone_model(given)
+        if given.built:
+            model.set_weights(given.get_weights())
+        model.compile(
+            _optimizer(self.worker_optimizer), self.loss, metrics=self.metrics, loss_weights=self.loss_weights
+        )
+        return copied(model)
+
+    def _remember(self) -> None:
+        figures = self.history.history
+        names = [name for name in figures if not name.startswith("val_")]
+        names.sort(key=lambda name: name != "loss")
+        now = time.time()
+        for epoch, row in enumerate(zip(*(figures[name] for name in names), strict=True)):
+            self.add_history(
+                {"worker_id": 0, "iteration": epoch + 1, "history": [float(one) for one in row], "timestamp": now}
+            )
+
+    def record_training_start(self) -> None:
+        """Note when training began."""
+        self._began = time.time()
+
+    def record_training_end(self) -> None:
+        """Note when training ended."""
+        self._ended = time.time()
+
+    def get_training_time(self) -> float:
+        """Return how many seconds the last training took."""
+        return self._ended - self._began
+
+    def set_model(self, model: Any) -> None:
+        """Set the model to train."""
+        self.master_model = model
+
+    def get_history(self) -> list[dict[str, Any]]:
+        """Return a record an epoch: ``history`` is the loss and the metrics of all rows, ``iteration`` counts."""
+        return self._records
+
+    def has_history(self) -> bool:
+        """Tell whether there is any."""
+        return bool(self._records)
+
+    def add_history(self, history: dict[str, Any]) -> None:
+        """Add a record."""
+        self._records.append(history)
+
+    def get_averaged_history(self) -> Array:
+        """Return loss and metrics of each epoch, of shape (epochs, figures)."""
+        return history_executors_average(self._records)
+
+    def get_executor_history(self, executor_id: int) -> list[dict[str, Any]]:
+        """Return the records of one worker; all that Choros keeps are exact sums, told as worker 0's."""
+        return history_executor(self._records, executor_id)
+
+    def set_max_prefetch(self, max_mini_batches: int) -> None:
+        """Nothing: rows lie on the worker's own disk."""
+
+
+class DistributedTrainer(Trainer):
+    """What the trainers with several workers are.
+
+    Args:
+        keras_model, worker_optimizer, loss, metrics, loss_weights: see ``Trainer``.
+        num_workers: int; where the cluster has fewer task slots, as many as it has train, with a warning.
+        batch_size: int. Of each worker.
+        features_col, label_col, num_epoch: see ``SingleTrainer``.
+        master_port: taken, and not used: ports are found.
+        more: hyper-parameters of the algorithm.
+    """
+
+    own: tuple[tuple[str, Any], ...] = ()
+
+    def __init__(
+        self,
+        keras_model: Any,
+        worker_optimizer: Any,
+        loss: Any,
+        metrics: Any = None,
+        num_workers: int = 2,
+        batch_size: int = 32,
+        features_col: Any = "features",
+        label_col: Any = "label",
+        num_epoch: int = 1,
+        *more: Any,
+        master_port: int = 5000,
+        loss_weights: Any = None,
+        **given: Any,
+    ) -> None:
+        super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
+        self.num_workers, self.batch_size, self.num_epoch = num_workers, batch_size, num_epoch
+        self.features_column, self.label_column, self.master_port = features_col, label_col, master_port
+        self.parallelism_factor = 1
+        names = [name for name, _ in self.own]
+        values = dict(self.own) | dict(zip(names, more, strict=False))
+        if wrong := [name for name in given if name not in (*names, "learning_rate")]:
+            raise BadInput(f"{type(self).__name__} has no argument {wrong[0]!r}: it has {', '.join(names) or 'none'}.")
+        values |= given
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    @property
+    def num_updates(self) -> int:
+        """How often workers met the centre in the last training."""
+        return 0 if self.history is None else int(self.history.run.exchanges)
+
+    def set_num_epoch(self, num_epoch: int) -> None:
+        """Set how often the rows are gone through."""
+        self.num_epoch = num_epoch
+
+    def get_num_epoch(self) -> int:
+        """Return how often the rows are gone through."""
+        return self.num_epoch
+
+    def set_num_workers(self, num_workers: int) -> None:
+        """Set how many workers train."""
+        self.num_workers = num_workers
+
+    def get_num_workers(self) -> int:
+        """Return how many workers train."""
+        return self.num_workers
+
+    def set_minibatch_size(self, size: int) -> None:
+        """Set each worker's batch size."""
+        self.batch_size = size
+
+    def get_minibatch_size(self) -> int:
+        """Return each worker's batch size."""
+        return self.batch_size
+
+    def get_features_column(self) -> Any:
+        """Return which columns are read."""
+        return self.features_column
+
+    def get_label_column(self) -> Any:
+        """Return which column is learnt."""
+        return self.label_column
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the rate that the elastic force is made of; the workers' own is the optimizer's."""
+        self.learning_rate = learning_rate
+
+    def get_learning_rate(self) -> float:
+        """Return the rate that the elastic force is made of."""
+        return float(getattr(self, "learning_rate", 0.0))
+
+    def set_parallelism_factor(self, factor: int) -> None:
+        """Keep the number: rows are dealt out evenly whatever it is."""
+        self.parallelism_factor = factor
+
+    def get_parallelism_factor(self) -> int:
+        """Return the number."""
+        return self.parallelism_factor
+
+
+def _optimizer(given: Any) -> Any:
+    """Return an optimizer of its own; one named by a string has Keras 2's learning rate."""
+    import keras
+
+    if isinstance(given, str):
+        rate = RATES.get(given.lower())
+        made = keras.optimizers.get(given)
+        if rate is not None:
+            made.learning_rate = rate
+        return made
+    return type(given).from_config(given.get_config())

@@ -1,0 +1,48 @@
+"""Frames as dist-keras' users handle them: a bare ``toDF()`` is allowed, and vectors and arrays are one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from choros.errors import BadData
+from choros.spark.columns import is_vector, quoted
+
+
+def legacy(frame: Any) -> Any:
+    """Return the frame, on which ``toDF()`` without names gives itself: dist-keras once returned RDDs."""
+    named = frame.toDF
+
+    def toDF(*names: Any) -> Any:
+        return named(*names) if names else frame
+
+    frame.toDF = toDF
+    return frame
+
+
+def column(frame: Any, name: str) -> Any:
+    """Return a column.
+
+    Raises:
+        BadData: the frame has none of that name.
+    """
+    if name not in frame.columns:
+        raise BadData(f"The frame has no column {name!r}. It has {', '.join(frame.columns)}.")
+    return F.col(quoted(name))
+
+
+def array(frame: Any, name: str) -> Any:
+    """Return a column of vectors or arrays as arrays of doubles.
+
+    Raises:
+        BadData: it is neither.
+    """
+    found, kind = column(frame, name), frame.schema[name].dataType
+    if is_vector(kind):
+        return vector_to_array(found)
+    if isinstance(kind, T.ArrayType):
+        return found.cast("array<double>")
+    raise BadData(f"The column {name!r} is of type {kind.simpleString()}: give a column of vectors or of arrays.")

@@ -1,0 +1,55 @@
+"""dist-keras' predictors: a vector of what the model gives, in batches instead of row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from choros.spark.distkeras.frames import legacy
+from choros.spark.model import KerasModel
+from choros.spark.outputs import outputs_of
+
+
+class Predictor:
+    """What adds predictions to a frame.
+
+    Args:
+        keras_model: keras.Model.
+    """
+
+    def __init__(self, keras_model: Any) -> None:
+        self.model = keras_model
+
+    def predict(self, dataframe: Any) -> Any:
+        """Return the frame with predictions."""
+        raise NotImplementedError
+
+
+class ModelPredictor(Predictor):
+    """Adds a vector of the model's first output.
+
+    Args:
+        keras_model: keras.Model.
+        features_col: str, or a list of names, one for each input.
+        output_col: str. One of that name is written over.
+    """
+
+    def __init__(
+        self, keras_model: Any, features_col: str | list[str] = "features", output_col: str = "prediction"
+    ) -> None:
+        super().__init__(keras_model)
+        self.features_column, self.output_column = features_col, output_col
+
+    def predict(self, dataframe: Any) -> Any:
+        """Return the frame with predictions; a bare ``toDF()`` on it gives itself."""
+        first = [name for name, _ in outputs_of(self.model) or [("", ())]][:1]
+        stage = KerasModel(
+            self.model,
+            featuresCol=self.features_column,
+            task="raw",
+            predictionCol="",
+            probabilityCol="",
+            rawPredictionCol=dict.fromkeys(first, self.output_column),
+        )
+        return legacy(stage.transform(dataframe.drop(self.output_column)))
+
+    transform = predict

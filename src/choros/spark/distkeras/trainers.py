@@ -1,0 +1,244 @@
+"""dist-keras' trainers, of both its generations; each is an algorithm of Choros, and its repr says which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from choros import algorithms
+from choros.algorithms.old import MeanEASGD
+from choros.spark.distkeras.base import DistributedTrainer, Trainer
+
+__all__ = [
+    "ADAG",
+    "AEASGD",
+    "DOWNPOUR",
+    "EAMSGD",
+    "EASGD",
+    "AsynchronousDistributedTrainer",
+    "AsynchronousEAMSGD",
+    "AsynchronousEASGD",
+    "AveragingTrainer",
+    "DistributedTrainer",
+    "DynSGD",
+    "EnsembleTrainer",
+    "Experimental",
+    "SingleTrainer",
+    "SynchronizedDistributedTrainer",
+    "Trainer",
+]
+
+
+class SingleTrainer(Trainer):
+    """One worker: plain Keras.
+
+    Args:
+        keras_model, worker_optimizer, loss, metrics, loss_weights: see ``Trainer``.
+        features_col: str, or a list of names, one for each input.
+        label_col: str, or a list of names, one for each output.
+        num_epoch: int.
+        batch_size: int.
+    """
+
+    def __init__(
+        self,
+        keras_model: Any,
+        worker_optimizer: Any,
+        loss: Any,
+        metrics: Any = None,
+        features_col: Any = "features",
+        label_col: Any = "label",
+        num_epoch: int = 1,
+        batch_size: int = 32,
+        loss_weights: Any = None,
+    ) -> None:
+        super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
+        self.features_column, self.label_column = features_col, label_col
+        self.num_epoch, self.batch_size = num_epoch, batch_size
+
+
+class AveragingTrainer(SingleTrainer):
+    """The mean of the workers' models after each epoch.
+
+    Args:
+        keras_model, worker_optimizer, loss, metrics, features_col, label_col, num_epoch, batch_size, loss_weights: see
+            ``SingleTrainer``.
+        num_workers: int.
+    """
+
+    def __init__(
+        self,
+        keras_model: Any,
+        worker_optimizer: Any,
+        loss: Any,
+        metrics: Any = None,
+        features_col: Any = "features",
+        label_col: Any = "label",
+        num_epoch: int = 1,
+        batch_size: int = 32,
+        num_workers: int = 2,
+        loss_weights: Any = None,
+    ) -> None:
+        super().__init__(
+            keras_model, worker_optimizer, loss, metrics, features_col, label_col, num_epoch, batch_size, loss_weights
+        )
+        self.num_workers = num_workers
+
+    @property
+    def algorithm(self) -> Any:
+        """The mean once an epoch."""
+        return algorithms.Averaging()
+
+
+class EnsembleTrainer(SingleTrainer):
+    """Members that never meet; ``train`` returns them all.
+
+    Args:
+        keras_model, worker_optimizer, loss, metrics, features_col, label_col, batch_size, loss_weights: see
+            ``SingleTrainer``.
+        num_ensembles: int. How many members.
+        num_epoch: int.
+    """
+
+    def __init__(
+        self,
+        keras_model: Any,
+        worker_optimizer: Any,
+        loss: Any,
+        metrics: Any = None,
+        features_col: Any = "features",
+        label_col: Any = "label",
+        batch_size: int = 32,
+        num_ensembles: int = 2,
+        loss_weights: Any = None,
+        num_epoch: int = 1,
+    ) -> None:
+        super().__init__(
+            keras_model, worker_optimizer, loss, metrics, features_col, label_col, num_epoch, batch_size, loss_weights
+        )
+        self.num_workers = num_ensembles
+
+    @property
+    def algorithm(self) -> Any:
+        """Members on shards of their own."""
+        return algorithms.Ensemble()
+
+
+class AsynchronousDistributedTrainer(DistributedTrainer):
+    """What the trainers are whose workers do not wait for each other."""
+
+    communication_window: int
+    rho: float
+    learning_rate: float
+    momentum: float
+
+
+class SynchronizedDistributedTrainer(DistributedTrainer):
+    """What the trainers are whose workers wait for each other."""
+
+    rho: float
+    learning_rate: float
+
+
+class EASGD(SynchronizedDistributedTrainer):
+    """Elastic averaging, all together after every batch, by dist-keras' rule of the mean, with its signs mended.
+
+    Further arguments: rho (5.0) and learning_rate (0.01), whose product is the elastic force.
+    """
+
+    own = (("rho", 5.0), ("learning_rate", 0.01))
+
+    @property
+    def algorithm(self) -> Any:
+        """The mean rule, at every step."""
+        return MeanEASGD(window=1, alpha=self.rho * self.learning_rate)
+
+
+class AEASGD(AsynchronousDistributedTrainer):
+    """Elastic averaging, each worker in its own time.
+
+    Further arguments: communication_window (32), rho (5.0) and learning_rate (0.1), whose product is the elastic force.
+    """
+
+    own: tuple[tuple[str, Any], ...] = (("communication_window", 32), ("rho", 5.0), ("learning_rate", 0.1))
+
+    @property
+    def algorithm(self) -> Any:
+        """The same of Choros."""
+        return algorithms.AEASGD(window=self.communication_window, alpha=self.rho * self.learning_rate)
+
+
+class AsynchronousEASGD(AEASGD):
+    """``AEASGD`` by its first name: communication_window is 10 and learning_rate 0.01 where they are not given."""
+
+    own = (("communication_window", 10), ("rho", 5.0), ("learning_rate", 0.01))
+
+
+class EAMSGD(AEASGD):
+    """Elastic averaging with Nesterov momentum, each worker in its own time.
+
+    Further arguments: those of ``AEASGD``, and momentum (0.9).
+    """
+
+    own = (*AEASGD.own, ("momentum", 0.9))
+
+    @property
+    def algorithm(self) -> Any:
+        """The same of Choros."""
+        force = self.rho * self.learning_rate
+        return algorithms.EAMSGD(window=self.communication_window, alpha=force, momentum=self.momentum)
+
+
+class AsynchronousEAMSGD(EAMSGD):
+    """``EAMSGD`` by its first name: communication_window is 10 and learning_rate 0.01 where they are not given."""
+
+    own = (*AsynchronousEASGD.own, ("momentum", 0.9))
+
+
+class DOWNPOUR(AsynchronousDistributedTrainer):
+    """What workers learn is added to the centre. Further argument: communication_window (5)."""
+
+    own = (("communication_window", 5),)
+
+    @property
+    def algorithm(self) -> Any:
+        """The same of Choros."""
+        return algorithms.DOWNPOUR(window=self.communication_window)
+
+
+class ADAG(AsynchronousDistributedTrainer):
+    """What dist-keras shipped as ADAG: what workers learn, divided by their steps; the paper's AGN.
+
+    Further argument: communication_window (12).
+    """
+
+    own = (("communication_window", 12),)
+
+    @property
+    def algorithm(self) -> Any:
+        """AGN."""
+        return algorithms.AGN(window=self.communication_window)
+
+
+class DynSGD(AsynchronousDistributedTrainer):
+    """What workers learn, divided by its staleness. Further argument: communication_window (5)."""
+
+    own = (("communication_window", 5),)
+
+    @property
+    def algorithm(self) -> Any:
+        """The same of Choros."""
+        return algorithms.DynSGD(window=self.communication_window)
+
+
+class Experimental(AsynchronousDistributedTrainer):
+    """The thesis' ADAG, which dist-keras shipped under this name.
+
+    Further arguments: communication_window (5), learning_rate (1.0, taken and not used).
+    """
+
+    own = (("communication_window", 5), ("learning_rate", 1.0))
+
+    @property
+    def algorithm(self) -> Any:
+        """ADAG."""
+        return algorithms.ADAG(window=self.communication_window)

@@ -1,0 +1,57 @@
+"""dist-keras' helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pyspark.sql import functions as F
+
+from choros.spark.distkeras.frames import legacy
+from choros.types import Array
+
+
+def shuffle(dataset: Any, seed: int | None = None) -> Any:
+    """Return the frame with its rows in a random order.
+
+    Args:
+        dataset: DataFrame.
+        seed: int, or None, which draws one.
+    """
+    return legacy(dataset.orderBy(F.rand() if seed is None else F.rand(seed)))
+
+
+def precache(df: Any, num_workers: int) -> Any:
+    """Return the frame in as many parts as there are workers, in the cluster's memory.
+
+    Args:
+        df: DataFrame.
+        num_workers: int.
+    """
+    made = df.repartition(num_workers).cache()
+    made.count()
+    return legacy(made)
+
+
+def history_executor(history: Sequence[dict[str, Any]], id: int) -> list[dict[str, Any]]:
+    """Return the records of one worker, in their order.
+
+    Example:
+        >>> history_executor([{"worker_id": 0, "iteration": 1, "history": [0.5]}], 0)
+        [{'worker_id': 0, 'iteration': 1, 'history': [0.5]}]
+    """
+    return sorted((one for one in history if one["worker_id"] == id), key=lambda one: int(one["iteration"]))
+
+
+def history_executors_average(history: Sequence[dict[str, Any]]) -> Array:
+    """Return the mean over the workers of each iteration's figures, loss first.
+
+    Example:
+        >>> history_executors_average([{"worker_id": w, "iteration": 1, "history": [float(w)]} for w in (1, 2)])
+        array([[1.5]])
+    """
+    found: dict[int, list[Any]] = {}
+    for one in history:
+        found.setdefault(int(one["iteration"]), []).append(one["history"])
+    return np.array([np.mean(found[iteration], axis=0) for iteration in sorted(found)])

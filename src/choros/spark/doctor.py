@@ -1,0 +1,197 @@
+"""What each executor has, and which lacks what the driver has: ``python -m choros.spark.doctor``, or by spark-submit.
+
+>>> from choros.spark import doctor
+>>> print(doctor.report(doctor.examine(spark)))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from choros.errors import brief
+from choros.launch.failure import amount
+from choros.spark.failures import translate
+from choros.spark.slots import setting, slots
+
+PACKAGES = ("choros", "keras", "numpy", "pyarrow", "pandas", "cloudpickle", "jax", "torch", "tensorflow", "pyspark")
+_NEEDED = ("choros", "keras", "numpy", "cloudpickle")
+_ROOM = 1 << 28  # bytes of /dev/shm below which ranks of one host may not meet
+
+
+def examine(spark: Any) -> list[dict[str, Any]]:
+    """Ask the driver and every executor what it is and has; an executor without choros can answer too.
+
+    Args:
+        spark: SparkSession.
+
+    Returns:
+        Facts of the driver, then of one task for each slot: ``host``, ``executor``, ``python``, ``packages`` (versions,
+        None where there is none), ``cores``, ``task_cores``, ``shm`` (free bytes), ``backend``, ``gpus``, ``local``
+        (the folder of its files) and ``slots`` (the driver's).
+
+    Raises:
+        BadInput: no task could start at all; says why.
+    """
+    count, look = max(slots(spark)[0], 1), _looker(PACKAGES)
+    barrier = setting(spark, "spark.dynamicAllocation.enabled", "false").lower() != "true"
+    frame = spark.range(count).repartition(count).select("id")
+    try:
+        rows = frame.mapInArrow(_asker(look), "facts string", barrier=barrier).collect()
+    except Exception as error:
+        failed = translate(error, count)
+        raise failed from None
+    mine = look() | {"executor": "driver", "slots": count}
+    return [mine, *sorted((json.loads(row.facts) for row in rows), key=lambda one: (one["host"], one["executor"]))]
+
+
+def _asker(look: Callable[[], dict[str, Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Return what a task runs: made here, so that it travels by value and needs no choros there."""
+
+    def ask(batches: Iterable[Any]) -> Iterator[Any]:
+        import importlib
+        import json
+        import os
+
+        from pyspark import TaskContext
+
+        for _ in batches:
+            pass
+        arrow, context = importlib.import_module("pyarrow"), TaskContext.get()
+        facts = look()
+        if context is not None:
+            gpus = context.resources().get("gpu")
+            facts["task_cores"] = context.cpus()
+            facts["gpus"] = list(gpus.addresses) if gpus is not None else []
+        facts["executor"] = os.environ.get("SPARK_EXECUTOR_DIRS", "") or str(os.getppid())
+        yield arrow.RecordBatch.from_arrays([arrow.array([json.dumps(facts)])], names=["facts"])
+
+    return ask
+
+
+def _looker(packages: Sequence[str]) -> Callable[[], dict[str, Any]]:
+    """Return what looks at the process that it runs in, by the standard library alone."""
+    names = {name: ("tensorflow", "tensorflow-cpu") if name == "tensorflow" else (name,) for name in packages}
+
+    def look() -> dict[str, Any]:
+        import os
+        import platform
+        import shutil
+        import sys
+        from importlib import metadata
+
+        found: dict[str, str | None] = {}
+        for name, several in names.items():
+            found[name] = None
+            for one in several:
+                try:
+                    found[name] = found[name] or metadata.version(one)
+                except metadata.PackageNotFoundError:
+                    continue
+        if found.get("choros") is None and "choros" in names:
+            try:
+                import choros as there
+            except ImportError:
+                pass
+            else:
+                found["choros"] = there.__version__
+        shm = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return {
+            "host": platform.node(),
+            "python": platform.python_version(),
+            "program": sys.executable,
+            "packages": found,
+            "cores": cores,
+            "shm": shm,
+            "backend": os.environ.get("KERAS_BACKEND", ""),
+            "local": os.environ.get("SPARK_LOCAL_DIRS", ""),
+        }
+
+    return look
+
+
+def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what is wrong, in sentences; nothing where nothing is.
+
+    Args:
+        facts: as ``examine`` gave them.
+
+    Example:
+        >>> mine = {"host": "d", "python": "3.11.7", "packages": {"keras": "3.15"}, "shm": 1 << 30, "backend": "jax"}
+        >>> findings([mine, {**mine, "host": "a", "packages": {"keras": None}}])
+        ["The executors on a have no keras (the driver has 3.15): pip install keras==3.15 there, or ship it."]
+    """
+    mine, others = facts[0], facts[1:]
+    found: list[str] = []
+
+    def tell(wrong: Sequence[dict[str, Any]], words: str) -> None:
+        hosts = ", ".join(dict.fromkeys(one["host"] for one in wrong))
+        if wrong:
+            found.append(f"The executors on {hosts} {words}")
+
+    minor = mine["python"].rpartition(".")[0]
+    tell(
+        [one for one in others if one["python"].rpartition(".")[0] != minor],
+        f"run another Python than the driver's {minor}: set spark.pyspark.python, or ship an environment.",
+    )
+    for name, version in mine["packages"].items():
+        if version is None:
+            continue
+        needed = name in _NEEDED or name == mine["backend"]
+        missing = [one for one in others if one["packages"].get(name) is None]
+        if needed:
+            tell(
+                missing, f"have no {name} (the driver has {version}): pip install {name}=={version} there, or ship it."
+            )
+        other = [one for one in others if one["packages"].get(name) not in (None, version)]
+        if needed and other:
+            versions = ", ".join(sorted({one["packages"][name] for one in other}))
+            tell(other, f"have {name} {versions}, the driver {version}: install the same.")
+    small = [one for one in others if one["shm"] < _ROOM]
+    tell(small, "have less than 256 MB free in /dev/shm, where workers of one host meet: give them more.")
+    backends = [one for one in others if one["backend"] not in ("", mine["backend"])]
+    if mine["backend"]:
+        tell(backends, f"have another KERAS_BACKEND: set spark.executorEnv.KERAS_BACKEND={mine['backend']}.")
+    return found
+
+
+def report(facts: Sequence[dict[str, Any]]) -> str:
+    """Return facts and findings as text, a line for each executor's tasks.
+
+    Args:
+        facts: as ``examine`` gave them.
+    """
+    lines = []
+    for number, one in enumerate(facts):
+        have = ", ".join(f"{name} {version}" for name, version in one["packages"].items() if version)
+        who = "driver" if number == 0 else f"task {number - 1}"
+        cores = f"{one.get('task_cores', one['cores'])} of {one['cores']} cores"
+        gpus = f", GPUs {','.join(one['gpus'])}" if one.get("gpus") else ""
+        lines.append(
+            f"{who:8} {one['host']}: Python {one['python']}, {cores}{gpus}, {amount(one['shm'])} in /dev/shm; {have}"
+        )
+    wrong = findings(facts)
+    return "\n".join([*lines, "", *(wrong or ["Nothing is wrong."])])
+
+
+def main() -> int:
+    """Examine the session that spark-submit or the environment configures; 1 where something is wrong."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.appName("choros doctor").getOrCreate()
+    try:
+        facts = examine(session)
+    except Exception as error:
+        print(brief(error), file=sys.stderr)
+        return 1
+    finally:
+        session.stop()
+    print(report(facts))
+    return 1 if findings(facts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

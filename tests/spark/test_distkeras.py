@@ -1,0 +1,176 @@
+"""dist-keras' names: transformers as they should have been, its notebook's way from columns to F1, its trainers."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.feature import StandardScaler, StringIndexer, VectorAssembler
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F
+
+import choros.spark.distkeras as distkeras
+from choros.algorithms import from_config, to_config
+from choros.algorithms.base import Meeting
+from choros.algorithms.old import MeanEASGD
+from choros.errors import BadInput
+from choros.spark.distkeras import *  # noqa: F403 - as a notebook does
+from choros.spark.distkeras import utils
+
+
+@pytest.fixture(scope="module")
+def small(spark):
+    rows = [
+        (0, 1.0, Vectors.dense([0.0, 5.0]), Vectors.dense([0.2, 0.3, 0.5])),
+        (1, 3.0, Vectors.sparse(2, {0: 10.0}), Vectors.dense([0.6, 0.7, 0.0])),
+        (2, 5.0, Vectors.dense([2.5, 0.0]), Vectors.dense([0.1, 0.9, 0.0])),
+    ]
+    return spark.createDataFrame(rows, ["label", "number", "features", "prediction"])
+
+
+def values(frame, name):
+    return [
+        getattr(row[0], "toArray", lambda row=row: row[0])() for row in frame.orderBy("label").select(name).collect()
+    ]
+
+
+def test_transformers(small):
+    d = distkeras
+    made = d.MinMaxTransformer(0.0, 10.0, -1.0, 1.0, "features", "ranged").transform(small).toDF()
+    made = d.MinMaxTransformer(1.0, 5.0, 0.0, 1.0, "number", "unit", is_vector=False).transform(made).toDF()
+    made = d.StandardTransformer(["number"]).transform(made).toDF()
+    made = d.BinaryLabelTransformer("label", "first", 0).transform(made).toDF()
+    made = d.DenseTransformer("features", "dense").transform(made).toDF()
+    made = d.ReshapeTransformer("features", "column", (2, 1)).transform(made).toDF()
+    made = d.OneHotTransformer(3, "label", "hot").transform(made).toDF()
+    made = d.LabelVectorTransformer(output_dim=3).transform(made).toDF()
+    made = d.LabelIndexTransformer(output_dim=3).transform(made).toDF().cache()
+    np.testing.assert_allclose(values(made, "ranged"), [[-1, 0], [1, -1], [-0.5, -1]])
+    assert values(made, "unit") == [0.0, 0.5, 1.0]
+    np.testing.assert_allclose(values(made, "number_normalized"), np.array([-1, 0, 1]) * np.sqrt(1.5))
+    np.testing.assert_array_equal(values(made, "first"), [[1, 0], [0, 1], [0, 1]])
+    assert type(made.select("dense").orderBy("label").collect()[1][0]).__name__ == "DenseVector"
+    assert values(made, "column") == [[[0.0], [5.0]], [[10.0], [0.0]], [[2.5], [0.0]]]
+    np.testing.assert_array_equal(values(made, "hot"), np.eye(3))
+    np.testing.assert_array_equal(values(made, "label_vectorized"), np.eye(3))
+    for name in ("prediction_index", "predicted_index"):  # of the largest; the first above .55, twice
+        assert values(made, name) == [2.0, 0.0, 1.0]
+    assert d.AccuracyEvaluator(prediction_col="predicted_index").evaluate(made) == pytest.approx(0.0)
+    assert d.AccuracyEvaluator("label", "label").evaluate(made) == 1.0
+    assert made.toDF(*(f"c{i}" for i in range(len(made.columns)))).columns[0] == "c0"
+    assert sorted(values(d.shuffle(d.precache(small, 2), seed=1).toDF(), "label")) == [0, 1, 2]
+    for wrong in (d.OneHotTransformer(2, "label", "hot"), d.ReshapeTransformer("features", "f", (3, 1))):
+        with pytest.raises(Exception, match="none of 0 to 1|cannot have the shape"):
+            wrong.transform(small).collect()
+    with pytest.raises(BadInput, match="range"):
+        d.MinMaxTransformer(1, 1, 0, 1, "features", "f")
+
+
+@pytest.fixture(scope="module")
+def higgs(spark):
+    """Columns as the notebook has them, and its preparation."""
+    names = ["DER_mass_MMC", "DER_pt_h", "PRI_tau_pt"]
+    made = spark.range(800).select("id", *(F.randn(i).alias(name) for i, name in enumerate(names)))
+    made = made.withColumn("Label", F.when(F.col(names[0]) + F.col(names[1]) > 0, "s").otherwise("b"))
+    made = VectorAssembler(inputCols=names, outputCol="features").transform(made)
+    scaler = StandardScaler(inputCol="features", outputCol="features_normalized", withStd=True, withMean=True)
+    made = scaler.fit(made).transform(made)
+    made = StringIndexer(inputCol="Label", outputCol="label_index").fit(made).transform(made)
+    made = distkeras.LabelVectorTransformer(output_dim=2, input_col="label_index", output_col="label").transform(made)
+    return made.toDF().drop("Label").cache()
+
+
+def network():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(2, "softmax")])
+
+
+def f1(frame, model):
+    made = distkeras.ModelPredictor(keras_model=model, features_col="features_normalized").predict(frame).toDF()
+    made = distkeras.LabelIndexTransformer(output_dim=2).transform(made).toDF()
+    how = dict(metricName="f1", predictionCol="predicted_index", labelCol="label_index")
+    return MulticlassClassificationEvaluator(**how).evaluate(made)
+
+
+COMMON = dict(loss="categorical_crossentropy", worker_optimizer="adagrad", features_col="features_normalized")
+TRAINERS = {
+    "SingleTrainer": dict(num_epoch=4, batch_size=8),
+    "EASGD": dict(batch_size=8, num_epoch=4, num_workers=28, rho=5.0, learning_rate=0.04),
+    "AsynchronousEASGD": dict(batch_size=8, num_workers=28, rho=5.0, learning_rate=0.05, communication_window=30,
+                              num_epoch=4),
+    "AsynchronousEAMSGD": dict(batch_size=8, num_workers=2, rho=5, learning_rate=0.05, communication_window=10,
+                               momentum=0.85, num_epoch=4),
+    "DOWNPOUR": dict(batch_size=8, num_workers=2, learning_rate=0.05, num_epoch=4),
+    "ADAG": dict(batch_size=8, num_workers=2, num_epoch=6),
+    "AveragingTrainer": dict(batch_size=8, num_epoch=4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_the_notebooks_trainers(higgs, name):
+    model = network()
+    before = model.get_weights()
+    trainer = getattr(distkeras, name)(keras_model=model, **COMMON, **TRAINERS[name])
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        trained = trainer.train(higgs, shuffle=True)
+    said = [str(one.message) for one in heard if issubclass(one.category, RuntimeWarning)]
+    assert any("num_workers=28, but this cluster has 2 task slots" in one for one in said) == (
+        TRAINERS[name].get("num_workers") == 28
+    )
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert f1(higgs, trained) > 0.9
+    assert 0 < trainer.get_training_time() < 120
+    figures = trainer.get_averaged_history()
+    assert figures.shape == (TRAINERS[name]["num_epoch"], 2)
+    assert figures[-1, 0] < figures[0, 0]
+    assert trainer.history.run.rows == 800 * TRAINERS[name]["num_epoch"]
+
+
+def test_an_ensemble_gives_its_members(higgs):
+    trainer = distkeras.EnsembleTrainer(network(), "adam", "categorical_crossentropy", num_ensembles=2, **{
+        "features_col": "features_normalized"})  # fmt: skip
+    members = trainer.train(higgs)
+    assert len(members) == 2
+    assert not np.array_equal(members[0].get_weights()[0], members[1].get_weights()[0])
+
+
+def test_old_words_mean_what_they_meant():
+    d, how = distkeras, dict(keras_model=network(), worker_optimizer="sgd", loss="mse")
+    assert "AGN(window=12)" in repr(d.ADAG(**how))
+    assert "batch_size=64 for each worker" in repr(d.DynSGD(**how, batch_size=64))
+    assert d.AEASGD(**how).algorithm == choros_algorithm("AEASGD", window=32, alpha=0.5)
+    assert d.EAMSGD(**how, rho=1.0).algorithm == choros_algorithm("EAMSGD", window=32, alpha=0.1, momentum=0.9)
+    assert d.Experimental(**how, communication_window=3).algorithm == choros_algorithm("ADAG", window=3)
+    assert d.DOWNPOUR(network(), "sgd", "mse", ["accuracy"], 4, 16, "f", "l", 3, 7, master_port=5001).num_epoch == 3
+    assert d.DOWNPOUR(network(), "sgd", "mse", ["accuracy"], 4, 16, "f", "l", 3, 7).algorithm.window == 7
+    with pytest.raises(BadInput, match="no argument 'window'"):
+        d.DOWNPOUR(**how, window=3)
+    with pytest.raises(BadInput, match="metrics='features'"):
+        d.SingleTrainer(network(), "sgd", "mse", "features")
+    rate = float(np.asarray(d.SingleTrainer(network(), "adagrad", "mse")._compiled().optimizer.learning_rate))
+    assert rate == pytest.approx(0.01)
+    mine = keras.optimizers.Adam(0.123)
+    assert float(np.asarray(d.SingleTrainer(network(), mine, "mse")._compiled().optimizer.learning_rate)) == (
+        pytest.approx(0.123)
+    )
+    for name in distkeras.__all__:
+        assert globals()[name] is getattr(distkeras, name)
+    assert utils.history_executors_average([]).size == 0
+
+
+def choros_algorithm(name, **how):
+    return from_config({"name": name, **how})
+
+
+def test_the_mean_rule_has_its_signs_right():
+    rule = MeanEASGD(window=1, alpha=0.25)
+    assert from_config(to_config(rule)) == rule
+    workers = [3.0, 5.0]
+    centre, _ = rule.merge(0.0, sum(workers) / 2, Meeting(workers=2), ())
+    assert centre == 1.0  # a quarter of the way to the mean
+    assert [rule.adopt(one, 0.0) for one in workers] == [2.25, 3.75]
+    with pytest.warns(RuntimeWarning, match="unstable"):
+        MeanEASGD(alpha=1.9).bound(28, 0.01, strict=False)
