@@ -1,0 +1,32 @@
+"""The notebook of the examples: every cell, on the real events where they are there."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+HIGGS = ROOT.parent / "shared/data/atlas_higgs.csv.gz"
+
+
+@pytest.mark.parametrize("data", ["events", "made up"])
+def test_every_cell_of_the_notebook_runs(spark_is_there, tmp_path, data):
+    if data == "events" and not HIGGS.exists():
+        pytest.skip(f"{HIGGS} is not there")
+    cells = json.loads((ROOT / "examples/spark_higgs.ipynb").read_text())["cells"]
+    script = tmp_path / "notebook.py"
+    script.write_text("\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+    environ = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    environ |= {"FIGURE": "bars.png", "ROWS": "6000", "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environ |= {"HIGGS": str(HIGGS)} if data == "events" else {}
+    words = [sys.executable, str(script)]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    scores = {name: float(score) for name, score in re.findall(r"^(\w+): F1 (0\.\d+) in", done.stdout, re.M)}
+    assert list(scores) == ["Single", "EASGD", "AEASGD", "EAMSGD", "DOWNPOUR"]
+    assert min(scores.values()) > max(scores.values()) - (0.06 if data == "events" else 0.15), scores
+    assert (tmp_path / "bars.png").stat().st_size > 5_000
