@@ -78,7 +78,7 @@ def higgs(spark):
     made = scaler.fit(made).transform(made)
     made = StringIndexer(inputCol="Label", outputCol="label_index").fit(made).transform(made)
     made = distkeras.LabelVectorTransformer(output_dim=2, input_col="label_index", output_col="label").transform(made)
-    return made.toDF().drop("Label").cache()
+    return made.toDF().cache()  # Spark minds no case: it lies where "Label" was
 
 
 def network():
@@ -96,7 +96,7 @@ def f1(frame, model):
 COMMON = dict(loss="categorical_crossentropy", worker_optimizer="adagrad", features_col="features_normalized")
 TRAINERS = {
     "SingleTrainer": dict(num_epoch=4, batch_size=8),
-    "EASGD": dict(batch_size=8, num_epoch=4, num_workers=28, rho=5.0, learning_rate=0.04),
+    "EASGD": dict(batch_size=8, num_epoch=8, num_workers=28, rho=5.0, learning_rate=0.04),
     "AsynchronousEASGD": dict(batch_size=8, num_workers=28, rho=5.0, learning_rate=0.05, communication_window=30,
                               num_epoch=4),
     "AsynchronousEAMSGD": dict(batch_size=8, num_workers=2, rho=5, learning_rate=0.05, communication_window=10,

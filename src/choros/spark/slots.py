@@ -9,6 +9,8 @@ from choros.errors import BadInput
 
 _YOUNG = 30.0  # seconds after its start in which an application's executors may still be coming
 _SETTLED = 3.0  # seconds without a new one after which those that are there count as all
+_AGAIN = 60.0  # seconds in which executors that were lost may be replaced
+_seen: dict[str, int] = {}  # the most slots that an application had
 
 
 def is_connect(thing: Any) -> bool:
@@ -78,13 +80,18 @@ def _waited(spark: Any, wanted: int | None) -> tuple[int, int]:
     there, free = slots(spark)
     if is_connect(spark) or _local(spark):
         return there, free
-    age = time.time() - spark.sparkContext.startTime / 1000
-    end, changed = time.monotonic() + _YOUNG - age, time.monotonic()
+    context, now = spark.sparkContext, time.monotonic()
+    most = _seen.get(context.applicationId, 0)
+    end = now + _YOUNG - (time.time() - context.startTime / 1000)
+    if there < (wanted or most) <= most:  # executors were lost; others come in their place
+        end = now + _AGAIN
+    changed = now
     while time.monotonic() < end and (there < wanted if wanted else time.monotonic() - changed < _SETTLED or not there):
         time.sleep(0.2)
         before = there
         there, free = slots(spark)
         changed = time.monotonic() if there != before else changed
+    _seen[context.applicationId] = max(there, most)
     return there, free
 
 
