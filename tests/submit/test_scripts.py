@@ -6,11 +6,9 @@ After a change that is meant, ``CHOROS_WRITE_GOLDEN=1 pytest tests/submit`` writ
 import json
 import os
 import pathlib
-import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 
 import pytest
 
@@ -223,18 +221,6 @@ def test_open_mpi_is_told_which_variables_to_take_along():
     assert " -x MINE " in line
     assert " -x OMP_NUM_THREADS " in line
     assert "CHOROS_STOP_AT" not in line  # there is no limit
-
-
-@pytest.mark.parametrize("name", ["Dockerfile", "choros.def"])
-def test_the_containers_take_what_is_there(name):
-    """They are not built here: what they copy exists, and what they install has these names."""
-    root, text = EXAMPLES.parent, (EXAMPLES / "containers" / name).read_text()
-    copied = re.findall(r"^(?:COPY|   ) ([\w./ -]+) /(?:opt|work)", text, re.MULTILINE)
-    assert copied
-    assert all((root / path).exists() for words in copied for path in words.split())
-    extras = re.search(r"/opt/choros\[([\w,-]+)\]", text)[1].split(",")
-    known = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras) <= known.keys()
 
 
 def test_the_lines_of_the_readme_work(printed):
