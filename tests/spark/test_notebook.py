@@ -28,5 +28,5 @@ def test_every_cell_of_the_notebook_runs(spark_is_there, tmp_path, data):
     assert done.returncode == 0, done.stderr[-4000:]
     scores = {name: float(score) for name, score in re.findall(r"^(\w+): F1 (0\.\d+) in", done.stdout, re.M)}
     assert list(scores) == ["Single", "EASGD", "AEASGD", "EAMSGD", "DOWNPOUR"]
-    assert min(scores.values()) > max(scores.values()) - (0.06 if data == "events" else 0.15), scores
+    assert min(scores.values()) > 0.6, scores  # always the larger class: 0.53
     assert (tmp_path / "bars.png").stat().st_size > 5_000

@@ -18,9 +18,8 @@ def higgs(spark, rows=400, parts=2, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, 6)).astype("float32")
     y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("int32")
-    frame = spark.createDataFrame(
-        [(row.tolist(), int(label)) for row, label in zip(x, y, strict=True)], "x array<float>, y int"
-    )
+    rows = [(number, row.tolist(), int(label)) for number, (row, label) in enumerate(zip(x, y, strict=True))]
+    frame = spark.createDataFrame(rows, "n int, x array<float>, y int")
     return frame.repartition(parts), x, y
 
 
@@ -67,7 +66,7 @@ def test_together_it_is_the_training_of_one_process(spark, shares):
     frame, x, y = higgs(spark, parts=1)
     keys = spark.range(20).repartition(2, "id").select("id", F.spark_partition_id().alias("at")).collect()
     key = {row["at"]: row["id"] for row in keys}  # which Spark puts into this partition
-    first = F.monotonically_increasing_id() < shares[0]
+    first = F.col("n") < shares[0]
     frame = frame.withColumn("k", F.when(first, key[0]).otherwise(key[1])).repartition(2, "k").drop("k")
     ours, plain = make(), make()
     _, history, _ = fit(frame, ours, epochs=3, batch_size=400, partitioned=True)
@@ -131,13 +130,14 @@ def test_a_killed_worker_costs_at_most_an_epoch(spark, capfd):
                     os.kill(pid, signal.SIGKILL)
                     self.killed += 1
 
-    frame, *_ = higgs(spark)
+    frame = higgs(spark)[0].cache()  # rows in one order: Spark's shuffles have none
+    frame.count()
     ours, plain, kill = make(), make(), Kill()
-    _, history, _ = fit(frame, ours, epochs=5, callbacks=[kill], max_restarts=1)
+    _, history, _ = fit(frame, ours, epochs=5, callbacks=[kill], max_restarts=1, partitioned=True)
     assert kill.killed
     assert "beginning again with epoch 4" in capfd.readouterr().err
     assert history.epoch == [0, 1, 2, 3, 4]
-    _, other, _ = fit(frame, plain, epochs=5)
+    _, other, _ = fit(frame, plain, epochs=5, partitioned=True)
     np.testing.assert_allclose(history.history["loss"], other.history["loss"], rtol=1e-6)
     for one, two in zip(ours.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-6)
