@@ -69,53 +69,13 @@ if hvd.rank() == hvd.size() - 1:
 """
 
 
-@pytest.fixture
-def cable(tmp_path):
-    """Two machines with a network each, joined by a cable; what starts a command on one, as ssh would."""
-    names = [f"choros-{os.getpid()}-{host}" for host in ("one", "two")]
-    address = "10.79.7.{}/24"
-    try:
-        for name in names:
-            subprocess.run(["ip", "netns", "add", name], check=True)
-        ends = [word for name in names for word in ("name", "eth0", "netns", name, "type", "veth", "peer")]
-        subprocess.run(["ip", "link", "add", *ends[:-3]], check=True)
-        for i, name in enumerate(names):
-            for words in (f"addr add {address.format(i + 1)} dev eth0", "link set eth0 up", "link set lo up"):
-                subprocess.run(["ip", "-n", name, *words.split()], check=True)
-        ssh = tmp_path / "ssh"
-        ssh.write_text(
-            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
-            f"exec nsenter --net=/run/netns/choros-{os.getpid()}-$host unshare --uts --ipc --pid --mount-proc --fork "
-            '--kill-child sh -c "hostname $host; $*"\n'
-        )
-        ssh.chmod(0o755)
-        yield names[0], ssh
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
-
-def test_what_crosses_the_cable_is_parameters_and_does_not_grow_with_the_rows(cable, tmp_path):
-    head, ssh = cable
+def test_what_crosses_the_cable_is_parameters_and_does_not_grow_with_the_rows(network, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     sizes = [str(rows) for rows in ROWS]
     subprocess.run([sys.executable, "-c", DATA, tmp_path, str(COLUMNS), *sizes], check=True, timeout=120)
-    run = [
-        sys.executable,
-        "-m",
-        "choros",
-        "run",
-        "-n",
-        "3",
-        "-H",
-        "one:1,two:2",
-        "--ssh",
-        str(ssh),
-        "--network",
-        "eth0",
-    ]
+    words = f"-m choros run -n 3 -H one:1,two:2 --ssh {network.ssh} --network 10.79.7.0/24 script.py {tmp_path}"
     job = subprocess.run(
-        ["nsenter", f"--net=/run/netns/{head}", *run, "script.py", str(tmp_path), *sizes],
+        [*network.head, sys.executable, *words.split(), *sizes],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

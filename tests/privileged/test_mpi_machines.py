@@ -83,6 +83,45 @@ history, weights = train("allreduce", workers=1)
 np.save(sys.argv[1] + "/one.npy", weights)
 """
 
+THREE = """
+import sys
+sys.modules["tensorflow"] = None
+import json, os
+import keras
+import numpy as np
+import choros
+import choros.hvd as hvd
+
+hvd.init()
+rank = hvd.rank()
+assert np.array_equal(hvd.allreduce(np.arange(100_000.0) * (rank + 1), op=hvd.Sum), np.arange(100_000.0) * 6)
+assert set(np.asarray(hvd.broadcast(np.full(100_000, rank, "float32"), 2))) == {2}
+x = np.random.default_rng(0).standard_normal((90, 4)).astype("float32")
+for algorithm in (choros.AllReduce(), choros.AEASGD(window=2)):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    losses = choros.Trainer(model, algorithm).fit(x, x[:, 0], batch_size=18, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    assert len({str(w) for w in hvd.allgather_object([w.tolist() for w in model.get_weights()])}) == 1
+place = [rank, hvd.size(), os.uname().nodename, hvd.local_size(), hvd.cross_rank(), hvd.mpi_enabled()]
+with open(os.path.join(sys.argv[1], f"{rank}.json"), "w") as file:
+    json.dump(place, file)
+"""
+
+
+def test_ranks_of_three_machines_that_share_a_network_alone(mpiexec, network, tmp_path):
+    (tmp_path / "three.py").write_text(THREE)
+    hosts = ",".join(f"{name}:1" for name in network.names)
+    mpich = ["-launcher", "ssh", "-launcher-exec", network.ssh, "-hosts", hosts, "-localhost", network.address]
+    how = ["--prtemca", "plm_ssh_agent", network.ssh, "--host", hosts] if mpiexec.open else mpich
+    words, needed = mpiexec.starting(3, sys.executable, tmp_path / "three.py", tmp_path, more=how)
+    environment = {**os.environ, **needed, "CHOROS_NETWORK": "eth0"}
+    job = subprocess.run([*network.head, *words], capture_output=True, text=True, timeout=120, env=environment)
+    assert job.returncode == 0, job.stdout + job.stderr
+    places = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert places == [[rank, 3, name, 1, rank, True] for rank, name in enumerate(network.names)]
+
 
 def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path):
     """Sums are made in each machine first; a centre is divided between them; files are decoded once a machine."""

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import pathlib
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +13,9 @@ import sys
 import time
 
 import pytest
+
+from choros.errors import BadInput
+from choros.spark.java import ensure_java
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = f"{ROOT}/src:{ROOT}"  # functions of these tests travel by their name
@@ -32,8 +34,10 @@ def pytest_collection_modifyitems(items):
 def _missing():
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed: pip install 'choros[spark]'"
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        return "Spark needs Java 17 or later, and there is none"
+    try:
+        ensure_java()
+    except BadInput as error:
+        return str(error)
     return ""
 
 

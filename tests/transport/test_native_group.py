@@ -97,3 +97,28 @@ def test_a_jax_that_was_used_before_is_refused_with_the_remedy(tmp_path, monkeyp
     lines = [line for line in done.stdout.splitlines() if "refused:" in line]
     assert len(lines) == 2
     assert all('call choros.native.initialize("jax") at the top of the script' in line for line in lines)
+
+
+ENDS = """
+import os, sys, time
+import numpy as np
+import choros.transport.hosts_group as hosts
+from choros.training.sums import summed
+from choros.transport.mpi_group import MpiGroup
+
+world = MpiGroup(timeout=60)
+here = hosts.machine()
+hosts.machine = lambda: f"{world.rank % 2} {here}"  # two machines of this one
+group = summed(hosts.HostsGroup(world), sys.argv[1], 60)
+assert group.kind == f"{sys.argv[1]} (gloo) over MPI over 2 hosts, sums in each host first"
+assert group.sum(np.full(100_000, world.rank, "float32"))[-1] == 3
+if world.rank == 1:
+    time.sleep(2)  # the others have no more to do long before
+    print("rank 1 went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_ranks_of_several_hosts_end_in_their_own_time(mpiexec, tmp_path, library):
+    (tmp_path / "script.py").write_text(ENDS)
+    assert "rank 1 went on" in mpiexec(3, sys.executable, tmp_path / "script.py", library, timeout=60)

@@ -2,7 +2,7 @@
 
     >>> import choros.spark
     >>> sorted(choros.spark.__all__)
-    ['KerasEstimator', 'KerasModel']
+    ['KerasEstimator', 'KerasModel', 'session']
 
 pyspark is loaded when one of these is used, Keras when a model is.
 """
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from choros.spark.estimator import KerasEstimator
+    from choros.spark.java import session
     from choros.spark.model import KerasModel
 
-_WHERE = {"KerasEstimator": "estimator", "KerasModel": "model"}
+_WHERE = {"KerasEstimator": "estimator", "KerasModel": "model", "session": "java"}
 
-__all__ = ["KerasEstimator", "KerasModel"]
+__all__ = ["KerasEstimator", "KerasModel", "session"]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,10 @@ from choros.machine.address import LOOPBACK, own_address
 from choros.transport import Group
 from choros.transport.board import GRACE
 from choros.transport.echo import let_the_cause_end_first
+from choros.transport.hosts_group import hosts_of
 from choros.transport.native_group import NativeGroup, Wide, wide_of
 from choros.transport.peers import machine
-from choros.transport.tcp.wire import free_port
+from choros.transport.tcp.wire import free_port, listener
 
 _T = TypeVar("_T")
 _CARRIERS = "choros.transport.carriers."
@@ -69,8 +70,10 @@ def _by_torch(wide: Wide, timeout: float, only_gpus: bool) -> NativeGroup | None
     nccl = all(found for _, found in devices) and len(set(devices)) == wide.size
     if only_gpus and not nccl:
         return None
-    address, (host, port) = _place(wide)
-    store = _on_all(wide, lambda: module.open_store(host, int(port), wide.size, wide.rank == 0, timeout))
+    address = _address(wide)
+    port, hears = listener(address) if wide.rank == 0 else (0, None)
+    host, at = json.loads(wide.gather(json.dumps([address, port]).encode())[0])
+    store = _on_all(wide, lambda: module.open_store(host, at, wide.size, hears, timeout))
     carrier = _on_all(wide, lambda: module.TorchCarrier(store, wide.rank, wide.size, address, nccl))
     return NativeGroup(wide, carrier)
 
@@ -82,22 +85,20 @@ def _by_jax(wide: Wide, timeout: float) -> NativeGroup:
         return module
 
     module = _on_all(wide, load)
-    _, (host, port) = _place(wide)
-    _on_all(wide, lambda: module.start(f"{host}:{port}", wide.rank, wide.size, timeout))
+    address = _address(wide)
+    first = wide.gather(f"{address}:{free_port(address)}".encode())[0].decode()
+    alone = _on_all(wide, lambda: module.start(first, wide.rank, wide.size, timeout, watched=True))
     let_the_cause_end_first(f"rank {wide.rank} of {wide.size} on {os.uname().nodename}")
-    if wide.rank == 0:  # its process tells JAX's of each other: it ends last
+    if alone:
         _note_failure()
-        atexit.register(lambda: wide.outlive(*(_failing[:1] or [math.inf])))
+        atexit.register(_leave, wide, module.leave)
     return NativeGroup(wide, _on_all(wide, lambda: module.JaxCarrier(range(wide.size))))
 
 
-def _place(wide: Wide) -> tuple[str, tuple[str, str]]:
-    """Where this host is reached, and rank 0's address and a port that is free there."""
-    near = len(set(wide.gather(machine().encode()))) == 1
-    address = LOOPBACK if near else own_address(os.environ.get("CHOROS_NETWORK", ""))
-    mine = f"{address}:{free_port(address)}" if wide.rank == 0 else ""
-    host, _, port = wide.gather(mine.encode())[0].decode().partition(":")
-    return address, (host, port)
+def _address(wide: Wide) -> str:
+    """Where the other ranks reach this host."""
+    near = len(hosts_of(wide)) == 1
+    return LOOPBACK if near else own_address(os.environ.get("CHOROS_NETWORK", ""))
 
 
 def _on_all(wide: Wide, make: Callable[[], _T]) -> _T:
@@ -113,6 +114,15 @@ def _on_all(wide: Wide, make: Callable[[], _T]) -> _T:
     found: Any = made
     result: _T = found
     return result
+
+
+def _leave(wide: Wide, leave: Callable[[], None]) -> None:
+    """As Python ends: rank 0, whose process tells JAX's of each other, ends last."""
+    if wide.rank:
+        leave()
+        wide.outlive(0.0)
+    else:
+        wide.outlive(*_failing[:1] or [math.inf])
 
 
 def _note_failure() -> None:

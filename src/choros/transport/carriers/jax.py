@@ -45,7 +45,7 @@ def check_unused() -> None:
         ) from None
 
 
-def start(first: str, rank: int, size: int, timeout: float, **options: Any) -> None:
+def start(first: str, rank: int, size: int, timeout: float, *, watched: bool = False, **options: Any) -> bool:
     """Start ``jax.distributed``, if that has not been done.
 
     Args:
@@ -53,17 +53,25 @@ def start(first: str, rank: int, size: int, timeout: float, **options: Any) -> N
         rank: int. This process.
         size: int. All of them.
         timeout: float. Seconds to wait for all.
+        watched: bool. Another sees who has gone: JAX is to end nobody because of it, but for rank 0, which must leave
+            last. Defaults to False.
         **options: of ``jax.distributed.initialize``.
+
+    Returns:
+        Whether it was started so that rank 0 must leave last; else JAX's processes wait for each other as they end.
 
     Raises:
         BadInput: JAX has been used already, or was started for other ranks.
     """
+    alone = False
     if not jax.distributed.is_initialized():
         check_unused()
         with suppress(AttributeError, ValueError):  # a JAX that has no choice
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
-            jax.config.update("jax_enable_recoverability", True)  # else all are ended when one has ended
-            jax.config.update("jax_enable_preemption_service", False)  # which would ignore SIGTERM
+            if watched:
+                jax.config.update("jax_enable_preemption_service", False)  # which would ignore SIGTERM
+                jax.config.update("jax_enable_recoverability", True)
+                alone = True
         given = {"initialization_timeout": max(1, int(timeout)), "coordinator_bind_address": first, **options}
         jax.distributed.initialize(first, size, rank, **given)
     found = jax.process_index(), jax.process_count()
@@ -72,6 +80,12 @@ def start(first: str, rank: int, size: int, timeout: float, **options: Any) -> N
             f"jax.distributed was started as process {found[0]} of {found[1]}, but this is rank {rank} of {size}. "
             'Leave its start to choros.native.initialize("jax").'
         )
+    return alone
+
+
+def leave() -> None:
+    """Have JAX's service know that this process goes; it needs the service no more."""
+    jax.distributed.shutdown()
 
 
 class JaxCarrier:

@@ -22,6 +22,7 @@ from choros.errors import BadInput, MeetingTimeout
 from choros.transport.carriers import Look
 from choros.types import Array, aligned
 
+_END = timedelta(minutes=1)  # to wait for what has ended, which tells of an error
 _NEVER = timedelta(days=1)  # whoever looks has a limit of its own
 
 
@@ -37,14 +38,14 @@ def device() -> str:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
-def open_store(address: str, port: int, size: int, lead: bool, timeout: float) -> Any:
+def open_store(address: str, port: int, size: int, hears: int | None, timeout: float) -> Any:
     """Return the store by which the ranks' PyTorchs find each other. It asks nobody for a secret.
 
     Args:
         address: str. Rank 0's.
-        port: int. One that is free there.
+        port: int. Where it hears.
         size: int. All ranks.
-        lead: bool. This is rank 0, which serves it.
+        hears: int. On rank 0, which serves it, the descriptor of a socket that hears there, now the store's.
         timeout: float. Seconds to wait for it.
 
     Raises:
@@ -54,8 +55,15 @@ def open_store(address: str, port: int, size: int, lead: bool, timeout: float) -
     if not distributed.is_available():
         raise BadInput("This PyTorch was built without torch.distributed: install another, or unset CHOROS_GROUP.")
     try:
-        limit = timedelta(seconds=timeout)
-        return distributed.TCPStore(address, port, size, lead, timeout=limit, wait_for_workers=False)
+        return distributed.TCPStore(
+            address,
+            port,
+            size,
+            hears is not None,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            master_listen_fd=hears,
+        )
     except (distributed.DistError, RuntimeError) as error:
         raise MeetingTimeout(f"PyTorch's store at {address}:{port} does not answer: {error}") from None
 
@@ -122,7 +130,7 @@ class TorchCarrier:
         def look() -> Array | None:
             if not work.is_completed():
                 return None
-            work.wait()
+            work.wait(_END)
             self._under_way = False
             if self._nccl:
                 small = tensor.dtype == torch.bfloat16

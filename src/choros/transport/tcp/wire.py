@@ -139,6 +139,20 @@ def free_port(address: str) -> int:
         return int(end.getsockname()[1])
 
 
+def listener(address: str) -> tuple[int, int]:
+    """Return a port of this host and the descriptor of a socket that hears there, for a library that takes it over.
+
+    Args:
+        address: str. Of this host.
+
+    Example:
+        >>> port, fd = listener("127.0.0.1")
+        >>> os.close(fd)
+    """
+    end = socket.create_server((address, 0), backlog=_BACKLOG)
+    return int(end.getsockname()[1]), end.detach()
+
+
 def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> socket.socket:
     """Return a socket to a ``Door``.
 

@@ -1,0 +1,232 @@
+"""On Spark (local[2]): training against two plain processes, feeding against bare Arrow, transform against predict.
+
+The data are as ATLAS' events are: rows of 30 numbers and two classes; the network is dist-keras'. What is compared
+takes turns. Prints JSON. Needs pyspark and a Java (pip install 'choros[spark]').
+
+    python benchmarks/spark.py --what train feed transform
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import numpy as np
+
+FEATURES, CLASSES, BATCH = 30, 2, 64  # BATCH: of each worker
+
+PLAIN = """
+import json, os, sys, time
+sys.modules["tensorflow"] = None
+os.sched_setaffinity(0, {int(sys.argv[2])})
+import numpy as np, keras
+from choros.demo.network import build
+x, y = (np.load(sys.argv[1])[name] for name in "xy")
+model, rows = build(x.shape[1], 2, 0), len(x) // 2
+half = slice(rows * int(sys.argv[2]), rows * (int(sys.argv[2]) + 1))
+model.fit(x[half][:640], y[half][:640], batch_size=64, verbose=0)
+print("ready", flush=True)
+sys.stdin.readline()
+begun = time.perf_counter()
+model.fit(x[half], y[half], batch_size=64, epochs=2, verbose=0)
+print(json.dumps(2 * rows / (time.perf_counter() - begun)))
+"""
+
+
+def median(found):
+    return statistics.median(found)
+
+
+def say(**facts):
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in facts.items()}), flush=True)
+
+
+def plain(file):
+    """Rows a second of two independent processes, each on a core of its own."""
+    words = [sys.executable, "-c", PLAIN, str(file)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environ}
+    both = [subprocess.Popen([*words, str(number)], **how) for number in (0, 1)]
+    for one in both:
+        one.stdout.readline()  # it is ready
+    for one in both:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    return sum(json.loads(one.communicate(timeout=600)[0]) for one in both)
+
+
+def frame_of(spark, file, rows, vector=False):
+    """The rows as a Parquet file of two row groups, and the frame that reads it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = np.load(file)
+    x, y = found["x"][:rows], found["y"][:rows]
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), FEATURES).cast(pa.list_(pa.float32()))
+    path = Path(file).with_suffix(f".{rows}.parquet")
+    path.mkdir(exist_ok=True)
+    half = -(-rows // 2)
+    for part in range(2):
+        table = pa.table({"x": lists, "y": pa.array(y)}).slice(part * half, half)
+        pq.write_table(table, path / f"part-{part}.parquet")
+    return spark.read.parquet(str(path))
+
+
+def train(spark, file, rows, rounds):
+    from choros import AEASGD, AllReduce
+    from choros.demo.network import build
+    from choros.spark.columns import normalise
+    from choros.spark.training import train as fit
+
+    frame, columns = normalise(frame_of(spark, file, rows), "x", "y", inputs=[("x", (FEATURES,))])
+    rules = {"AEASGD": AEASGD(window=30), "AllReduce": AllReduce()}
+    found = {name: [] for name in rules}
+    over, base = {name: [] for name in rules}, []
+    for turn in range(rounds + 1):
+        if turn:
+            base.append(plain(file))
+        for name, rule in rules.items():
+            begun = time.perf_counter()
+            _, history, _ = fit(
+                frame,
+                model=build(FEATURES, CLASSES, 0),
+                columns=columns,
+                algorithm=rule,
+                workers=2,
+                batch_size=2 * BATCH,
+                epochs=2,
+                seed=1,
+                verbose=0,
+            )
+            if turn:  # the first run starts Python's workers
+                over[name].append(time.perf_counter() - begun - history.run.seconds)
+                found[name].append(history.run.samples_per_second)
+    for name in rules:
+        ratios = [ours / control for ours, control in zip(found[name], base, strict=True)]
+        say(what="train", algorithm=name, rows=rows, ratio=median(ratios), ratios=[round(r, 3) for r in ratios])
+        say(what="overhead", algorithm=name, warm_s=median(over[name]), each=[round(s, 2) for s in over[name]])
+
+
+def feed(spark, file, rows, rounds):
+    """Until the tasks hold their rows, against a bare mapInArrow that touches each without a copy."""
+    from choros.spark import barrier
+    from choros.spark.columns import normalise
+
+    given = frame_of(spark, file, rows)
+    frame, columns = normalise(given, "x", "y", inputs=[("x", (FEATURES,))])
+
+    def bare(batches):
+        import pyarrow as pa
+
+        total = 0.0
+        for batch in batches:
+            total += float(batch.column("x").flatten().to_numpy(zero_copy_only=True)[::FEATURES].sum())
+        yield pa.RecordBatch.from_pydict({"total": [total]})
+
+    def empty(task):
+        return b""
+
+    times = {"bare": [], "ours": [], "nothing": []}
+    for turn in range(rounds + 1):
+        few = frame.limit(4).repartition(2)
+        for name, call in {
+            "bare": lambda: given.mapInArrow(bare, "total double", barrier=True).collect(),
+            "nothing": lambda few=few: barrier.run(few, empty, 2, columns=columns),
+            "ours": lambda: barrier.run(frame, empty, 2, columns=columns),
+        }.items():
+            begun = time.perf_counter()
+            call()
+            if turn:
+                times[name].append(time.perf_counter() - begun)
+    ours = median(times["ours"]) - median(times["nothing"])  # the meeting of the tasks apart
+    say(
+        what="feed",
+        rows=rows,
+        bare_s=median(times["bare"]),
+        ours_s=median(times["ours"]),
+        meeting_s=median(times["nothing"]),
+    )
+    say(what="feed", rows=rows, ratio=ours / median(times["bare"]))
+
+
+def transform(spark, file, rows, rounds):
+    """Against model.predict on the same cores, and against predicting row by row in a Python function of Spark."""
+    from choros.demo.network import build
+    from choros.spark import KerasModel
+
+    model = build(FEATURES, CLASSES, 0)
+    x = np.load(file)["x"][:rows]
+    given, few, some = (frame_of(spark, file, count) for count in (rows, 4, 400))
+    stage = KerasModel(model, featuresCol="x", predictBatchSize=4096)
+    packed = model.__reduce__()[1][0].getvalue()
+
+    def rowwise(batches):
+        import io
+
+        import keras
+        import pyarrow as pa
+
+        one = keras.Model._unpickle_model(io.BytesIO(packed))
+        for batch in batches:
+            found = [
+                float(np.argmax(one.predict(np.array([row], "float32"), verbose=0)))
+                for row in batch.column("x").to_pylist()
+            ]
+            yield pa.RecordBatch.from_pydict({"prediction": found})
+
+    def consumed(frame):
+        return frame.agg({"prediction": "sum"}).collect()
+
+    times = {"predict": [], "ours": [], "few": [], "rows": [], "rows_few": []}
+    for turn in range(rounds + 1):
+        for name, call in {
+            "predict": lambda: model.predict(x, batch_size=4096, verbose=0),
+            "few": lambda: consumed(stage.transform(few)),
+            "ours": lambda: consumed(stage.transform(given)),
+            "rows_few": lambda: consumed(few.mapInArrow(rowwise, "prediction double")),
+            "rows": lambda: consumed(some.mapInArrow(rowwise, "prediction double")),
+        }.items():
+            begun = time.perf_counter()
+            call()
+            if turn:
+                times[name].append(time.perf_counter() - begun)
+    net = rows / (median(times["ours"]) - median(times["few"]))
+    slow = 400 / (median(times["rows"]) - median(times["rows_few"]))
+    say(
+        what="transform",
+        rows=rows,
+        fixed_s=median(times["few"]),
+        rows_per_s=net,
+        ratio=net / (rows / median(times["predict"])),
+    )
+    say(what="transform", row_by_row_per_s=slow, times=net / slow)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--what", nargs="+", default=["train", "feed", "transform"])
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    from choros.spark import session
+
+    with tempfile.TemporaryDirectory() as folder:
+        rng, file = np.random.default_rng(0), Path(folder) / "rows.npz"
+        x = rng.normal(size=(args.rows, FEATURES)).astype("float32")
+        np.savez(file, x=x, y=(x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("int32"))
+        spark = session("local[2]", spark_ui_enabled="false", spark_ui_showConsoleProgress="false")
+        for what in args.what:
+            {"train": train, "feed": feed, "transform": transform}[what](spark, file, args.rows, args.rounds)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

