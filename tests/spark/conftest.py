@@ -20,6 +20,8 @@ from choros.spark.java import ensure_java
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = f"{ROOT}/src:{ROOT}"  # functions of these tests travel by their name
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # JVMs that live for minutes: little is worth compiling
+
 
 def pytest_collection_modifyitems(items):
     """pyspark warns of much that is its own business."""
@@ -41,7 +43,8 @@ def _missing():
 
 def pytest_ignore_collect(collection_path, config):
     """Files that cannot be imported without pyspark are one skip, made below."""
-    return bool(_missing()) and collection_path.name.startswith("test_") and collection_path.name != "test_there.py"
+    tests = collection_path.name.startswith("test_") and collection_path.name != "test_there.py"
+    return True if tests and _missing() else None
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +72,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(room),
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK,
             "SPARK_LOG_DIR": str(room),
             "PYTHONPATH": SOURCES,
             "PYSPARK_PYTHON": sys.executable,
@@ -138,6 +142,10 @@ def spark(cluster):
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(cluster.room / "warehouse"))
         .config("spark.ui.enabled", "false")
+        .config("spark.driver.extraJavaOptions", QUICK)
+        .config("spark.executor.extraJavaOptions", QUICK)
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

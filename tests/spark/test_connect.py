@@ -19,7 +19,8 @@ from choros.spark.barrier import run
 from choros.spark.columns import normalise
 from choros.spark.slots import slots
 
-spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
+spark = spark.config("spark.sql.codegen.wholeStage", "false").getOrCreate()
 assert ".connect." in type(spark).__module__
 assert slots(spark) == (2, 2), slots(spark)
 frame = spark.range(400).select("id", *(F.randn(i).alias(n) for i, n in enumerate("ab")))

@@ -14,7 +14,6 @@ from choros import algorithms
 from choros.errors import BadInput
 from choros.spark.columns import normalise
 from choros.spark.distkeras.utils import history_executor, history_executors_average
-from choros.spark.estimator import copied
 from choros.spark.outputs import features_of, inputs_of, outputs_of
 from choros.spark.slots import refuse_dynamic, slots
 from choros.spark.training import train
@@ -143,7 +142,7 @@ class Trainer:
         model.compile(
             _optimizer(self.worker_optimizer), self.loss, metrics=self.metrics, loss_weights=self.loss_weights
         )
-        return copied(model)
+        return model
 
     def _remember(self) -> None:
         figures = self.history.history
