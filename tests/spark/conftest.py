@@ -144,6 +144,7 @@ def spark(cluster):
         .config("spark.ui.enabled", "false")
         .config("spark.driver.extraJavaOptions", QUICK)
         .config("spark.executor.extraJavaOptions", QUICK)
+        .config("spark.python.worker.faulthandler.enabled", "true")
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .getOrCreate()

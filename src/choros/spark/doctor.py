@@ -122,7 +122,7 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
     Example:
         >>> mine = {"host": "d", "python": "3.11.7", "packages": {"keras": "3.15"}, "shm": 1 << 30, "backend": "jax"}
         >>> findings([mine, {**mine, "host": "a", "packages": {"keras": None}}])
-        ["The executors on a have no keras (the driver has 3.15): pip install keras==3.15 there, or ship it."]
+        ['The executors on a have no keras (the driver has 3.15): pip install keras==3.15 there, or ship it.']
     """
     mine, others = facts[0], facts[1:]
     found: list[str] = []

@@ -177,6 +177,7 @@ def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
         BadData: tasks have seen different ones.
 
     Example:
+        >>> from choros.spark.columns import Leaf
         >>> leaf = Leaf("x", ("x",), "list")
         >>> agree(Columns({"x": leaf}, "x"), [{}, {"x": ("float32", (3,))}])
         {'x': ('float32', (3,))}
