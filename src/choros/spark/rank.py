@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,15 @@ import numpy as np
 from choros.data import ArraySource, HeldSource, packing
 from choros.errors import BadInput, ChorosError
 from choros.spark.barrier import Task
+from choros.spark.process import keras_there
 from choros.spark.spill import Data
 from choros.training.conductor import Conductor
 from choros.training.job import Job
 from choros.training.parcel import Parcel
 from choros.training.ranks import join_by_sockets, leave
 from choros.training.sent import Afar, shown, train_rank
-from choros.training.worker import configure_keras, member
+from choros.training.travel import unpack_code
+from choros.training.worker import member
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
 from choros.transport.tcp.channel import Channel
@@ -36,7 +37,7 @@ class Rank:
     Attributes:
         job: Job. As JSON.
         model: bytes. custom: bytes. As ``pack_model`` wrote them.
-        backend: str. Of Keras.
+        keras: dict. The caller's Keras, see ``keras_here``.
         weights: list of bytes. All that rank 0's model is to hold.
         home: dict. Where the caller is to be reached.
         callbacks: bytes or None. The user's callbacks by cloudpickle, for when it is not.
@@ -48,20 +49,21 @@ class Rank:
     job: dict[str, Any]
     model: bytes
     custom: bytes
-    backend: str
+    keras: dict[str, Any]
     weights: list[bytes]
     home: dict[str, Any]
     callbacks: bytes | None
     first: tuple[Any, list[Array]]
     steps: int | None = None
     watched: bool = False
-    quiet: dict[str, str] = field(default_factory=lambda: {"TF_CPP_MIN_LOG_LEVEL": "2"})
 
     def __call__(self, task: Task) -> bytes:
         """Train; rank 0 returns the record of the run and the weights, members of an ensemble each their own."""
-        self._settle(task)
+        if not task.gpus:
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        keras_there(self.keras)
         job = Job(**self.job)
-        configure_keras(job.keras)
         alone = job.ensemble
         if alone:
             job = _member(job, task.rank)
@@ -113,20 +115,6 @@ class Rank:
         head = json.dumps(told | {"sizes": [array.size for array in arrays]}, default=float).encode()
         return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
 
-    def _settle(self, task: Task) -> None:
-        """Have Keras' backend be the caller's, before it is imported."""
-        keras = sys.modules.get("keras")
-        if keras is not None and keras.backend.backend() != self.backend:
-            raise BadInput(
-                f"The Python worker on {os.uname().nodename} has loaded Keras with {keras.backend.backend()}, and this "
-                f"training wants {self.backend}: start the session with spark.python.worker.reuse=false."
-            )
-        os.environ["KERAS_BACKEND"] = self.backend
-        if not task.gpus:
-            os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        for name, value in self.quiet.items():
-            os.environ.setdefault(name, value)
-
     def _conductor(self, model: Any, job: Job, task: Task) -> Any:
         """What drives the callbacks: the caller's, where it is reached, else those that have travelled."""
         if task.rank == 0 and not (job.workers == 1 and task.size > 1):
@@ -142,10 +130,7 @@ class Rank:
                 f"{os.uname().nodename} does not reach the driver at {self.home['place']}, and the callbacks cannot "
                 "travel: open that way, or give callbacks that cloudpickle can write."
             )
-        import cloudpickle
-
-        callbacks = cloudpickle.loads(self.callbacks) if self.callbacks else None
-        return Conductor(model, callbacks, 0, job.epochs, self.steps)
+        return Conductor(model, unpack_code(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
 
 
 def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:

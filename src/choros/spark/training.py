@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from choros.data.held import template
 from choros.errors import BadData, BadInput, WorkerFailed
 from choros.spark import barrier
 from choros.spark.columns import Columns
+from choros.spark.process import keras_here
 from choros.spark.rank import Rank, results
 from choros.spark.slots import choose_workers, is_connect
 from choros.spark.spill import Spill, local_folder
@@ -26,7 +26,7 @@ from choros.training.job import Job, Plan, Tally
 from choros.training.line import Line, Told
 from choros.training.record import RunRecord
 from choros.training.sent import put, shown
-from choros.training.travel import fresh_clone
+from choros.training.travel import fresh_clone, pack_code
 from choros.types import Batch
 
 _FIRST = 32  # rows that the driver looks at
@@ -162,17 +162,15 @@ class FrameTrainer(Trainer):
         return self._result(plan, found)
 
     def _rank(self, plan: Plan, job: Job, home: dict[str, Any], line: Line) -> Rank:
-        import keras
-
         if line.latest:
             put(plan.model, line.latest)
         return Rank(
             job.json(),
             *plan.written,
-            keras.backend.backend(),
+            keras_here(),
             [one.tobytes() for one in shown(plan.model, True)],
             home,
-            _by_value(plan.conductor.user),
+            pack_code(plan.conductor.user),
             packing.flat(plan.source.first),
             plan.conductor.steps,
             bool(plan.conductor.user),
@@ -308,16 +306,6 @@ def train(  # noqa: D417 - those of Trainer are named together
 def _copied(batch: Batch) -> tuple[Any, list[Any]]:
     tree, arrays = packing.flat(batch)
     return tree, [np.array(array) for array in arrays]
-
-
-def _by_value(callbacks: list[Any]) -> bytes | None:
-    """Callbacks for a driver that is not reached; None where they cannot travel."""
-    import cloudpickle
-
-    found = None
-    with suppress(Exception):
-        found = cloudpickle.dumps(callbacks)
-    return found
 
 
 def _mark(session: Any, tag: str) -> None:

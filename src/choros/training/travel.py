@@ -123,6 +123,24 @@ def _dumps(thing: Any, model: Any) -> bytes:
     return buffer.getvalue()
 
 
+def pack_code(thing: Any) -> bytes | None:
+    """Return a thing of the user's by value, such as callbacks; None where it cannot travel."""
+    import cloudpickle
+
+    try:
+        found: bytes = cloudpickle.dumps(thing)
+    except Exception:  # whatever its own __reduce__ raises
+        return None
+    return found
+
+
+def unpack_code(data: bytes) -> Any:
+    """Return what ``pack_code`` wrote, by a caller of one's own."""
+    import cloudpickle
+
+    return cloudpickle.loads(data)
+
+
 def unpack_model(data: bytes, custom: bytes) -> Any:
     """Return the compiled model that ``pack_model`` wrote."""
     import cloudpickle
