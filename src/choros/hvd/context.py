@@ -112,9 +112,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         )
     warn_after, limit = settings.stalls()
     recorded, soonest = settings.timeline(), settings.soonest()
-    group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, soonest)
-    group.warn_after, group.timeout = warn_after, soonest
     try:
+        group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, soonest)
+        group.warn_after, group.timeout = warn_after, soonest
         group.barrier()
     except MeetingTimeout as error:
         raise MeetingTimeout(
