@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from choros import algorithms, callbacks, parallel
+    from choros import algorithms, callbacks, native, parallel
     from choros.algorithms import (
         ADAG,
         AEASGD,
@@ -86,6 +86,7 @@ __all__ = [
     "algorithms",
     "callbacks",
     "files",
+    "native",
     "parallel",
     "prefetch",
     "rank0_first",
@@ -97,7 +98,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
-    if name in ("algorithms", "callbacks", "parallel"):
+    if name in ("algorithms", "callbacks", "native", "parallel"):
         return importlib.import_module(f"choros.{name}")
     raise AttributeError(f"module 'choros' has no attribute {name!r}")
 

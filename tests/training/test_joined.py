@@ -106,3 +106,37 @@ def test_as_with_workers_of_its_own(ranks, make_model, data, pools, same):
     np.testing.assert_allclose(history.history["loss"], ranks[0]["allreduceloss"], rtol=1e-6)
     for name in ("localsgd", "aeasgd"):
         assert ranks[0][name + "loss"][-1] < ranks[0][name + "loss"][0]
+
+
+STOPPING = """
+    import os, sys
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        sys.modules["tensorflow"] = None
+    import keras, numpy as np
+    import choros
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(8000, 6)).astype("float32")
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 2:
+                self.model.stop_training = True
+
+    history = choros.Trainer(model, "aeasgd").fit(x, x.sum(1), epochs=200, batch_size=32, callbacks=[Stop()], verbose=0)
+    print("stopped", history.epoch, sum(worker.steps for worker in history.run.workers), flush=True)
+"""
+
+
+def test_workers_that_wait_for_nobody_stop_when_a_callback_says_so(tmp_path):
+    """The callbacks run while training goes on, whichever worker ends its epochs first."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(STOPPING))
+    words = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
+    out = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert out.returncode == 0, out.stderr
+    said = [line.split("stopped ")[1] for line in out.stdout.splitlines() if "stopped" in line]
+    assert len(said) == 2
+    assert {line.rpartition("]")[0] for line in said} == {"[0, 1, 2"}
+    assert all(int(line.rpartition(" ")[2]) < 60 * 500 for line in said)  # of 200 epochs of 500 steps

@@ -123,7 +123,8 @@ class Visit:
                 group = join(self.rank, self.size, self.wish.timeout)
                 group.timeout = self.wish.timeout
         except (ChorosError, OSError) as error:
-            self._trouble("meeting", str(error))
+            missing = list(getattr(error, "missing", ()))
+            self._trouble("lost" if missing else "meeting", str(error), **({"missing": missing} if missing else {}))
             return
         try:
             self._meet(group, own)

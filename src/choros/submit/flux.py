@@ -35,7 +35,7 @@ def script(job: Job) -> str:
     words += [f"--cores-per-task={job.cores}", *([f"--gpus-per-task={job.gpus}"] if job.gpus else [])]
     words += ["-o", "cpu-affinity=per-task", *(["-o", "gpu-affinity=per-task"] if job.gpus else []), *job.site.launch]
     line = f"{shlex.join(words)} {rank_command(job, 'flux')}"
-    lines += body(job, line, f"flux --parent batch {shlex.quote(job.script)}", "FLUX_JOB_ID")
+    lines += body(job, line, f"flux --parent batch {shlex.quote(job.script)}", "$(flux getattr jobid)")
     return "\n".join(lines) + "\n"
 
 

@@ -33,7 +33,7 @@ def script(job: Job) -> str:
         "#BSUB",
     )
     line = _jsrun(job) if _by_jsrun(job) else launch_line(job, "LSB_DJOB_HOSTFILE")
-    lines += body(job, line, 'brequeue "$LSB_JOBID"', "LSB_JOBID")
+    lines += body(job, line, 'brequeue "$LSB_JOBID"', "$LSB_JOBID")
     return "\n".join(lines) + "\n"
 
 

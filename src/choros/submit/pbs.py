@@ -34,7 +34,7 @@ def script(job: Job) -> str:
         "#PBS",
     )
     line = launch_line(job, "PBS_NODEFILE")
-    lines += ['cd "$PBS_O_WORKDIR" || exit 1', *body(job, line, f"qsub {shlex.quote(job.script)}", "PBS_JOBID")]
+    lines += ['cd "$PBS_O_WORKDIR" || exit 1', *body(job, line, f"qsub {shlex.quote(job.script)}", "$PBS_JOBID")]
     return "\n".join(lines) + "\n"
 
 

@@ -36,7 +36,7 @@ def script(job: Job) -> str:
         ],
         "#$",
     )
-    lines += body(job, launch_line(job), "exit 99", "JOB_ID")  # Grid Engine's own code for: once more
+    lines += body(job, launch_line(job), "exit 99", "$JOB_ID")  # Grid Engine's own code for: once more
     return "\n".join(lines) + "\n"
 
 

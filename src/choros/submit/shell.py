@@ -54,7 +54,7 @@ def body(job: Job, launch: str, again: str, identity: str, *, clocked: bool = Tr
         job: the job.
         launch: the command that starts the ranks.
         again: the command that gives the job its next turn; the script ends with its last code where it fails.
-        identity: the variable that holds the job's id.
+        identity: what the shell makes the job's id of: a variable, or a command.
         clocked: whether the ranks look at the clock, since the scheduler does not tell them of the limit.
     """
     lines = [*job.setup]
@@ -63,7 +63,7 @@ def body(job: Job, launch: str, again: str, identity: str, *, clocked: bool = Tr
         lines.append(f"export CHOROS_STOP_AT=$(($(date +%s) + {job.time} - {job.signal}))")
     return [
         *lines,
-        f'export CHOROS_REQUEUE="$PWD/.choros-requeue-${identity}"',
+        f'export CHOROS_REQUEUE="$PWD/.choros-requeue-{identity}"',
         'rm -f "$CHOROS_REQUEUE"',
         launch,
         "code=$?",

@@ -54,7 +54,7 @@ def script(job: Job) -> str:
     )
     if PMI.get(job.mpi) == "pmi2" and job.mpi == "mpich":
         lines += [f'export {name}="${{{name}:-{value}}}"' for name, value in MPICH_UNDER_PMI2.items()]
-    lines += body(job, _srun(job), 'scontrol requeue "$SLURM_JOB_ID"', "SLURM_JOB_ID", clocked=False)
+    lines += body(job, _srun(job), 'scontrol requeue "$SLURM_JOB_ID"', "$SLURM_JOB_ID", clocked=False)
     return "\n".join(lines) + "\n"
 
 

@@ -138,3 +138,7 @@ class Reporter(Protocol):
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
         """Report the end of an epoch, and the seconds of training until then; together, wait for orders."""
         ...
+
+    def look(self) -> None:
+        """Between two steps of a worker that waits for nobody: run the callbacks of epochs that others have ended."""
+        ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,9 @@ from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
 from choros.types import Array, Batch
 
+_STALL = 60.0  # seconds after which a rank that waits for another one says so
+_LOOK = 0.05  # seconds between two looks of rank 0 at what other ranks have left for it
+_REST = 5.0  # seconds without a step of any rank of this host, after which rank 0 waits for all as the others do
 _RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what only rank 0 knows
 
 
@@ -44,6 +48,7 @@ class JoinedReporter:
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
         self.set: list[Array] = []  # rank 0's variables as the callbacks left them
+        self.looked = 0.0
 
     def begin(self) -> Orders:
         """All are ready: training begins."""
@@ -113,6 +118,21 @@ class JoinedReporter:
             if self.lead:
                 self.command(orders)
 
+    def look(self) -> None:
+        """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""
+        if self.lead and not self.together and time.monotonic() - self.looked > _LOOK:
+            self.looked = time.monotonic()
+            self.read_mail()
+
+    def see_out(self) -> None:
+        """Rank 0 has done its steps: run the callbacks of the epochs that others end, until all have ended or rest."""
+        moved, beats = time.monotonic(), b""
+        while not self.run.board.stopped and self.conductor.epoch is not None and time.monotonic() - moved < _REST:
+            latest = self.run.board.beats().tobytes()
+            moved, beats = (moved if latest == beats else time.monotonic()), latest
+            self.read_mail()
+            time.sleep(_LOOK)
+
     def spread(self, mine: list[Any]) -> list[Any]:
         """Return what rank 0 says."""
         group = self.run.group if self.together else self.base
@@ -176,6 +196,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     trainable, others = vectors(replica)
     meeting = meet(base, job, plan.algorithm, trainable, others)
     group, centre, board = meeting.group, meeting.centre, meeting.board
+    for each in (base, group):
+        each.warn_after = min(each.warn_after, _STALL)
     one = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
     reporter = JoinedReporter(one, conductor, base, meeting.mail)
     one.reporter = reporter
@@ -191,6 +213,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     conductor.fetch = fetch
     try:
         train(one)
+        if job.alone and not rank:
+            reporter.see_out()
         base.barrier()
         if centre is not None:
             reporter.read_mail()
@@ -202,6 +226,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
         code = _ending(conductor)
         for variable in model_variables(model):  # a callback may have set them at the end
             variable.assign(base.broadcast(np.array(values([variable])[0])))
+        _share_history(base, conductor)
         if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
             raise SystemExit(left)
         tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(one.tally.json()).encode())]
@@ -220,6 +245,15 @@ def _ending(conductor: Conductor) -> int | None:
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 1
     return None
+
+
+def _share_history(base: Group, conductor: Any) -> None:
+    """Give every rank rank 0's history: its callbacks may have stopped, or added to the logs."""
+    own = getattr(conductor, "history", None)
+    said = json.dumps(None if own is None else [own.epoch, own.history], default=float)
+    told = json.loads(base.gather(said.encode())[0])
+    if told is not None and own is not None and base.rank:
+        own.epoch, own.history = told
 
 
 def decode_together(group: Group, source: Any) -> None:

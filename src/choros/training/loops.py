@@ -193,6 +193,7 @@ class AloneLoop:
                     run.reporter.batch(epoch, number, self.replica.metrics())
                 else:
                     run.progress(epoch, number)
+                run.reporter.look()
                 run.leaving = run.board.stopped
             if run.board.stopped and epoch >= run.board.last:
                 break

@@ -15,7 +15,7 @@ from choros.machine.address import own_address, pass_on
 from choros.training.choice import MPI, NAMED, SHARED, TCP, Choice, choose
 from choros.training.sums import summed
 from choros.transport import Group
-from choros.transport.echo import let_the_cause_end_first
+from choros.transport.echo import let_the_cause_end_first, linger
 from choros.transport.hosts_group import HostsGroup, hosts_of, worth_it
 from choros.transport.native_group import NativeGroup, wide_of
 from choros.transport.shared_group import SharedGroup, share
@@ -130,6 +130,7 @@ def _share(group: Group, ranks: list[int]) -> Group | None:
 def _shared(rank: int, size: int, timeout: float) -> Group:
     descriptor = os.environ.get("CHOROS_GROUP_FD")
     if descriptor:
+        linger()
         group = SharedGroup(int(descriptor), rank, timeout=timeout)
         return _fitting(group, rank, size, f"Start them with `choros run -n {size} script.py`.")
     _joined["mpi"] = _by_mpi(rank, size, timeout)

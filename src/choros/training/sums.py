@@ -54,10 +54,10 @@ def summed(group: Group, asked: str, timeout: float) -> Group:
 
 def _all_have_gpus(group: Group) -> bool:
     """Whether every rank computes by PyTorch, and sees a GPU of NVIDIA: as far as can be told without PyTorch."""
-    if not all(hasattr(group, name) for name in ("agree", "oversee")):
-        return False
+    if keras_backend() != "torch" or not all(hasattr(group, name) for name in ("agree", "oversee")):
+        return False  # without a meeting: the first one is the caller's own, who says what to do where it fails
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidiactl").exists()
-    return all(group.gather(b"1" if seen and keras_backend() == "torch" else b""))
+    return all(group.gather(b"1" if seen else b""))
 
 
 def _by_torch(wide: Wide, timeout: float, only_gpus: bool) -> NativeGroup | None:

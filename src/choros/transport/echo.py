@@ -53,6 +53,24 @@ def hook(name: str, where: str, after: Callable[[bool], object]) -> None:
     _hooked.append(name)
 
 
+def linger() -> None:
+    """Have a rank that only lost another one end a moment later, under ``choros run``, which says the rest itself."""
+    if _hooked:
+        return
+    before = sys.excepthook
+
+    @functools.wraps(before)
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if issubclass(kind, PeerFailed):
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            time.sleep(CAUSE)
+
+    sys.excepthook = tell
+    _hooked.append("linger")
+
+
 def let_the_cause_end_first(where: str) -> None:
     """Have a rank that only lost another one end a moment later than that one.
 

@@ -22,7 +22,7 @@ export NPROC=16
 export CHOROS_SUBMIT_CPU='avx avx2'
 export A='b c'
 export CHOROS_STOP_AT=$(($(date +%s) + 5400 - 90))
-export CHOROS_REQUEUE="$PWD/.choros-requeue-$FLUX_JOB_ID"
+export CHOROS_REQUEUE="$PWD/.choros-requeue-$(flux getattr jobid)"
 rm -f "$CHOROS_REQUEUE"
 flux run --label-io --nodes=2 --ntasks=8 --cores-per-task=8 --gpus-per-task=1 -o cpu-affinity=per-task -o gpu-affinity=per-task bash -c 'trap "" USR2; exec vtune -collect hotspots -r out."$FLUX_TASK_RANK" -- "$@"' rank python train.py --epochs 3
 code=$?
