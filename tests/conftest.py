@@ -240,7 +240,7 @@ def failing(tmp_path):
     """Run a script of which rank 1 of 2 raises under a launcher; return the last lines of the whole job."""
     (tmp_path / "failing.py").write_text(FAILING)
 
-    def run(launcher, how, lines=45, says=True, **environment):
+    def run(launcher, how, lines=60, says=True, **environment):
         job = subprocess.run(
             [*map(str, launcher), str(tmp_path / "failing.py"), how],
             stdin=subprocess.DEVNULL,
