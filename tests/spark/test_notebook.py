@@ -7,22 +7,18 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parents[2]
 HIGGS = ROOT.parent / "shared/data/atlas_higgs.csv.gz"
 
 
-@pytest.mark.parametrize("data", ["events", "made up"])
-def test_every_cell_of_the_notebook_runs(spark_is_there, tmp_path, data):
-    if data == "events" and not HIGGS.exists():
-        pytest.skip(f"{HIGGS} is not there")
+def test_every_cell_of_the_notebook_runs(spark_is_there, tmp_path):
+    """On the real events where they are there, else on those that it makes up."""
     cells = json.loads((ROOT / "examples/spark_higgs.ipynb").read_text())["cells"]
     script = tmp_path / "notebook.py"
     script.write_text("\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
     environ = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     environ |= {"FIGURE": "bars.png", "ROWS": "6000", "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environ |= {"HIGGS": str(HIGGS)} if data == "events" else {}
+    environ |= {"HIGGS": str(HIGGS)} if HIGGS.exists() else {}
     words = [sys.executable, str(script)]
     done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
