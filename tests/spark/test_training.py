@@ -83,14 +83,17 @@ def test_together_it_is_the_training_of_one_process(spark, shares):
 
 @pytest.mark.parametrize("name", sorted(set(choros.algorithms()) - {"Ensemble", "AllReduce"}))
 def test_every_algorithm_learns(spark, name):
+    import keras
+
     frame, x, y = higgs(spark)
-    model = make()
+    rate = 8e-2 if name == "AGN" else 1e-2  # AGN divides what it learns by its window of 8
+    model = make(optimizer=keras.optimizers.Adam(rate))
     workers = 1 if name == "Single" else 2
     _, history, _ = fit(frame, model, algorithm=name, workers=workers, epochs=6, validation=0.25, strict=False)
     assert len(history.history["loss"]) == len(history.history["val_loss"]) == 6
     assert history.history["loss"][-1] < history.history["loss"][0]
     assert len(history.run.workers) == workers
-    assert model.evaluate(x, y, verbose=0)[1] > (0.5 if name == "AGN" else 0.6)  # AGN divides what it learns by 8
+    assert model.evaluate(x, y, verbose=0)[1] > 0.6
 
 
 def test_members_of_an_ensemble_have_rows_and_weights_of_their_own(spark):

@@ -212,8 +212,8 @@ def normalise(
         BadData: a column is missing or holds what a model cannot take. No job was started.
 
     Example:
-        >>> frame, columns = normalise(frame, "features", "label")  # doctest: +SKIP
-        >>> columns.x, columns.y  # doctest: +SKIP
+        >>> frame, columns = normalise(frame, "features", "label")
+        >>> columns.x, columns.y
         ('choros_x0', 'choros_y1')
     """
     if nulls not in ("error", "drop"):

@@ -39,8 +39,10 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         params: the Params below by name. ``algorithm`` may also be an algorithm (``choros.AEASGD(window=32)``).
 
     Example:
-        >>> estimator = KerasEstimator(model, algorithm="aeasgd", workers=8, epochs=5)  # doctest: +SKIP
-        >>> fitted = Pipeline(stages=[assembler, estimator]).fit(frame)  # doctest: +SKIP
+        >>> estimator = KerasEstimator(model, algorithm="aeasgd", workers=2, epochs=2, batchSize=8, verbose=0)
+        >>> fitted = Pipeline(stages=[estimator]).fit(frame)
+        >>> len(fitted.stages[0].history.history["loss"])
+        2
     """
 
     labelCol = param("labelCol", "the target: a column, a list of columns, or a dict; '' is none")

@@ -39,7 +39,9 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         models: list of keras.Model. The members, after training by Ensemble; the prediction is their mean.
 
     Example:
-        >>> predicted = KerasModel(model, featuresCol="features").transform(frame)  # doctest: +SKIP
+        >>> predicted = KerasModel(model, featuresCol="features").transform(frame)
+        >>> predicted.columns
+        ['features', 'label', 'prediction', 'probability']
     """
 
     def __init__(self, model: Any = None, **params: Any) -> None:
