@@ -203,6 +203,8 @@ import choros.hvd as hvd
 def fail():
     if hvd.rank() == 1:
         print(f"raised at {time.time()}", flush=True)
+        if sys.argv[1] == "exit":
+            sys.exit(3)
         raise ValueError("the cause")
 
 class Callback(keras.callbacks.Callback):
@@ -226,7 +228,7 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 if sys.argv[1] == "callback":
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     model.fit(hvd.shard(x, x[:, 0], batch_size=16), verbose=0, callbacks=[Callback()])
-elif sys.argv[1] == "trainer":
+elif sys.argv[1] in ("trainer", "exit"):
     model.compile("sgd", "mse")
     choros.Trainer(model, choros.AEASGD(window=2)).fit(Data(), verbose=0)
 else:
@@ -255,12 +257,13 @@ def failing(tmp_path):
         took = time.time() - float(re.search(r"raised at (\d+\.\d+)", job.stdout)[1])
         assert took < 10, f"{took} s after rank 1 raised:\n{job.stdout}"
         end = "\n".join(job.stdout.rstrip().splitlines()[-lines:])
-        for words in ("Traceback (most recent call last):", "in fail", "ValueError: the cause"):
+        cause = "SystemExit: 3" if how == "exit" else "ValueError: the cause"
+        for words in ("Traceback (most recent call last):", "in fail", cause):
             assert words in end, job.stdout
         if says:
-            assert re.search(
-                r"choros: rank 1 of 2 on \S+ failed \(ValueError\), which ends the job with code 1", end
-            ), end
+            word = r"failed \(ValueError\), which ends the job with code 1"
+            word = r"ended in the middle of training, by sys.exit\(3\)" if how == "exit" else word
+            assert re.search(rf"choros: rank 1 of 2 on \S+ {word}", end), end
         return end
 
     return run

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from choros.cluster import parse_slots
+from choros.cluster.slots import is_this_machine
 from choros.errors import BadInput
 from choros.launch import start
 from choros.launch.child import python_variables
@@ -129,6 +130,11 @@ class _Run:
         words += ["--network", how.network] if how.network else []
         return Started([*words, "-m", module], {**os.environ, **python_variables(), **environ})
 
+    @property
+    def here(self) -> bool:
+        """Whether some of the ranks are known to run on this host."""
+        return any(is_this_machine(host) for host, _ in parse_slots(self.hosts)) if self.hosts else True
+
     def options(self) -> list[str]:
         """The options of ``choros run`` that make it this kind."""
         return ["-H", self.hosts] if self.hosts else []
@@ -173,6 +179,11 @@ class Srun(_Run):
     """
 
     hosts: str = ""
+
+    @property
+    def here(self) -> bool:
+        """The nodes of the allocation are meant, of which this may be none."""
+        return False
 
     def size(self) -> int | None:
         """The slots of the hosts, else the tasks that the allocation was asked for."""

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("how", ["script", "callback", "trainer"])
+@pytest.mark.parametrize("how", ["script", "callback", "trainer", "exit"])
 def test_under_mpiexec(failing, mpiexec, how):
     words, needed = mpiexec.starting(2, sys.executable)
     failing(words, how, **needed)

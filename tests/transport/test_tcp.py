@@ -15,11 +15,11 @@ import pytest
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
 from choros.machine.address import addresses, own_address, pass_on
-from choros.transport.tcp import wire
+from choros.transport.tcp import rendezvous, wire
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.group import TcpGroup
 from choros.transport.tcp.messages import Links, TcpMessages
-from choros.transport.tcp.rendezvous import Rendezvous, come, ports
+from choros.transport.tcp.rendezvous import Rendezvous, alone, come, ports
 from choros.transport.tcp.wire import Door, dial
 
 SECRET = secrets.token_bytes(32)
@@ -162,6 +162,53 @@ def finish(requests, *sides):
         if all(request.done for request in requests):
             return
     raise AssertionError("not done")
+
+
+def test_a_rank_that_waits_for_others_says_so_and_for_whom(door, monkeypatch, capfd):
+    """Two processes with other secrets each wait for the other one, so each tells the mark of its own."""
+    monkeypatch.setattr(rendezvous, "_SAY", 0.3)
+    Rendezvous(door, 2)
+    with pytest.raises(MeetingTimeout, match="rank 1 of 2 did not come"):
+        come(door.place, SECRET, 0, 1.0)(b"")
+    with pytest.raises(PeerFailed, match="Nobody answers at 127.0.0.1:1 "):
+        come("127.0.0.1:1", b"another", 1, 1.0)(b"")
+    said = capfd.readouterr().err
+    marks = re.findall(r"CHOROS_SECRET has the mark (\w{6})", said)
+    assert len(set(marks)) == len(marks) == 2, said
+    assert "choros: rank 1 of 2 did not come here within 0.3 s" in said
+    assert "choros: rank 1: Nobody answers at 127.0.0.1:1 " in said
+    assert "It tries for 0.7 s more" in said
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_rank_that_is_there_twice_or_is_none_is_refused(rank, door):
+    Rendezvous(door, 3)
+    first = threading.Thread(target=lambda: errors.append(_error(come(door.place, SECRET, 1, 20.0))))
+    errors = []
+    first.start()
+    time.sleep(0.2)
+    who = {1: "Two processes came as rank 1", 3: "A process came as rank 3"}[rank]
+    errors.append(_error(come(door.place, SECRET, rank, 20.0)))
+    first.join(10)
+    assert len(errors) == 2
+    for error in errors:
+        assert f"{who} of 3: give each process of the job a rank of its own" in error
+
+
+def test_two_first_ranks_on_a_host_are_told_so():
+    among = ports(SECRET)
+    with Door("127.0.0.1", b"another job's", among[:1]), Door("127.0.0.1", SECRET, among) as first:
+        Rendezvous(first, 2)
+        alone(first, among)
+        with Door("127.0.0.1", SECRET, among) as second, pytest.raises(BadInput, match="is rank 0 of this job"):
+            alone(second, among)
+        assert "Two processes came as rank 0 of 2" in _error(come(first.place, SECRET, 0, 20.0))
+
+
+def _error(swap):
+    with pytest.raises((BadInput, PeerFailed)) as found:
+        swap(b"")
+    return str(found.value)
 
 
 def test_messages_that_come_before_they_are_asked_for_are_kept():

@@ -60,6 +60,29 @@ def own_address(network: str = "") -> str:
     return named if named in outside else first
 
 
+def head_address(network: str, here: bool) -> str:
+    """Return the address by which a job's hosts are to reach this one, which starts the job.
+
+    Args:
+        network: str. As for ``own_address``.
+        here: bool. Whether some of the ranks run here. If not, only the job's hosts need to have that network: where
+            this one has not, the usual way leads here.
+
+    Raises:
+        BadInput: as ``own_address``.
+
+    Example:
+        >>> head_address("no_such_interface", here=False) == own_address()
+        True
+    """
+    try:
+        return own_address(network)
+    except BadInput:
+        if here:
+            raise
+        return own_address()
+
+
 def _within(address: str, network: str) -> bool:
     """Whether an address is in a network as ``10.0.0.0/16``."""
     try:

@@ -69,14 +69,15 @@ def start_on_hosts(
     Raises:
         BadInput: a wish that cannot be met; nothing was started.
     """
-    from choros.machine.address import own_address
+    from choros.machine.address import head_address
     from choros.transport.tcp.rendezvous import Rendezvous
     from choros.transport.tcp.wire import Door
 
     hosts = divide(wish.size, slots)
     secret = secrets.token_bytes(32)
     memories: list[int] = []
-    with Door(own_address(network), secret) as door:
+    here = any(is_this_machine(host) for host, _ in hosts)
+    with Door(head_address(network, here), secret) as door:
         Rendezvous(door, wish.size)
         common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": door.place, "CHOROS_NODES": str(len(hosts))}
         common |= {"CHOROS_HOSTS": ",".join(host for host, _ in hosts), "CHOROS_NETWORK": network}

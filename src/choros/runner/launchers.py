@@ -78,14 +78,14 @@ def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots,
     Raises:
         BadInput: there is no such launcher.
     """
-    from choros.machine.address import own_address
+    from choros.machine.address import head_address
     from choros.transport.tcp.wire import Door
 
     program = _find(launcher)
     own = find_mpi() if Path(program).name == "srun" else ""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     secret = secrets.token_bytes(32)
-    with Door(own_address(network), secret) as door:
+    with Door(head_address(network, Path(program).name != "srun" and not slots), secret) as door:
         head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind}
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))

@@ -134,7 +134,7 @@ class FrameTrainer(Trainer):
         line = _Spoken(plan)
         job, left = plan.job, self.max_restarts
         try:
-            with line.opened(self._how.network) as home:
+            with line.opened(self._how.network, here=False) as home:
                 while True:
                     try:
                         found = self._attempt(self._rank(plan, job, home, line), frame, line)

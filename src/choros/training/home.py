@@ -55,7 +55,8 @@ class Home(Line):
             WorkerFailed: a rank raised, died or could not be started; the model is as it was.
         """
         begun = time.perf_counter()
-        with CodeFolder([self.cargo.custom, *self.cargo.blobs]) as folder, self.opened(self.how.network) as home:
+        opened = self.opened(self.how.network, getattr(self.launcher, "here", False))
+        with CodeFolder([self.cargo.custom, *self.cargo.blobs]) as folder, opened as home:
             self.folder = folder
             ranks = self.job.workers
             process = self.launcher.start("choros.training.sent", ranks, {HOME: json.dumps(home)}, self.how)

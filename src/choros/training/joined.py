@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -212,7 +215,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
 
     conductor.fetch = fetch
     try:
-        train(one)
+        with told_of_an_exit(rank, job.workers):
+            train(one)
         if job.alone and not rank:
             reporter.see_out()
         base.barrier()
@@ -236,6 +240,22 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             made.close()
     met = "nothing" if job.ensemble else met_in(group, centre)
     return tallies, reporter.losses, met
+
+
+@contextmanager
+def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
+    """Say that this rank ends in the middle of training, which no traceback would tell: the others only lose it."""
+    try:
+        yield
+    except SystemExit as ending:
+        traceback.print_exc()
+        print(
+            f"choros: rank {rank} of {size} on {platform.node()} ended in the middle of training, by "
+            f"sys.exit({ending.code!r}), which ends the job",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise
 
 
 def _ending(conductor: Conductor) -> int | None:

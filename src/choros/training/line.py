@@ -13,7 +13,7 @@ import numpy as np
 
 from choros.backend.base import model_variables
 from choros.errors import ChorosError, MeetingTimeout
-from choros.machine.address import own_address
+from choros.machine.address import head_address
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders
 from choros.training.sent import put, shown
@@ -45,10 +45,10 @@ class Line:
         conductor.fetch = lambda: put(model, self.latest)
 
     @contextmanager
-    def opened(self, network: str) -> Iterator[dict[str, Any]]:
-        """Let ranks in; gives what they need to come: place, secret and timeout."""
+    def opened(self, network: str, here: bool) -> Iterator[dict[str, Any]]:
+        """Let ranks in, some of them on this host or not; gives what they need to come: place, secret and timeout."""
         secret = secrets.token_bytes(32)
-        with Door(own_address(network), secret) as door:
+        with Door(head_address(network, here), secret) as door:
             threading.Thread(target=self._welcome, args=(door,), name="choros-home", daemon=True).start()
             yield {"place": door.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
 
@@ -103,10 +103,10 @@ class Line:
         told = {"orders": vars(orders), "epoch": self.conductor.epoch}
         return told, shown(self.model, True) if orders.weights else []
 
-    def last(self) -> list[Any] | None:
-        """Return the last weights that came, in the order of ``model.trainable_variables``; the model keeps its own."""
+    def last(self) -> list[Any]:
+        """Return the last weights that came, or the given ones, of ``model.trainable_variables``; the model keeps its own."""
         if not self.latest:
-            return None
+            return values(self.model.trainable_variables)
         variables = model_variables(self.model)
         own = values(variables)
         put(self.model, self.latest)

@@ -200,10 +200,11 @@ def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[byte
 
 def _hold(secret: bytes, among: Sequence[int], size: int, timeout: float, mine: bytes) -> list[bytes]:
     """Hold the meeting, as rank 0, and come to it."""
-    from choros.transport.tcp.rendezvous import Rendezvous, come
+    from choros.transport.tcp.rendezvous import Rendezvous, alone, come
     from choros.transport.tcp.wire import Door
 
     with Door("", secret, among) as door:
+        alone(door, among)
         Rendezvous(door, size)
         return come(f"127.0.0.1:{door.place.rpartition(':')[2]}", secret, 0, timeout)(mine)
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
 
-from choros.errors import ChorosError, MeetingTimeout
+from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed
 from choros.transport.board import names
 from choros.transport.tcp.channel import Channel
-from choros.transport.tcp.wire import Door, dial
+from choros.transport.tcp.wire import Door, Nobody, dial
 
 _PORTS = 8
+_SAY = 15.0  # seconds after which whoever waits says so
+_OWN = "give each process of the job a rank of its own, from 0."
 
 
 class Rendezvous:
@@ -39,30 +43,72 @@ class Rendezvous:
     def _collect(self) -> None:
         guests, brought, error = list[Channel](), dict[int, bytes](), ""
         limit, until = 0.0, time.monotonic() + threading.TIMEOUT_MAX
-        while len(brought) < self._size and not error:
+        said = False
+        while len(brought) < self._size and not (error and brought):  # somebody is there to be told
+            left = until - time.monotonic()
             try:
-                hello, end = self._door.next(until - time.monotonic())
+                hello, end = self._door.next(left if said else min(left, _SAY))
             except MeetingTimeout:
-                missing = sorted(set(range(self._size)) - set(brought))
+                missing = f"{names(sorted(set(range(self._size)) - set(brought)))} of {self._size}"
+                if not said and left > _SAY:
+                    said = bool(brought)
+                    if said:
+                        _say(f"{missing} did not come here within {_SAY:g} s{_see(self._door.secret)}")
+                    continue
                 error = (
-                    f"{names(missing)} of {self._size} did not come to {self._door.place} within "
+                    f"{missing} did not come to {self._door.place} within "
                     f"{limit:g} s: see whether they were started, and whether they reach this host."
                 )
                 break
-            if not guests:
+            rank = int(hello["rank"])
+            guests.append(Channel(end, f"rank {rank}", 30.0))
+            if rank in brought or "twice" in hello or not 0 <= rank < self._size:
+                who = "A process" if rank >= self._size else "Two processes"
+                error = f"{who} came as rank {rank} of {self._size}: {_OWN}"
+                continue
+            if not brought:
                 limit = float(hello["timeout"])
                 until = time.monotonic() + limit
-            guests.append(Channel(end, f"rank {hello['rank']}", 30.0))
             try:
-                brought[int(hello["rank"])] = guests[-1].hear()[1][0].tobytes()
+                brought[rank] = guests[-1].hear()[1][0].tobytes()
             except ChorosError as gone:
                 error = str(gone)
-        answer = {"error": "MeetingTimeout", "text": error} if error else {}
+        kind = "BadInput" if _OWN in error else "MeetingTimeout"
+        answer = {"error": kind, "text": error} if error else {}
         all_of_it = [np.frombuffer(brought[rank], np.uint8) for rank in sorted(brought)]
         for guest in guests:
             with suppress(ChorosError):  # it has gone; whoever needs it will notice
                 guest.tell(answer, all_of_it)
             guest.close()
+
+
+def alone(door: Door, among: Sequence[int]) -> None:
+    """Refuse a second first rank on this host: one that holds another of the ports at which this job meets.
+
+    Args:
+        door: of this rank.
+        among: the ports that it may have, in the order in which they are tried.
+
+    Raises:
+        BadInput: there is one.
+    """
+    for port in among[: among.index(int(door.place.rpartition(":")[2]))]:
+        with suppress(PeerFailed):  # not of this job
+            dial(f"127.0.0.1:{port}", door.secret, {"rank": 0, "twice": True}, 0.0).close()
+            raise BadInput(
+                f"Another process on {os.uname().nodename} is rank 0 of this job (it holds port {port}, with the same "
+                f"secret): {_OWN}"
+            )
+
+
+def _say(text: str) -> None:
+    print(f"choros: {text}", file=sys.stderr, flush=True)
+
+
+def _see(secret: bytes) -> str:
+    """Return what to look at; the mark of a secret does not tell it."""
+    mark = hashlib.blake2b(secret, person=b"choros mark", digest_size=3).hexdigest()
+    return f" (this process' CHOROS_SECRET has the mark {mark}: one with another mark belongs to another job)."
 
 
 def ports(secret: bytes) -> list[int]:
@@ -90,7 +136,14 @@ def come(place: str, secret: bytes, rank: int, timeout: float) -> Callable[[byte
     """
 
     def swap(mine: bytes) -> list[bytes]:
-        end = dial(place, secret, {"rank": rank, "timeout": timeout}, timeout)
+        hello = {"rank": rank, "timeout": timeout}
+        try:
+            end = dial(place, secret, hello, min(timeout, _SAY))
+        except Nobody as nobody:
+            if timeout <= _SAY:
+                raise
+            _say(f"rank {rank}: {nobody} It tries for {timeout - _SAY:g} s more{_see(secret)}")
+            end = dial(place, secret, hello, timeout - _SAY)
         channel = Channel(end, f"The meeting at {place}", timeout + 5.0)
         try:
             return [array.tobytes() for array in channel.ask({}, [np.frombuffer(mine, np.uint8)])[1]]

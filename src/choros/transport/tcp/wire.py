@@ -26,6 +26,10 @@ _TRY = 5.0  # seconds to try one port for
 _BACKLOG = 1024
 
 
+class Nobody(PeerFailed):
+    """No one was there who knows the secret."""
+
+
 class Door:
     """Where others come in: a port, and those who came and know the secret.
 
@@ -36,6 +40,7 @@ class Door:
 
     Attributes:
         place: str. ``address:port``, for ``dial``.
+        secret: bytes.
 
     Example:
         >>> with Door("127.0.0.1", b"a secret") as door:
@@ -49,7 +54,7 @@ class Door:
     """
 
     def __init__(self, address: str, secret: bytes, ports: Sequence[int] = (0,)) -> None:
-        self._secret, self._came = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
+        self.secret, self._came = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
         for port in ports:
             try:
                 self._socket = socket.create_server((address, port), backlog=_BACKLOG)
@@ -88,12 +93,12 @@ class Door:
             if not theirs.startswith(_MAGIC):
                 raise PeerFailed("a stranger")
             drawn, said = secrets.token_bytes(_NONCE), theirs[len(_MAGIC) :]
-            end.sendall(drawn + _sign(self._secret, b"door", said + drawn))
+            end.sendall(drawn + _sign(self.secret, b"door", said + drawn))
             proof, length = _take(end, _PROOF), int.from_bytes(_take(end, 4), "little")
             if length > _MOST:
                 raise PeerFailed("a stranger")
             hello = _take(end, length)
-            if not hmac.compare_digest(proof, _sign(self._secret, b"guest", said + drawn + hello)):
+            if not hmac.compare_digest(proof, _sign(self.secret, b"guest", said + drawn + hello)):
                 raise PeerFailed("a stranger")
             found = json.loads(hello)
             end.sendall(b"\1")
@@ -163,7 +168,8 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
         timeout: float. Seconds to try for.
 
     Raises:
-        PeerFailed: nobody answers there, or who does, does not know the secret, or does not take this one.
+        PeerFailed: who answers there does not know the secret, or does not take this one.
+        Nobody: nobody answers.
     """
     host, _, last = place.rpartition(":")
     until, ports, why = time.monotonic() + timeout, [int(port) for port in last.split(",")], ""
@@ -180,7 +186,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
             except OSError as error:
                 why = why or str(error)
         if time.monotonic() > until:
-            raise PeerFailed(f"Nobody answers at {place} ({why}): {_network(host)}")
+            raise Nobody(f"Nobody answers at {place} ({why}): {_network(host)}")
         time.sleep(0.05)
 
 
