@@ -11,7 +11,6 @@ import json
 import platform
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -244,17 +243,17 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
 
 @contextmanager
 def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
-    """Say that this rank ends in the middle of training, which no traceback would tell: the others only lose it."""
+    """Have a rank that ends in the middle of training by ``sys.exit`` end as one that fails: others wait for it."""
     try:
         yield
     except SystemExit as ending:
-        traceback.print_exc()
         print(
             f"choros: rank {rank} of {size} on {platform.node()} ended in the middle of training, by "
             f"sys.exit({ending.code!r}), which ends the job",
             file=sys.stderr,
             flush=True,
         )
+        sys.excepthook(SystemExit, ending, ending.__traceback__)  # Python would not
         raise
 
 

@@ -104,7 +104,7 @@ class Line:
         return told, shown(self.model, True) if orders.weights else []
 
     def last(self) -> list[Any]:
-        """Return the last weights that came, or the given ones, of ``model.trainable_variables``; the model keeps its own."""
+        """Return the last weights that came, else the given ones: those of ``model.trainable_variables``."""
         if not self.latest:
             return values(self.model.trainable_variables)
         variables = model_variables(self.model)
