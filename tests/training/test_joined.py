@@ -18,17 +18,19 @@ SCRIPT = """
     import choros
     from choros.cluster import Place
 
+    LOSS = "sparse_categorical_crossentropy"
     rank = Place.here().rank
     keras.utils.set_random_seed(0 if rank == 0 else 9)  # rank 0's weights count
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 8)).astype("float32"), rng.integers(0, 3, 60)
     x[:, 0] += y
 
-    def make():
+    def make(**other):
         model = keras.Sequential(
             [keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3, "softmax")]
         )
-        model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        how = {"optimizer": keras.optimizers.Adam(1e-2), "loss": LOSS, "metrics": ["accuracy"]}
+        model.compile(**how | other)
         return model
 
     for bad in (
@@ -43,6 +45,27 @@ SCRIPT = """
             assert "rank 0 of 2" in str(error) or "rank 1 of 2" in str(error) or "outside a job" in str(error), error
         else:
             raise AssertionError("not refused")
+
+    def unlike(compile={}, data=(x, y), **how):
+        model = make(**compile if rank else {})
+        choros.Trainer(model).fit(*data if rank else (x, y), batch_size=7, verbose=0, **how if rank else {})
+
+    for words, how in {
+        "optimizer (['SGD', ": {"compile": {"optimizer": "sgd"}},
+        "optimizer (['Adam', ": {"compile": {"optimizer": keras.optimizers.Adam(beta_1=0.8)}},
+        "loss ('SparseCategoricalCrossentropy'": {"compile": {"loss": keras.losses.SparseCategoricalCrossentropy()}},
+        "metrics (3 and 5)": {"compile": {"metrics": []}},
+        "validation_data (60 and None)": {"validation_data": (x, y)},
+        "rows, steps (50 and 60)": {"data": (x[:50], y[:50])},
+        "seed (3 and None)": {"seed": 3},
+    }.items():
+        try:
+            unlike(**how)
+        except choros.BadInput as error:
+            assert f"Rank 1 on {os.uname().nodename} and rank 0 on " in str(error), error
+            assert "were told different things: " in str(error) and words in str(error), (words, error)
+        else:
+            raise AssertionError(words)
 
     with choros.rank0_first():  # the file is made by one, and is there for the other
         first = not os.path.exists("made")

@@ -6,7 +6,6 @@ rank 0 drives the callbacks. Ranks of one host meet in its memory, and those of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import sys
@@ -20,10 +19,10 @@ import numpy as np
 from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
 from choros.backend.devices import choose_devices
-from choros.data import FileSource, packing
-from choros.errors import BadInput
+from choros.data import FileSource
+from choros.training.agreement import agree, facts_of
 from choros.training.conductor import Conductor, values
-from choros.training.job import Job, Orders, Plan, Tally
+from choros.training.job import Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.meeting import meet
 from choros.training.parts import adding, build_replica, met_in
@@ -34,12 +33,11 @@ from choros.training.travel import unpack_model
 from choros.transport import Group
 from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
-from choros.types import Array, Batch
+from choros.types import Array
 
 _STALL = 60.0  # seconds after which a rank that waits for another one says so
 _LOOK = 0.05  # seconds between two looks of rank 0 at what other ranks have left for it
 _REST = 5.0  # seconds without a step of any rank of this host, after which rank 0 waits for all as the others do
-_RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what only rank 0 knows
 
 
 class JoinedReporter:
@@ -176,10 +174,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     if job.workers > 1:
         base = join(rank, job.workers, job.first_timeout)
         base.timeout = job.first_timeout
-        facts = {"rows": source.rows, "steps": source.steps(job.batch_size), "variables": shapes(model)}
-        if not source.indexed:
-            facts["first_batch"] = digest(source.sample())
-        job = agree(base, job, facts)
+        job = agree(base, job, facts_of(model, source, validation, job.batch_size))
         for part in (source, validation):
             decode_together(base, part)
     made = None
@@ -283,46 +278,3 @@ def decode_together(group: Group, source: Any) -> None:
     for ranks in hosts_of(group):
         if files and group.rank in ranks[1:]:
             source.join(said[ranks[0]].decode())
-
-
-def digest(batch: Batch) -> str:
-    """Return what tells two batches apart."""
-    digest = hashlib.blake2b(digest_size=8)
-    for array in packing.flat(batch)[1]:
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def agree(group: Group, job: Job, facts: dict[str, Any]) -> Job:
-    """Take rank 0's seed, and refuse ranks that were told to do different things.
-
-    Args:
-        group: all ranks.
-        job: what this rank was told.
-        facts: by name, of data and model what JSON can hold and must be the same on every rank.
-
-    Returns:
-        The job, with what only rank 0 knows.
-
-    Raises:
-        BadInput: on every rank, if one differs from rank 0; names what differs.
-    """
-    from dataclasses import replace
-
-    said = [json.loads(text) for text in group.gather(json.dumps(job.json() | facts).encode())]
-    job = replace(job, **{name: said[0][name] for name in _RANK_0})
-    for rank, other in enumerate(said):
-        different = [
-            name for name in other if name not in (*_RANK_0, "source", "validation") and other[name] != said[0][name]
-        ]
-        if different:
-            raise BadInput(
-                f"Rank {rank} and rank 0 were told different things: {', '.join(different)} "
-                f"({other[different[0]]!r} and {said[0][different[0]]!r}). All ranks run the same script."
-            )
-    return job
-
-
-def shapes(model: Any) -> list[list[int]]:
-    """Return the shapes of the model's variables."""
-    return [list(variable.shape) for variable in model.variables]
