@@ -5,6 +5,9 @@ come with scikit-learn; how many a row is decoded from is set so that decoding a
 ways take turns, run by run; the ratio is that of their samples a second, ``waiting`` the share of time spent waiting.
 
     python benchmarks/prefetch.py --backend jax
+
+On JAX a step only starts its computation, so plain training decodes the next batch meanwhile too, as long as nobody asks
+for the step's result. ``--each-batch`` has a callback that does, as those that show or log each batch do.
 """
 
 import io
@@ -62,7 +65,10 @@ def rows(load: Workload, times: int) -> Any:
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    asks = {"action": "store_true", "help": "with a callback that gets each batch's logs"}
+    options = arguments(__doc__, **{"each-batch": asks})
+    import keras
+
     import choros
 
     load = Workload("cnn", 32, 6 if options.quick else 60)
@@ -71,7 +77,10 @@ def main() -> None:
 
     def run(data: Any) -> Any:
         model = load.make()
-        return choros.Trainer(model, "single", workers=1, pool=pool).fit(data, epochs=2, verbose=0).run
+        asked = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: logs["loss"])]
+        callbacks = asked if options.each_batch else []
+        trainer = choros.Trainer(model, "single", workers=1, pool=pool)
+        return trainer.fit(data, epochs=2, verbose=0, callbacks=callbacks).run
 
     plain = rows(load, 1)
     begun = time.perf_counter()
@@ -90,6 +99,7 @@ def main() -> None:
     figures = {
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
+        "each_batch": options.each_batch,
         "step_ms": round(1e3 * step, 2),
         "decoding_ms": round(1e3 * decoding * times, 2),
         "waiting": {name: round(statistics.median(run.waiting for run in runs), 3) for name, runs in taken.items()},
