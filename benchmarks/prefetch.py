@@ -6,7 +6,7 @@ ways take turns, run by run; the ratio is that of their samples a second, ``wait
 
     python benchmarks/prefetch.py --backend jax
 
-On JAX a step only starts its computation, so plain training decodes the next batch meanwhile too, as long as nobody asks
+On JAX a step only starts its computation, so plain training decodes the next batch meanwhile too, if nobody asks
 for the step's result. ``--each-batch`` has a callback that does, as those that show or log each batch do.
 """
 
