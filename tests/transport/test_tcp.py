@@ -250,7 +250,7 @@ def test_a_message_that_is_too_long_is_an_error():
 def test_a_channel_refuses_what_is_no_number():
     one, two = (Channel(end, "the other", 5) for end in socket.socketpair())
     one._end.sendall((30).to_bytes(4, "little") + b'[{"op": 1}, [["object", 100]]]')
-    with pytest.raises(BadInput, match="object cannot be summed"):
+    with pytest.raises(PeerFailed, match="no message .*object cannot be summed"):
         two.hear()
     one.timeout = two.timeout = 0.2
     with pytest.raises(MeetingTimeout, match=r"the other did not answer for 0.2 s"):

@@ -16,6 +16,7 @@ from choros.transport.values import numeric
 from choros.types import Array, aligned
 
 _LENGTH = struct.Struct("<I")
+_LONGEST, _MOST = 1 << 26, 1 << 40  # bytes of a message's head, and of one of its arrays
 Head = dict[str, Any]
 Answer = Callable[[Head, list[Array]], tuple[Head, Sequence[Array]]]
 
@@ -76,21 +77,42 @@ class Channel:
                     self._end.sendall(array.view(np.uint8).data)
 
     def hear(self) -> tuple[Head, list[Array]]:
-        """Take what comes next."""
+        """Take what comes next.
+
+        Raises:
+            PeerFailed: the other end has gone, or what it says is no message.
+        """
         with _Trouble(self):
-            length = _LENGTH.unpack(self._take(_LENGTH.size))[0]
-            head, kinds = json.loads(self._take(length))
+            head, kinds = self._head(self._take(self._short(_LENGTH.unpack(self._take(_LENGTH.size))[0])))
             arrays = []
-            for number, (name, count) in enumerate(kinds):
-                kind = numeric(name)
+            for number, (kind, count) in enumerate(kinds):
                 array = self._room(number, count * kind.itemsize)
                 self._fill(array.data)
                 arrays.append(array.view(kind))
         if "error" in head:
             named = getattr(errors, str(head["error"]), PeerFailed)
             known = isinstance(named, type) and issubclass(named, ChorosError)
-            raise (named if known else PeerFailed)(f"{self.who}: {head['text']}")
+            raise (named if known else PeerFailed)(f"{self.who}: {head.get('text', '')}")
         return head, arrays
+
+    def _short(self, length: int) -> int:
+        if length > _LONGEST:
+            raise PeerFailed(
+                f"{self.who} announced {length} bytes where {_LONGEST} are allowed: it is not of this job."
+            )
+        return length
+
+    def _head(self, text: bytes) -> tuple[Head, list[tuple[Any, int]]]:
+        """Read a message's head: what is said, and of each array its type and its length."""
+        try:
+            head, kinds = json.loads(text)
+            found = [(numeric(_is(name, str)), _is(count, int)) for name, count in _is(kinds, list)]
+            if any(not 0 <= count * kind.itemsize <= _MOST for kind, count in found):
+                raise ValueError("too long")
+            _is(head, dict)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise PeerFailed(f"{self.who} sent what is no message ({brief(error)}): it is not of this job.") from None
+        return head, found
 
     def answer(self, answer: Answer) -> None:
         """Answer until the other end closes; what ``answer`` raises goes to who asked."""
@@ -116,7 +138,10 @@ class Channel:
         """Memory for the n-th array of a message: the same as last time, where it is large enough."""
         room = self._rooms.get(number)
         if room is None or room.size < nbytes:
-            room = self._rooms[number] = aligned(nbytes, np.uint8)
+            try:
+                room = self._rooms[number] = aligned(nbytes, np.uint8)
+            except MemoryError:
+                raise PeerFailed(f"{self.who} announced {nbytes} bytes, for which there is no memory here.") from None
         return room[:nbytes]
 
     def _take(self, count: int) -> bytes:
@@ -153,6 +178,12 @@ class _Trouble:
             ) from None
         if isinstance(error, OSError) and not isinstance(error, ChorosError):
             raise PeerFailed(f"{self.channel.who} has gone ({error}): see what it printed last.") from None
+
+
+def _is(found: Any, kind: type) -> Any:
+    if not isinstance(found, kind):
+        raise TypeError(f"a {type(found).__name__} where a {kind.__name__} belongs")
+    return found
 
 
 def _limit(seconds: float) -> float | None:

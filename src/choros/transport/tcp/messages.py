@@ -23,6 +23,7 @@ import numpy as np
 from choros.types import Array
 
 _HEAD = struct.Struct("<Qqq")  # group, tag, bytes
+_MOST = 1 << 40  # bytes of a message that nobody awaits yet
 _Key = tuple[int, int]
 
 
@@ -95,8 +96,16 @@ class _Line:
             self.taker = asked.popleft()
             self.into = self._fit(self.taker, self.length)
         else:
-            self.aside = np.empty(self.length, np.uint8)
+            self.aside = self._room(self.length)
             self.into = self.aside.data
+
+    def _room(self, length: int) -> Array:
+        try:
+            if 0 <= length <= _MOST:
+                return np.empty(length, np.uint8)
+        except MemoryError:
+            pass
+        raise ConnectionError(f"{self.who} announced a message of {length} bytes, for which there is no room here")
 
     def _end(self, key: _Key) -> None:
         """The message has come."""
@@ -116,7 +125,7 @@ class _Line:
         request.done = True
 
     def _fit(self, request: Request, length: int) -> memoryview:
-        if length > len(request.view):
+        if not 0 <= length <= len(request.view):
             raise ConnectionError(f"{self.who} sent {length} bytes where {len(request.view)} were expected")
         return request.view[:length]
 

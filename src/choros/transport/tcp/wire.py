@@ -12,6 +12,7 @@ import os
 import queue
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,16 +23,26 @@ from choros.errors import BadInput, MeetingTimeout, PeerFailed
 
 _MAGIC, _NONCE, _PROOF, _MOST = b"choros 1", 16, 32, 1 << 16
 _SHAKE = 10.0  # seconds that one who has come may take to prove itself
+_AT_ONCE = 256  # who may be about it at a time: the one who came first gives way to one more
+_TELL = 10.0  # seconds between two lines about those who were turned away
 _TRY = 5.0  # seconds to try one port for
 _BACKLOG = 1024
+_AGAIN = 5  # times that who was cut off before it was known tries once more
 
 
 class Nobody(PeerFailed):
     """No one was there who knows the secret."""
 
 
+class _CutOff(PeerFailed):
+    """Who answered closed the line before either knew the other."""
+
+
 class Door:
     """Where others come in: a port, and those who came and know the secret.
+
+    All others are turned away after ten seconds, a few bytes, or when too many of them are there at once; one line in
+    ten seconds says how many they were.
 
     Args:
         address: str. The IPv4 address of this host to be reached at; "" for all that it has.
@@ -65,6 +76,8 @@ class Door:
             raise BadInput(f"No port of {list(ports)} can be opened at {address}, which must be this host's: {wrong}")
         self.place = f"{address}:{self._socket.getsockname()[1]}"
         self._shut = False
+        self._proving, self._lock = dict[socket.socket, str](), threading.Lock()
+        self._refused, self._told = 0, 0.0
         threading.Thread(target=self._welcome, name="choros-door", daemon=True).start()
 
     def next(self, timeout: float) -> tuple[dict[str, Any], socket.socket]:
@@ -81,34 +94,59 @@ class Door:
     def _welcome(self) -> None:
         while not self._shut:
             try:
-                end, _ = self._socket.accept()
+                end, (host, _) = self._socket.accept()
             except OSError:
                 return
-            threading.Thread(target=self._prove, args=(end,), name="choros-guest", daemon=True).start()
+            with self._lock:
+                if len(self._proving) >= _AT_ONCE:
+                    with suppress(OSError):
+                        next(iter(self._proving)).shutdown(socket.SHUT_RDWR)  # its own thread does the rest
+                self._proving[end] = host
+            threading.Thread(target=self._prove, args=(end, host), name="choros-guest", daemon=True).start()
 
-    def _prove(self, end: socket.socket) -> None:
+    def _prove(self, end: socket.socket, host: str) -> None:
+        until = time.monotonic() + _SHAKE
         try:
-            end.settimeout(_SHAKE)
-            theirs = _take(end, len(_MAGIC) + _NONCE)
+            theirs = _take(end, len(_MAGIC) + _NONCE, until)
             if not theirs.startswith(_MAGIC):
                 raise PeerFailed("a stranger")
             drawn, said = secrets.token_bytes(_NONCE), theirs[len(_MAGIC) :]
             end.sendall(drawn + _sign(self.secret, b"door", said + drawn))
-            proof, length = _take(end, _PROOF), int.from_bytes(_take(end, 4), "little")
+            proof, length = _take(end, _PROOF, until), int.from_bytes(_take(end, 4, until), "little")
             if length > _MOST:
                 raise PeerFailed("a stranger")
-            hello = _take(end, length)
+            hello = _take(end, length, until)
             if not hmac.compare_digest(proof, _sign(self.secret, b"guest", said + drawn + hello)):
                 raise PeerFailed("a stranger")
             found = json.loads(hello)
             end.sendall(b"\1")
             end.settimeout(None)
         except (OSError, ValueError, PeerFailed):
-            end.close()
+            self._turn_out(end, host)
             return
+        with self._lock:
+            del self._proving[end]
         self._came.put((found, _tuned(end)))
         if self._shut:
             self._turn_away()
+
+    def _turn_out(self, end: socket.socket, host: str) -> None:
+        """Close the line to one who did not prove anything, and say so now and then."""
+        now = time.monotonic()
+        with self._lock:
+            del self._proving[end]
+            self._refused += not self._shut
+            count, due = self._refused, now - self._told > _TELL
+            if count and due:
+                self._refused, self._told = 0, now
+        end.close()
+        if count and due:
+            print(
+                f"choros: {count} who did not know this job's secret {'was' if count == 1 else 'were'} turned away at "
+                f"{self.place}, the last from {host}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def close(self) -> None:
         """Let nobody else in; who came and was not taken is turned away."""
@@ -173,6 +211,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
     """
     host, _, last = place.rpartition(":")
     until, ports, why = time.monotonic() + timeout, [int(port) for port in last.split(",")], ""
+    cut = 0
     while True:
         for port in ports:
             left = until - time.monotonic()
@@ -180,7 +219,8 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
                 end = socket.create_connection((host, port), timeout=min(max(left, 0.1), _TRY))
                 return _known(end, f"{host}:{port}", secret, json.dumps(hello).encode())
             except PeerFailed as error:
-                if len(ports) == 1:
+                cut += isinstance(error, _CutOff)
+                if len(ports) == 1 and not (isinstance(error, _CutOff) and cut <= _AGAIN):
                     raise
                 why = str(error)
             except OSError as error:
@@ -192,25 +232,26 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
 
 def _known(end: socket.socket, place: str, secret: bytes, text: bytes) -> socket.socket:
     """Prove to each other that both know the secret."""
+    until = time.monotonic() + _SHAKE
     try:
-        end.settimeout(_SHAKE)
         mine = secrets.token_bytes(_NONCE)
+        end.settimeout(_SHAKE)
         end.sendall(_MAGIC + mine)
-        theirs = _take(end, _NONCE + _PROOF)
+        theirs = _take(end, _NONCE + _PROOF, until)
         both = mine + theirs[:_NONCE]
         if not hmac.compare_digest(theirs[_NONCE:], _sign(secret, b"door", both)):
             raise PeerFailed(
                 f"Who answers at {place} does not know this job's secret: another job's ranks, or a stranger."
             )
         end.sendall(_sign(secret, b"guest", both + text) + len(text).to_bytes(4, "little") + text)
-        if _take(end, 1) != b"\1":
+        if _take(end, 1, until) != b"\1":
             raise PeerFailed(f"{place} did not take this rank.")
         end.settimeout(None)
     except OSError as error:
         end.close()
         if isinstance(error, PeerFailed):
             raise
-        raise PeerFailed(
+        raise _CutOff(
             f"{place} ended the conversation before it began ({error}): it may belong to another job."
         ) from None
     return _tuned(end)
@@ -224,9 +265,10 @@ def _sign(secret: bytes, who: bytes, text: bytes) -> bytes:
     return hmac.digest(secret, who + text, "sha256")
 
 
-def _take(end: socket.socket, count: int) -> bytes:
+def _take(end: socket.socket, count: int, until: float) -> bytes:
     found = b""
     while len(found) < count:
+        end.settimeout(max(until - time.monotonic(), 1e-3))
         piece = end.recv(count - len(found))
         if not piece:
             raise ConnectionResetError("the other end closed the connection")

@@ -1,0 +1,132 @@
+"""Who is not of the job: many at once, slow ones, half and oversized messages. The job's own ranks get in meanwhile."""
+
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+
+import pytest
+
+from choros.errors import PeerFailed
+from choros.transport.tcp import wire
+from choros.transport.tcp.channel import Channel
+from choros.transport.tcp.wire import Door, dial
+
+SECRET = secrets.token_bytes(32)
+
+
+@pytest.fixture
+def door():
+    with Door("127.0.0.1", SECRET) as door:
+        yield door
+
+
+def stranger(door):
+    host, port = door.place.split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def guests():
+    return [thread for thread in threading.enumerate() if thread.name == "choros-guest"]
+
+
+def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_silent_ones_give_way_to_others(door, monkeypatch, capfd):
+    monkeypatch.setattr(wire, "_AT_ONCE", 8)
+    silent = [stranger(door) for _ in range(40)]
+    until(lambda: len(guests()) <= 9)
+    far = dial(door.place, SECRET, {"rank": 1}, 5)
+    hello, near = door.next(5)
+    assert hello == {"rank": 1}
+    for end in (*silent, far, near):
+        end.close()
+    until(lambda: not guests())
+    said = capfd.readouterr().err
+    assert re.match(
+        r"choros: \d+ who did not know this job's secret w\w+ turned away at 127\S+, the last from 127", said
+    )
+    assert said.count("\n") == 1  # one line in ten seconds
+    assert SECRET.hex() not in said
+
+
+def test_one_who_sends_a_byte_now_and_then_has_ten_seconds_in_all(door, monkeypatch):
+    monkeypatch.setattr(wire, "_SHAKE", 0.5)
+    with stranger(door) as end:
+        begun = time.monotonic()
+        while time.monotonic() - begun < 8:
+            try:
+                end.sendall(b"c")
+            except OSError:
+                break
+            time.sleep(0.05)
+        assert time.monotonic() - begun < 5
+
+
+def test_ranks_come_in_while_strangers_flood(door):
+    over, sent = threading.Event(), [0]
+    overheard = b"choros 1" + os.urandom(16)
+    attacks = (b"", b"GET / HTTP/1.1\r\n\r\n", overheard, overheard + os.urandom(32) + b"\xff" * 4, os.urandom(70_000))
+
+    def flood():
+        while not over.is_set():
+            try:
+                with stranger(door) as end:
+                    end.sendall(attacks[sent[0] % len(attacks)])
+            except OSError:
+                pass
+            sent[0] += 1
+            time.sleep(0.005)
+
+    attackers = [threading.Thread(target=flood) for _ in range(2)]
+    for each in attackers:
+        each.start()
+    for number in range(30):
+        far = dial(door.place, SECRET, {"rank": number}, 20)
+        hello, near = door.next(20)
+        assert hello == {"rank": number}
+        far.close()
+        near.close()
+        time.sleep(0.02)
+    over.set()
+    for each in attackers:
+        each.join(10)
+    assert sent[0] > 30
+    until(lambda: not guests())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x02\0\0\0{}",
+        b"\x02\0\0\0[]",
+        b"[[[[",
+        json.dumps([{}, [["float32", -4]]]),
+        json.dumps([{}, [["float32", 1.5]]]),
+        json.dumps([{}, [["float64", 1 << 60]]]),
+        json.dumps([{}, [["V8", 1]]]),
+        json.dumps([{}, [[{"names": []}, 1]]]),
+        json.dumps([{}, 3]),
+        "[" * 100_000,
+        json.dumps([{"error": "MemoryError"}, []]),
+    ],
+)
+def test_what_is_no_message_is_named_so(message):
+    """Of one who knows the secret but speaks otherwise: an error with a name, and no memory taken on his word."""
+    if isinstance(message, str):
+        message = len(message).to_bytes(4, "little") + message.encode()
+    one, two = socket.socketpair()
+    with one, two:
+        one.sendall(message)
+        one.shutdown(socket.SHUT_WR)
+        with pytest.raises(PeerFailed, match="a rank"):
+            Channel(two, "a rank", 5).hear()
