@@ -18,7 +18,7 @@ from choros.data.division import pieces
 from choros.data.order import permutation
 from choros.data.stored.choose import all_names, check_choice, leaf_tree
 from choros.data.stored.spill import Spill, form
-from choros.data.stored.table import Columns, Table, stamp
+from choros.data.stored.table import Columns, Table, naming, readable, stamp
 from choros.data.tree import leaves, map_leaves
 from choros.data.weights import check_class_weight, with_class_weight
 from choros.errors import BadData
@@ -99,7 +99,8 @@ class FileSource:
         """Return which columns are x, and the first rows as ``(x, y, sample_weight)``."""
         wanted = self._wanted(x, y, sample_weight)
         self._check_names(wanted or ())
-        columns = self.table.peek()
+        with naming(self.table.files[0]):
+            columns = self.table.peek()
         found = self._decoded(columns)
         if x is None:
             others = set(all_names(y, sample_weight))
@@ -237,7 +238,7 @@ class FileSource:
             BadData: the rows are not of the form that the first ones had.
         """
         at, end = int(self.starts[block]), int(self.starts[block + 1])
-        for columns in self.table.read(block, self._wanted(*self.choice)):
+        for columns in readable(self.table.read(block, self._wanted(*self.choice)), self.table.where(block)):
             decoded = self._decoded(columns)
             rows = _count(columns)
             if at + rows > end:

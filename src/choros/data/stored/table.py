@@ -5,14 +5,16 @@ from __future__ import annotations
 import glob
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from choros.errors import BadData
+from choros.errors import BadData, ChorosError, brief
 from choros.types import Array
 
+_T = TypeVar("_T")
 Columns = Mapping[str, Any]  # by name, arrays whose first axis is the rows; objects for text and bytes
 
 
@@ -38,7 +40,10 @@ class Table(ABC):
         self.files = list(files)
         self.names: list[tuple[str, list[str]]] = []
         if blocks is None:
-            blocks = [[number, *block] for number, file in enumerate(self.files) for block in self.look(file)]
+            blocks = []
+            for number, file in enumerate(self.files):
+                with naming(file):
+                    blocks += [[number, *block] for block in self.look(file)]
         self.blocks = [block for block in blocks if block[-1]]
         self.rows = [block[-1] for block in self.blocks]
 
@@ -67,6 +72,30 @@ class Table(ABC):
     def spec(self) -> dict[str, Any]:
         """Return in JSON's terms what ``reopen`` makes this table from again, without reading any file."""
         return {"kind": self.kind, "files": self.files, "blocks": self.blocks}
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Have whatever a library raises while it reads be an error that names the file.
+
+    Args:
+        what: str. The file, or where in it.
+
+    Raises:
+        BadData: it cannot be read.
+    """
+    try:
+        yield
+    except ChorosError:
+        raise
+    except Exception as error:  # a damaged file can have them raise anything
+        raise BadData(f"{what} cannot be read, it may be damaged: {brief(error)}") from error
+
+
+def readable(parts: Iterable[_T], what: str) -> Iterator[_T]:
+    """Yield what a reader yields, ``naming`` what it reads."""
+    with naming(what):
+        yield from parts
 
 
 def find_files(where: Any) -> list[str]:

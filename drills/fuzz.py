@@ -1,0 +1,133 @@
+"""Give every parser of ``targets.py`` what nobody would send in good faith, by hypothesis.
+
+    python drills/fuzz.py --inputs 1000000
+
+Inputs are drawn at random, and good ones with some of their bytes changed, cut out, doubled or put numbers between that
+matter. A crash, an error without a name, a second for one input and more than 2 GB of memory are failures; the input is
+printed. Prints JSON: inputs, seconds, and how many were refused, by target.
+"""
+
+import argparse
+import contextlib
+import json
+import resource
+import sys
+import time
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from targets import Target, targets
+
+from choros.errors import ChorosError
+
+MEMORY = 2 << 30  # bytes above what the process has when it begins
+SLOW = 1.0  # seconds
+NUMBERS = (
+    "0",
+    "-1",
+    "1e9",
+    "99999999999999999999",
+    "2147483648",
+    "NaN",
+    "",
+    "\0",
+    "[",
+    "]",
+    "(x",
+    "{",
+    "=",
+    ":",
+    ",",
+    "..",
+    "é",
+)
+RAW = (b"\0", b"\xff" * 4, b"\xff" * 8, b"\x7f" * 8, b"\x80", b"[", b"{", b'"', b"\n", b"," * 3, b"9" * 30)
+
+
+@st.composite
+def near(draw: Any, examples: tuple[Any, ...]) -> Any:
+    """A good input, changed in up to six places."""
+    found = draw(st.sampled_from(examples))
+    text = isinstance(found, str)
+    for _ in range(draw(st.integers(0, 6))):
+        at = draw(st.integers(0, len(found)))
+        kind = draw(st.integers(0, 4))
+        end = min(at + draw(st.integers(0, 12)), len(found))
+        if kind == 0:
+            found = found[:at] + found[end:]
+        elif kind == 1:
+            found = found[:at] + found[at:end] * 2 + found[end:]
+        elif kind == 2:
+            found = found[:at] + draw(st.sampled_from(NUMBERS if text else RAW)) + found[end:]
+        elif kind == 3:
+            found = found[:at] + draw(st.text(max_size=4) if text else st.binary(max_size=4)) + found[at:]
+        else:
+            found = found[:at]
+    return found
+
+
+def fuzz(name: str, target: Target, inputs: int, first: int) -> dict[str, Any]:
+    """Give one parser so many inputs; returns what became of them."""
+    text = isinstance(target.examples[0], str)
+    anything = st.text(max_size=200) if text else st.binary(max_size=400)
+    told = {"inputs": 0, "refused": 0}
+
+    @seed(first)
+    @settings(
+        max_examples=inputs,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(st.one_of(anything, near(target.examples), near(target.examples)))
+    def one(data: Any) -> None:
+        begun = time.perf_counter()
+        told["inputs"] += 1
+        try:
+            target.call(data)
+        except ChorosError:
+            told["refused"] += 1
+        except SystemExit as ending:  # argparse has said why
+            assert ending.code in (0, 2), ending.code
+            told["refused"] += 1
+        took = time.perf_counter() - begun
+        assert took < SLOW, f"{took:.1f} s for {data!r}"
+
+    begun = time.perf_counter()
+    one()
+    return told | {"seconds": round(time.perf_counter() - begun, 1)}
+
+
+def limit_memory() -> None:
+    """Have the system refuse more than ``MEMORY`` above what is taken now."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, resource.RLIM_INFINITY))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=10_000, help="for all parsers together")
+    parser.add_argument("--only", nargs="*", default=[], help="names of parsers")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    chosen = {name: target for name, target in targets().items() if not options.only or name in options.only}
+    for target in chosen.values():  # what they import comes before the limit
+        with contextlib.suppress(ChorosError):
+            target.call(target.examples[0])
+    limit_memory()
+    shares = sum(target.share for target in chosen.values())
+    found = {}
+    for name, target in chosen.items():
+        found[name] = fuzz(name, target, max(options.inputs * target.share // shares, 1), options.seed)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    total = sum(each["inputs"] for each in found.values())
+    print(json.dumps({"inputs": total, "seed": options.seed, "failures": 0, "parsers": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
