@@ -44,7 +44,7 @@ def decode(data: bytes) -> Any:
         (length,) = _LENGTH.unpack(data[: _LENGTH.size])
         begin = _LENGTH.size + length
         return _object(json.loads(data[_LENGTH.size : begin]), memoryview(data)[begin:])
-    except (struct.error, ValueError, KeyError, TypeError, IndexError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError) as error:
         raise BadInput(f"{len(data)} bytes are no object of choros: {error}") from None
 
 
@@ -130,4 +130,6 @@ def dtype_of(name: str) -> np.dtype[Any]:
         import ml_dtypes
 
         name = ml_dtypes.bfloat16
+    elif not isinstance(name, str) or "," in name:  # which numpy would evaluate
+        raise ValueError(f"{name!r} is no type")
     return np.dtype(name)

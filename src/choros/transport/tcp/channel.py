@@ -181,7 +181,7 @@ class _Trouble:
 
 
 def _is(found: Any, kind: type) -> Any:
-    if not isinstance(found, kind):
+    if not isinstance(found, kind) or (isinstance(found, str) and not found.isalnum()):  # numpy evaluates commas
         raise TypeError(f"a {type(found).__name__} where a {kind.__name__} belongs")
     return found
 

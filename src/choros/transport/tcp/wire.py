@@ -77,7 +77,7 @@ class Door:
         self.place = f"{address}:{self._socket.getsockname()[1]}"
         self._shut = False
         self._proving, self._lock = dict[socket.socket, str](), threading.Lock()
-        self._refused, self._told = 0, 0.0
+        self._refused, self._last, self._told = 0, "", 0.0
         threading.Thread(target=self._welcome, name="choros-door", daemon=True).start()
 
     def next(self, timeout: float) -> tuple[dict[str, Any], socket.socket]:
@@ -136,17 +136,22 @@ class Door:
         with self._lock:
             del self._proving[end]
             self._refused += not self._shut
-            count, due = self._refused, now - self._told > _TELL
-            if count and due:
-                self._refused, self._told = 0, now
+            self._last = host
+            if now - self._told > _TELL:
+                self._told = now
+                self._say()
         end.close()
-        if count and due:
+
+    def _say(self) -> None:
+        if self._refused:
+            were = "was" if self._refused == 1 else "were"
             print(
-                f"choros: {count} who did not know this job's secret {'was' if count == 1 else 'were'} turned away at "
-                f"{self.place}, the last from {host}",
+                f"choros: {self._refused} who did not know this job's secret {were} turned away at {self.place}, the "
+                f"last from {self._last}",
                 file=sys.stderr,
                 flush=True,
             )
+        self._refused = 0
 
     def close(self) -> None:
         """Let nobody else in; who came and was not taken is turned away."""
@@ -154,6 +159,8 @@ class Door:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        with self._lock:
+            self._say()
         self._turn_away()
 
     def _turn_away(self) -> None:
