@@ -60,6 +60,25 @@ def own_address(network: str = "") -> str:
     return named if named in outside else first
 
 
+def address_of(host: str) -> str:
+    """Return the address of this host that a name leads others to; "" for all of them, where that cannot be told.
+
+    Args:
+        host: str. By which the others reach this host.
+
+    Example:
+        >>> address_of("127.0.0.1"), address_of("no.such.host.invalid")
+        ('127.0.0.1', '')
+    """
+    try:
+        found = socket.gethostbyname(host)
+    except OSError:
+        return ""
+    if found.startswith("127."):  # this host's name may lead here on this host alone
+        return found if host == "localhost" or host.startswith("127.") else ""
+    return found if found in addresses().values() else ""
+
+
 def head_address(network: str, here: bool) -> str:
     """Return the address by which a job's hosts are to reach this one, which starts the job.
 

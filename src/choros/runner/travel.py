@@ -25,7 +25,9 @@ def create(name: str) -> int:
         name: what ``/proc/<pid>/fd`` shows.
     """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)
+        return fd
     fd, path = tempfile.mkstemp(prefix=f"{name}-")  # macOS: a temporary file that has lost its name
     os.unlink(path)
     return fd

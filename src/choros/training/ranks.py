@@ -11,7 +11,7 @@ from typing import Any
 from choros.cluster import Place
 from choros.errors import BadInput
 from choros.machine import MPICH_UNDER_PMI2
-from choros.machine.address import own_address, pass_on
+from choros.machine.address import LOOPBACK, address_of, own_address, pass_on
 from choros.training.choice import MPI, NAMED, SHARED, TCP, Choice, choose
 from choros.training.sums import summed
 from choros.transport import Group
@@ -194,19 +194,19 @@ def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[byte
         among = [int(port)] if port else ports(secret)
         meeting = f"{host}:{','.join(map(str, among))}"
         if not rank:
-            return secret, partial(_hold, secret, among, size, timeout)
+            return secret, partial(_hold, secret, address_of(host), among, size, timeout)
     return secret, come(meeting, secret, rank, timeout)
 
 
-def _hold(secret: bytes, among: Sequence[int], size: int, timeout: float, mine: bytes) -> list[bytes]:
+def _hold(secret: bytes, at: str, among: Sequence[int], size: int, timeout: float, mine: bytes) -> list[bytes]:
     """Hold the meeting, as rank 0, and come to it."""
     from choros.transport.tcp.rendezvous import Rendezvous, alone, come
     from choros.transport.tcp.wire import Door
 
-    with Door("", secret, among) as door:
+    with Door(at, secret, among) as door:
         alone(door, among)
         Rendezvous(door, size)
-        return come(f"127.0.0.1:{door.place.rpartition(':')[2]}", secret, 0, timeout)(mine)
+        return come(f"{at or LOOPBACK}:{door.place.rpartition(':')[2]}", secret, 0, timeout)(mine)
 
 
 def _several(group: Any) -> Group:

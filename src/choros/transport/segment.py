@@ -130,6 +130,7 @@ class Segment:
         nbytes = align(nbytes, mmap.PAGESIZE)
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.fchmod(fd, 0o600)
         else:  # macOS: a temporary file that has lost its name
             fd, path = tempfile.mkstemp(prefix=f"{name}-")
             os.unlink(path)

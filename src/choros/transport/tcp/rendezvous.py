@@ -94,7 +94,9 @@ def alone(door: Door, among: Sequence[int]) -> None:
     """
     for port in among[: among.index(int(door.place.rpartition(":")[2]))]:
         with suppress(PeerFailed):  # not of this job
-            dial(f"127.0.0.1:{port}", door.secret, {"rank": 0, "twice": True}, 0.0).close()
+            dial(
+                f"{door.place.rpartition(':')[0] or '127.0.0.1'}:{port}", door.secret, {"rank": 0, "twice": True}, 0.0
+            ).close()
             raise BadInput(
                 f"Another process on {os.uname().nodename} is rank 0 of this job (it holds port {port}, with the same "
                 f"secret): {_OWN}"
