@@ -9,7 +9,7 @@ from choros.backend.replica import Replica
 from choros.errors import BadInput
 from choros.types import Batch
 
-__all__ = ["Replica", "check_exact", "make_replica", "step_counter"]
+__all__ = ["Replica", "check_exact", "forget", "make_replica", "step_counter"]
 
 
 def step_counter(optimizer: Any) -> Any:
@@ -52,6 +52,19 @@ def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layo
 
         return TensorFlowReplica(model, workers)
     raise BadInput(f"Keras runs on {name!r}: set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow'.")
+
+
+def forget() -> None:
+    """Free what JAX keeps of programs that it compiled for models which are gone, about 5 MB for each.
+
+    For a process of Choros' own: whatever is compiled in it is compiled again when it is used next.
+    """
+    import keras
+
+    if keras.backend.backend() == "jax":
+        from choros.backend.jax import clear
+
+        clear()
 
 
 def check_exact(model: Any, workers: int = 2, batch: Batch | None = None) -> None:

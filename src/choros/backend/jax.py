@@ -8,6 +8,7 @@ program was measured to cost twenty times the step.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -260,6 +261,14 @@ class JaxReplica(BaseReplica):
     def _bring(self, part: int) -> None:
         for variable, value in zip(self._variables[part], self._state[part], strict=True):
             variable.assign(value if self.spread is None else np.asarray(value))
+
+
+def clear() -> None:
+    """Free all programs of this process, and give their memory back to the system."""
+    jax.clear_caches()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _leap(stepped: list[Any], x: list[Any], momentum: Any) -> tuple[list[Any], list[Any]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from choros import algorithms
+from choros.backend import forget
 from choros.backend.devices import choose_devices
 from choros.data import packing
 from choros.training.feeding import FedSource
@@ -24,6 +26,9 @@ from choros.training.travel import fresh_clone, unpack_model
 from choros.transport import Group
 from choros.transport.ring import Ring
 from choros.transport.segment import Segment
+
+_FORGETS = 16  # jobs after which a worker gives back what was compiled for them
+_jobs = count(1)
 
 
 class PipeReporter:
@@ -137,6 +142,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         for part in held:
             part.close()
         stack.close()
+        if next(_jobs) % _FORGETS == 0:
+            forget()
 
 
 def sources(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any]:
