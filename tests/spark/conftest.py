@@ -136,6 +136,7 @@ def spark(cluster):
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "1g")
+        .config("spark.cores.max", "2")
         .config("spark.executorEnv.PYTHONPATH", SOURCES)
         .config("spark.executorEnv.KERAS_BACKEND", os.environ["KERAS_BACKEND"])
         .config("spark.executorEnv.JAX_PLATFORMS", "cpu")

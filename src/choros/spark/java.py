@@ -90,8 +90,8 @@ def session(master: str = "local[2]", name: str = "choros", **settings: Any) -> 
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
-    if master.startswith("sc://"):
-        return builder.remote(master).getOrCreate()
+    if master.startswith("sc://") or (not master and os.environ.get("SPARK_REMOTE")):
+        return (builder.remote(master) if master else builder).getOrCreate()
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     told = {
@@ -101,4 +101,4 @@ def session(master: str = "local[2]", name: str = "choros", **settings: Any) -> 
     }
     for key, value in told.items():
         builder = builder.config(key, value)
-    return builder.master(master).getOrCreate()
+    return (builder.master(master) if master else builder).getOrCreate()

@@ -65,6 +65,9 @@ class Line:
 
     def _guest(self, rank: int, channel: Channel) -> None:
         def reply(head: dict[str, Any], arrays: list[Any]) -> Told:
+            if "said" in head:
+                self.heard(rank, str(head["said"]))
+                return {}, []
             if "ask" in head:
                 return self.tell(head["ask"])
             back: queue.Queue[Told] = queue.Queue()
@@ -80,6 +83,10 @@ class Line:
     def tell(self, what: str) -> Told:
         """Answer what a rank asks for before it trains."""
         raise NotImplementedError
+
+    def heard(self, rank: int, text: str) -> None:
+        """Show a line that a rank printed."""
+        print(f"[{rank}] {text}", flush=True)
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told]] | None:
         """Return what a rank says next: its number, what, arrays, and where to answer; None where none does."""
