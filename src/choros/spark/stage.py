@@ -87,7 +87,7 @@ class Stage:
                         found = self._attempt(self._rank(job, home, line), line)
                         break
                     except WorkerFailed as error:
-                        epoch = plan.conductor.epoch
+                        epoch = plan.conductor.epoch if line.begun else job.initial_epoch
                         if not left or epoch is None:
                             raise
                         left -= 1
