@@ -1,10 +1,14 @@
 """``Trainer(launcher=choros.Spark(...))``: arrays, files and code go to the tasks, callbacks and lines stay here."""
 
+import contextlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -116,6 +120,63 @@ def test_members_and_what_cannot_be(spark, rows):
         fit(spark, model, "allreduce", Rows())
     for one, two in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+class Ones:
+    """Makes a PyDataset of batches of ones; those of one worker are slow, so the other is ahead of it."""
+
+    def __new__(cls):
+        import keras
+
+        class Ones(keras.utils.PyDataset):
+            def __len__(self):
+                return 14
+
+            def __getitem__(self, index):
+                time.sleep(0.05 * (index % 2))
+                return np.ones((4, 1), "float32"), np.ones((4, 1), "float32")
+
+        return Ones()
+
+
+def executors(spark):
+    """The JVMs of this session's executors."""
+    own = spark.sparkContext.applicationId.encode()
+    found = []
+    for place in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (place / "cmdline").read_bytes()
+            if b"CoarseGrainedExecutorBackend" in words and own in words and b"java" in words.partition(b"\0")[0]:
+                found.append(int(place.name))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["downpour", "allreduce"])
+def test_each_batch_is_in_the_centre_once_though_an_executor_was_killed(spark, algorithm, capfd):
+    """Each step adds 1 to the one weight, so it ends as the number of steps; the kill is in the middle of an epoch."""
+    import keras
+
+    class Kill(keras.callbacks.Callback):
+        killed = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 2 and not self.killed:
+                self.killed = executors(spark)[0]
+                threading.Timer(0.15, os.kill, [self.killed, signal.SIGKILL]).start()
+
+    model, kill = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)]), Kill()
+    model.compile(keras.optimizers.SGD(1.0), lambda y_true, y_pred: -y_pred)
+    begin = float(model.get_weights()[0][0, 0])
+    rule = choros.DOWNPOUR(window=3) if algorithm == "downpour" else algorithm
+    there = choros.Spark(spark, max_restarts=1)
+    _, history = fit(spark, model, rule, Ones(), launcher=there, callbacks=[kill], epochs=5, shuffle=False)
+    said = capfd.readouterr().err
+    assert kill.killed
+    assert "beginning again with epoch 4" in said
+    assert "its executor was lost" in said
+    assert history.epoch == [0, 1, 2, 3, 4]
+    assert sum(worker.rows for worker in history.run.workers) == 2 * 14 * 4  # of the epochs since
+    assert float(model.get_weights()[0][0, 0]) - begin == pytest.approx(5 * 14, abs=1e-4)
 
 
 SCRIPT = """

@@ -77,7 +77,8 @@ class Stage:
         Raises:
             WorkerFailed: a task failed, and there was no restart left; the model's weights are as they were.
         """
-        plan, job, left = self.plan, self.plan.job, self.max_restarts
+        plan, left = self.plan, self.max_restarts
+        job = replace(plan.job, whole_epochs=left > 0)
         given = values(plan.model.variables)
         line = _Spoken(plan)
         try:
