@@ -116,7 +116,7 @@ def train(spark, file, rows, rounds):
 
 
 def feed(spark, file, rows, rounds):
-    """Until the tasks hold their rows, against a bare mapInArrow that touches each without a copy."""
+    """Until the tasks hold their rows and have met, against a bare mapInArrow that touches each without a copy."""
     from choros.spark import barrier
     from choros.spark.columns import normalise
 
@@ -136,25 +136,17 @@ def feed(spark, file, rows, rounds):
 
     times = {"bare": [], "ours": [], "nothing": []}
     for turn in range(rounds + 1):
-        few = frame.limit(4).repartition(2)
         for name, call in {
             "bare": lambda: given.mapInArrow(bare, "total double", barrier=True).collect(),
-            "nothing": lambda few=few: barrier.run(few, empty, 2, columns=columns),
+            "nothing": lambda: given.limit(2).repartition(2).mapInArrow(bare, "total double", barrier=True).collect(),
             "ours": lambda: barrier.run(frame, empty, 2, columns=columns),
         }.items():
             begun = time.perf_counter()
             call()
             if turn:
                 times[name].append(time.perf_counter() - begun)
-    ours = median(times["ours"]) - median(times["nothing"])  # the meeting of the tasks apart
-    say(
-        what="feed",
-        rows=rows,
-        bare_s=median(times["bare"]),
-        ours_s=median(times["ours"]),
-        meeting_s=median(times["nothing"]),
-    )
-    say(what="feed", rows=rows, ratio=ours / median(times["bare"]))
+    facts = {f"{name}_s": median(each) for name, each in times.items()}
+    say(what="feed", rows=rows, ratio=facts["ours_s"] / facts["bare_s"], **facts)
 
 
 def transform(spark, file, rows, rounds):

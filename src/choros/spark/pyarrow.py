@@ -105,6 +105,16 @@ def batch_of(columns: Sequence[tuple[str, Any]]) -> Any:
     return pa.RecordBatch.from_arrays([_column(values) for _, values in columns], names=[name for name, _ in columns])
 
 
+def struct_of(columns: Sequence[tuple[str, Any]]) -> Any:
+    """Return one column of structs of named arrays.
+
+    Example:
+        >>> struct_of([("a", np.zeros(2)), ("b", np.ones((2, 1)))]).to_pylist()
+        [{'a': 0.0, 'b': [1.0]}, {'a': 0.0, 'b': [1.0]}]
+    """
+    return pa.StructArray.from_arrays([_column(values) for _, values in columns], [name for name, _ in columns])
+
+
 def _column(values: Any) -> Any:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
