@@ -1,8 +1,8 @@
 """On Spark (local[2]): every algorithm on ATLAS' Higgs events, and the F1 of what it predicts on untouched ones.
 
-All train dist-keras' network from the same weights, on 70 % of the events, through KerasEstimator; Spark's own evaluator
-says the (weighted) F1 of KerasModel's predictions on the others. Prints JSON; the last line says whether all are within
-2 points of Single's. Needs pyspark and a Java (pip install 'choros[spark]').
+All train dist-keras' network from the same weights, on 70 % of the events, through KerasEstimator; Spark's own
+evaluator says the (weighted) F1 of KerasModel's predictions on the others. Prints JSON; the last line says whether all
+are within 2 points of Single's. Needs pyspark and a Java (pip install 'choros[spark]').
 
     python benchmarks/spark_f1.py ../shared/data/atlas_higgs.csv.gz
 """
