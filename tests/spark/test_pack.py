@@ -21,7 +21,7 @@ facts = choros.spark.doctor.examine(spark)
 from choros.spark.barrier import run
 from choros.spark.columns import normalise
 frame, columns = normalise(spark.range(3), "id")
-(found,) = run(frame, lambda task: (sys.prefix + "|" + choros.__file__).encode(), 1, columns=columns)
+(found,) = run(frame, lambda task: (sys.prefix + "|" + __import__("numpy").__file__).encode(), 1, columns=columns)
 print("prefix", found.decode())
 spark.stop()
 """
@@ -41,19 +41,17 @@ def test_a_task_runs_in_the_packed_environment(cluster, tmp_path, capsys):
     file = tmp_path / "packed.tar.gz"
     assert main([str(file), "--prefix", str(made)]) == 0
     assert f"--archives {file}#environment" in capsys.readouterr().out
-    cores = ("--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / "work"))
-    cluster.start("packing", "Worker", *cores, cluster.url, says="Successfully registered with master")
     environ = {**os.environ, **cluster.environment}
     environ = {name: value for name, value in environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
     (tmp_path / "there.py").write_text(SCRIPT)
     words = [str(made / "bin/python"), str(tmp_path / "there.py"), cluster.url, str(file)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environ, cwd=tmp_path)
-    cluster.processes.pop().terminate()
+    with cluster.another_worker(tmp_path):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environ, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    prefix, _, choros = done.stdout.partition("prefix ")[2].strip().partition("|")
+    prefix, _, numpy = done.stdout.partition("prefix ")[2].strip().partition("|")
     assert prefix.startswith(str(tmp_path / "work"))
     assert prefix.endswith("/environment")
-    assert choros.startswith(prefix)
+    assert numpy.startswith(prefix)
 
 
 def test_what_cannot_be_packed_is_told(tmp_path, capsys):
