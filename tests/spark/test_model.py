@@ -151,8 +151,6 @@ def test_a_stream_is_predicted(spark, frame, tmp_path):
 
 def test_a_stream_of_kafkas_shape_is_parsed_and_predicted(spark, frame):
     """key and value are bytes, as Kafka's are, beside topic, partition, offset and timestamp."""
-    import json
-
     names = ["x0", "x1", "x2", "x3"]
     model = dense(3, "softmax", "sparse_categorical_crossentropy")
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).option("numPartitions", 2).load()
@@ -170,13 +168,13 @@ def test_a_stream_of_kafkas_shape_is_parsed_and_predicted(spark, frame):
     schema = "value bigint, x0 double, x1 double, x2 double, x3 double"
     parsed = events.select("offset", F.from_json(F.col("value").cast("string"), schema).alias("row"))
     found, seen = KerasModel(model, featuresCol=names).transform(parsed.select("offset", "row.*")), []
-    query = found.writeStream.foreachBatch(lambda batch, number: seen.extend(batch.toJSON().collect())).start()
+    query = found.writeStream.foreachBatch(lambda batch, number: seen.extend(batch.collect())).start()
     end = time.monotonic() + 60
     while len(seen) < 40 and time.monotonic() < end and query.isActive:
         time.sleep(0.1)
     query.stop()
     assert len(seen) >= 40, query.exception()
-    for row in map(json.loads, seen):
+    for row in seen:
         assert row["offset"] == row["value"]
         x = np.array([[row["value"] * (i + 1) / 50 - 1 for i in range(4)]], "float32")
         assert row["prediction"] == model.predict_on_batch(x).argmax()

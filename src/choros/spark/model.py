@@ -129,13 +129,12 @@ _MADE = "choros_made"
 
 def _by_columns(wide: Any, order: Order, added: list[Any], fields: list[Any]) -> Any:
     """Send only what the model reads to Python; all other columns stay where they are."""
+    from choros.spark.pyarrow import hinted
 
-    def predicted(given: Any) -> Any:
-        return answer(order, given)
-
-    made = F.arrow_udf(predicted, T.StructType(added), F.ArrowUDFType.SCALAR_ITER)
+    leaves = order.columns.leaves
+    made = F.arrow_udf(hinted(partial(answer, order), len(leaves)), T.StructType(added))
     # by Spark's word not deterministic: else a filter on the prediction would have it predicted twice
-    wide = wide.withColumn(_MADE, made.asNondeterministic()(*map(F.col, order.columns.leaves)))
+    wide = wide.withColumn(_MADE, made.asNondeterministic()(*map(F.col, leaves)))
     kept = [F.col(quoted(field.name)) for field in fields]
     return wide.select(*kept, *(F.col(f"{_MADE}.{quoted(one.name)}").alias(one.name) for one in added))
 
