@@ -157,7 +157,7 @@ def transform(spark, file, rows, rounds):
     model = build(FEATURES, CLASSES, 0)
     x = np.load(file)["x"][:rows]
     given, few, some = (frame_of(spark, file, count) for count in (rows, 4, 400))
-    stage = KerasModel(model, featuresCol="x", predictBatchSize=4096)
+    stage = KerasModel(model, featuresCol="x")  # batches of 1,024
     packed = model.__reduce__()[1][0].getvalue()
 
     def rowwise(batches):
@@ -180,7 +180,7 @@ def transform(spark, file, rows, rounds):
     times = {"predict": [], "ours": [], "few": [], "rows": [], "rows_few": []}
     for turn in range(rounds + 1):
         for name, call in {
-            "predict": lambda: model.predict(x, batch_size=4096, verbose=0),
+            "predict": lambda: model.predict(x, batch_size=1024, verbose=0),
             "few": lambda: consumed(stage.transform(few)),
             "ours": lambda: consumed(stage.transform(given)),
             "rows_few": lambda: consumed(few.mapInArrow(rowwise, "prediction double")),
