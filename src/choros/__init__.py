@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from choros.hvd.rows import shard
     from choros.launchers import Mpiexec, Srun, Ssh
     from choros.runner import run
+    from choros.spark.launcher import Spark
     from choros.trainer import Trainer
     from choros.training.first import rank0_first
     from choros.training.pool import WorkerPool
@@ -52,6 +53,7 @@ _WHERE = {
     "rank0_first": "choros.training.first",
     "run": "choros.runner",
     "shard": "choros.hvd.rows",
+    "Spark": "choros.spark.launcher",
     "Trainer": "choros.trainer",
     "WorkerPool": "choros.training.pool",
     "RunRecord": "choros.training.record",
@@ -77,6 +79,7 @@ __all__ = [
     "Place",
     "RunRecord",
     "Single",
+    "Spark",
     "Srun",
     "Ssh",
     "Trainer",

@@ -102,11 +102,13 @@ class How:
         threads: int or None. Of each rank; its cores when None.
         bind: bool. Whether each rank is bound to cores of its own.
         network: str. The interface or domain by which the hosts reach each other; empty is the way to the others.
+        echo: bool. Whether what the ranks print is shown here.
     """
 
     threads: int | None = None
     bind: bool = True
     network: str = ""
+    echo: bool = True
 
 
 class _Run:
@@ -217,18 +219,20 @@ class Mpiexec(_Run):
 
 
 def launcher_of(given: Any) -> Launcher | None:
-    """Return what starts the ranks; ``"srun"`` and ``"mpiexec"`` are short for those with nothing told.
+    """Return what starts the ranks, or trains by itself as ``choros.Spark`` does.
+
+    ``"srun"`` and ``"mpiexec"`` are short for those with nothing told.
 
     Raises:
         BadInput: something else.
     """
     short: dict[str, Callable[[], Launcher]] = {"srun": Srun, "mpiexec": Mpiexec}
-    if given is None or all(hasattr(given, name) for name in ("size", "start")):
+    if given is None or (hasattr(given, "size") and (hasattr(given, "start") or hasattr(given, "train"))):
         found: Launcher | None = given
         return found
     if isinstance(given, str) and given in short:
         return short[given]()
     raise BadInput(
-        f"launcher={given!r}: give choros.Ssh('n1:2,n2:2'), choros.Srun() (or 'srun') or choros.Mpiexec() (or "
-        "'mpiexec')."
+        f"launcher={given!r}: give choros.Ssh('n1:2,n2:2'), choros.Srun() (or 'srun'), choros.Mpiexec() (or "
+        "'mpiexec') or choros.Spark() (or 'spark')."
     )

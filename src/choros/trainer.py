@@ -19,6 +19,7 @@ from choros.cluster import Place
 from choros.data import StreamSource, checks, make_source, make_validation
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
 from choros.launchers import How, launcher_of
+from choros.spark.launcher import Spark
 from choros.training import joined
 from choros.training.arguments import (
     check_devices,
@@ -65,9 +66,10 @@ class Trainer:
             ``ModelParallel``, or a dict from patterns of variables' paths to a tuple with "model" or None for each
             dimension. Defaults to None: each device has all.
         launcher: what starts the workers elsewhere: ``choros.Ssh("n1:2,n2:2")``, ``choros.Srun()`` (or ``"srun"``) in
-            an allocation of SLURM, ``choros.Mpiexec()`` (or ``"mpiexec"``). The callbacks run here. All hosts have
-            this directory, this Python and what it has installed. Arrays go to each host once; files are read by each
-            worker, so give those where there is much. Defaults to None: workers of this machine.
+            an allocation of SLURM, ``choros.Mpiexec()`` (or ``"mpiexec"``), or ``choros.Spark(...)`` (or ``"spark"``)
+            for the tasks of a Spark cluster. The callbacks run here. All hosts have this directory, this Python and
+            what it has installed (on Spark: the same packages). Arrays go to each host once (on Spark: to each worker);
+            files are read by each worker, so give those where there is much. Defaults to None: workers of this machine.
         network: str. The interface (``"ib0"``), the beginning of several, or the domain (``".hsn.example.org"``) by
             which the workers' hosts reach each other, told to the libraries that they use too. Defaults to
             ``CHOROS_NETWORK``, else the way to the other hosts.
@@ -120,7 +122,10 @@ class Trainer:
         check_model(model)
         single = isinstance(self.algorithm, algorithms.Single)
         self._place = self._where(workers, self.algorithm, pool)
-        self._launcher, self._how = launcher_of(launcher), How(threads, bind, network or "")
+        self._launcher, self._how = (
+            launcher_of(Spark() if launcher == "spark" else launcher),
+            How(threads, bind, network or "", echo),
+        )
         if self._place.size > 1:
             workers = self._place.size
             os.environ |= {"CHOROS_NETWORK": network} if network else {}
@@ -292,6 +297,10 @@ class Trainer:
         cargo = Cargo(*plan.written, [], [])
         plan = replace(plan, job=cargo.load(plan, here=self._launcher is None))
         if self._launcher is not None:
+            if hasattr(self._launcher, "train"):
+                trained: RunRecord
+                trained, self.models = self._launcher.train(plan, cargo, self._how)
+                return trained
             record = Home(plan, cargo, self._launcher, self._how).run()
             plan.conductor.end()
             return record

@@ -104,6 +104,16 @@ class Cluster:
             time.sleep(0.1)
         return found[found.lastindex or 0]
 
+    @contextlib.contextmanager
+    def another_worker(self, room):
+        """One more of one core, for a job beside the session of these tests, which has the others."""
+        cores = ("--cores", "1", "--memory", "1g", "--work-dir", str(room / "work"))
+        self.start("another", "Worker", *cores, self.url, says="Successfully registered with master")
+        process = self.processes.pop()
+        yield
+        process.terminate()
+        process.wait(20)
+
     def close(self):
         for process in reversed(self.processes):
             process.terminate()
@@ -136,6 +146,7 @@ def spark(cluster):
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "1g")
+        .config("spark.cores.max", "2")
         .config("spark.executorEnv.PYTHONPATH", SOURCES)
         .config("spark.executorEnv.KERAS_BACKEND", os.environ["KERAS_BACKEND"])
         .config("spark.executorEnv.JAX_PLATFORMS", "cpu")

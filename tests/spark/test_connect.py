@@ -66,6 +66,39 @@ trainer = distkeras.DOWNPOUR(model, "sgd", "sparse_categorical_crossentropy", fe
 trained = trainer.train(frame)
 made = distkeras.ModelPredictor(trained, features_col=["a", "b"]).predict(frame).toDF()
 assert distkeras.LabelIndexTransformer(2).transform(made).toDF().columns[-1] == "predicted_index"
+
+# arrays: with the caller in reach, and with none: then the callbacks travel
+import contextlib, io
+import choros
+from choros.training.line import Line
+x = np.random.default_rng(0).normal(size=(96, 2)).astype("float32")
+y = (x.sum(axis=1) > 0).astype("int32")
+class Rate(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.01
+reached, given = Line.opened, model.get_weights()
+@contextlib.contextmanager
+def walled(self, network):
+    with reached(self, network) as home:
+        yield {**home, "place": "127.0.0.1:9"}
+found = []
+for opened in (reached, walled):
+    Line.opened = opened
+    model.set_weights(given)
+    model.optimizer.learning_rate = 0.05
+    trainer = choros.Trainer(model, "localsgd", workers=2, launcher=choros.Spark(spark))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        history = trainer.fit(x, y, epochs=3, batch_size=16, seed=2, callbacks=[Rate()])
+    assert "Epoch 3/3" in said.getvalue(), said.getvalue()
+    found.append([history.history["loss"], *(w.tolist() for w in model.get_weights())])
+assert found[0] == found[1], found
+big = np.zeros((31 << 20, 1), "float32")
+try:
+    choros.Trainer(model, workers=2, launcher=choros.Spark(spark)).fit(np.concatenate([big, big], 1), big[:, 0])
+except BadInput as error:
+    assert "choros.files" in str(error), error
+else:
+    raise AssertionError
 print("all of it")
 spark.stop()
 """

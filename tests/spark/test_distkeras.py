@@ -15,6 +15,8 @@ from choros.algorithms import from_config, to_config
 from choros.algorithms.base import Meeting
 from choros.algorithms.old import MeanEASGD
 from choros.errors import BadInput
+from choros.exchange import Alone
+from choros.exchange.memory import MemoryCentre
 from choros.spark.distkeras import *  # noqa: F403 - as a notebook does
 from choros.spark.distkeras import utils
 
@@ -99,10 +101,11 @@ TRAINERS = {
     "EASGD": dict(batch_size=8, num_epoch=8, num_workers=28, rho=5.0, learning_rate=0.04),
     "AsynchronousEASGD": dict(batch_size=8, num_workers=28, rho=5.0, learning_rate=0.05, communication_window=30,
                               num_epoch=4),
-    "AsynchronousEAMSGD": dict(batch_size=8, num_workers=2, rho=5, learning_rate=0.05, communication_window=10,
+    "AsynchronousEAMSGD": dict(batch_size=8, num_workers=28, rho=5, learning_rate=0.05, communication_window=10,
                                momentum=0.85, num_epoch=4),
-    "DOWNPOUR": dict(batch_size=8, num_workers=2, learning_rate=0.05, num_epoch=4),
-    "ADAG": dict(batch_size=8, num_workers=2, num_epoch=12, communication_window=3),
+    "DOWNPOUR": dict(batch_size=8, num_workers=28, learning_rate=0.05, num_epoch=4),
+    "ADAG": dict(batch_size=8, num_workers=28, num_epoch=12, communication_window=3),
+    "DynSGD": dict(batch_size=8, num_workers=28, num_epoch=4),
     "AveragingTrainer": dict(batch_size=8, num_epoch=4),
 }  # fmt: skip
 
@@ -159,6 +162,33 @@ def test_old_words_mean_what_they_meant():
     for name in distkeras.__all__:
         assert globals()[name] is getattr(distkeras, name)
     assert utils.history_executors_average([]).size == 0
+
+
+def bound(trainer):
+    """The rule of 28 workers, and whether it warned."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        return trainer.algorithm.bound(28, 0.05, strict=False), any(one.category is RuntimeWarning for one in heard)
+
+
+def test_the_notebooks_settings_of_28_workers_never_raise_and_unstable_ones_warn():
+    """Rules of 28 workers, with the notebook's rho, rates and windows; a centre takes what 28 bring in turn."""
+    for name, own in TRAINERS.items():
+        if "num_workers" not in own:
+            continue
+        make = getattr(distkeras, name)
+        rule, warned = bound(make(network(), **COMMON, **own))
+        assert not warned, name
+        if "rho" in own:
+            assert bound(make(network(), **COMMON, **{**own, "rho": 50.0}))[1], name
+        if rule.meets == "alone":
+            centre = MemoryCentre(rule, np.zeros(3), workers=28)
+            workers = [(Alone(centre.at(rank), np.zeros(3)), np.zeros(3)) for rank in range(28)]
+            for turn in range(5):
+                for rank, (meeting, local) in enumerate(workers):
+                    local += 0.01 * np.sin(rank + turn + np.arange(3))
+                    meeting.meet(local, rule.window, np.zeros(0))
+            assert all(0 < np.abs(local).max() < 10 for _, local in workers), name
 
 
 def choros_algorithm(name, **how):

@@ -1,5 +1,7 @@
 """KerasModel: what it adds to frames and to streams is what Keras predicts, also from a saved pipeline."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -145,6 +147,37 @@ def test_a_stream_is_predicted(spark, frame, tmp_path):
     rows = {row.id: row.prediction for batch in seen for row in batch}
     expected = {row.id: row.prediction for row in model.transform(frame).select("id", "prediction").collect()}
     assert rows == expected
+
+
+def test_a_stream_of_kafkas_shape_is_parsed_and_predicted(spark, frame):
+    """key and value are bytes, as Kafka's are, beside topic, partition, offset and timestamp."""
+    names = ["x0", "x1", "x2", "x3"]
+    model = dense(3, "softmax", "sparse_categorical_crossentropy")
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).option("numPartitions", 2).load()
+    numbers = [(F.col("value") * (i + 1) / 50 - 1).alias(name) for i, name in enumerate(names)]
+    events = rows.select(
+        F.col("value").cast("string").cast("binary").alias("key"),
+        F.to_json(F.struct("value", *numbers)).cast("binary").alias("value"),
+        F.lit("events").alias("topic"),
+        F.lit(0).alias("partition"),
+        F.col("value").alias("offset"),
+        "timestamp",
+        F.lit(0).alias("timestampType"),
+    )
+    assert [kind for _, kind in events.dtypes[:2]] == ["binary", "binary"]
+    schema = "value bigint, x0 double, x1 double, x2 double, x3 double"
+    parsed = events.select("offset", F.from_json(F.col("value").cast("string"), schema).alias("row"))
+    found, seen = KerasModel(model, featuresCol=names).transform(parsed.select("offset", "row.*")), []
+    query = found.writeStream.foreachBatch(lambda batch, number: seen.extend(batch.collect())).start()
+    end = time.monotonic() + 60
+    while len(seen) < 40 and time.monotonic() < end and query.isActive:
+        time.sleep(0.1)
+    query.stop()
+    assert len(seen) >= 40, query.exception()
+    for row in seen:
+        assert row["offset"] == row["value"]
+        x = np.array([[row["value"] * (i + 1) / 50 - 1 for i in range(4)]], "float32")
+        assert row["prediction"] == model.predict_on_batch(x).argmax()
 
 
 def test_what_cannot_work_is_told(spark, frame):

@@ -56,6 +56,8 @@ REFUSED = {
     "--site frontier --account a --ranks-per-node 9": "would need 63 cores, and a node of Frontier has 56",
     "--site lumi --account a --cores 1 --ranks-per-node 9": "would need 9 GPUs, and a node of LUMI has 8",
     "--on pbs --mpi cray": "--mpi cray is none of mpich, intel, mvapich, openmpi, pals, whose mpiexec is known",
+    "--on spark --time 1h": "Spark knows no --time: leave it out",
+    "--on spark -m": "Spark runs Python scripts",
     "--on k8s": "Kubernetes runs containers: give --image",
     "--on k8s --image i --account a": "--account has no place in a manifest of Kubernetes",
     "--on k8s --image i -o --x": "-o has no place in a manifest",

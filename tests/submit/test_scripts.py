@@ -43,6 +43,10 @@ CASES = {
     "k8s-job.json": f"--on k8s {SIZE} --gpus 1 --env A=b --queue team --image me/train:1 {WRAP}",
     "k8s-job-one-node.json": "--on k8s --ranks-per-node 4 --cores 2 --image me/train:1",
     "k8s-jobset.json": f"--on k8s {SIZE} --image me/train:1 --kind jobset",
+    "spark.sh": f"--on spark --master spark://head:7077 {SIZE.replace(' --time 1:30:00', '')} --env A='b c' --gpus 1",
+    "spark-yarn.sh": "--on spark --master yarn --nodes 3 --cores 4 --queue long --python python --archive env.tar.gz "
+    "-o '--deploy-mode client' -o '--conf spark.executor.memory=8g' --setup 'module load conda'",
+    "spark-connect.sh": "--on spark --master sc://head:15002 --python python --env A=b",
     "k8s-trainjob.json": f"--on k8s {SIZE} --image me/train:1 --kind trainjob --runtime jax-distributed",
 }
 

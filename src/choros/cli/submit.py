@@ -8,6 +8,7 @@ import re
 import secrets
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,19 @@ from typing import Any
 from choros.cli.target import command_of
 from choros.errors import BadInput
 from choros.machine import cpu_features
-from choros.submit import SCHEDULERS, Job, Site, find_mpi, find_scheduler, load_site, parse_time, site_names, submit_job
+from choros.spark.java import ensure_java
+from choros.submit import (
+    SCHEDULERS,
+    Job,
+    Scheduler,
+    Site,
+    find_mpi,
+    find_scheduler,
+    load_site,
+    parse_time,
+    site_names,
+    submit_job,
+)
 
 _HELP = """\
 Writes the script of a job into NAME.SCHEDULER.sh here, submits it and prints the job's id; --dry-run prints the script
@@ -62,6 +75,13 @@ def add_parser(subparsers: Any) -> None:
     add("--image", default="", help="Kubernetes: the container's image")
     add("--kind", default="job", choices=("job", "jobset", "trainjob"), help="Kubernetes: the kind of manifest")
     add("--runtime", default="torch-distributed", metavar="NAME", help="Kubernetes: the TrainJob's runtime")
+    add("--master", default="", metavar="URL", help="Spark: the cluster, as spark://head:7077, yarn or sc://head")
+    add(
+        "--archive",
+        default="",
+        metavar="FILE",
+        help="Spark: the executors' environment, as python -m choros.spark.pack made it",
+    )
     add("--script", metavar="FILE", help="where the script is written (default: NAME.SCHEDULER.sh)")
     add("--dry-run", action="store_true", help="print the script, and do nothing else")
     add("--written-by", default="", help=argparse.SUPPRESS)
@@ -115,6 +135,8 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     _write(job.script, text)
+    if scheduler.attached:
+        return _run(scheduler, job)
     print(submit_job(scheduler, job.script))
     return 0
 
@@ -159,8 +181,20 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
         image=args.image,
         kind=args.kind,
         runtime=args.runtime,
+        master=args.master,
+        archive=args.archive,
         secret=(os.environ.get("CHOROS_SECRET") or secrets.token_hex(32)) if on == "k8s" else "",
     )
+
+
+def _run(scheduler: Scheduler, job: Job) -> int:
+    """Run what is a job's driver here, with the programs of this environment behind those of ``PATH``; its code."""
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+    if not job.master.startswith("sc://"):
+        if shutil.which(scheduler.program) is None:
+            raise BadInput(f"there is no {scheduler.program} on PATH: pip install 'choros[spark]' brings one")
+        ensure_java()
+    return subprocess.call(scheduler.submit(job.script))
 
 
 def _own_mpi(on: str) -> str:

@@ -1,8 +1,8 @@
 """Work that many tasks of a cluster do together: a barrier stage, in which each task has its rows and knows the others.
 
-``mapInArrow(barrier=True).collect()`` alone, so that classic Spark and Spark Connect are one. Spark's own ``allGather``
-(about a second, and deadly to executors whose tasks are killed in it) is called once, to tell who is where; from then
-on tasks speak over sockets of their own.
+``mapInArrow(barrier=True).collect()`` alone, so that classic Spark and Spark Connect are one. Tasks speak over sockets
+of their own: all know rank 0's host from Spark, and its port (one of eight) follows from the run's secret. Spark's own
+``allGather`` takes a second, and is deadly to executors whose tasks are killed in it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import json
 import os
 import secrets
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import choros
-from choros.errors import BadData, BadInput, ChorosError, MeetingTimeout, PeerFailed
+from choros.errors import BadData, BadInput, PeerFailed
 from choros.machine.address import addresses, own_address
 from choros.spark.columns import Columns
 from choros.spark.failures import report, translate
 from choros.spark.process import hold_back, same_version
 from choros.spark.slots import choose_workers, is_connect
 from choros.spark.spill import Data, Form, Spill, agree, local_folder
-from choros.transport.tcp.rendezvous import Rendezvous, come
+from choros.transport.tcp.rendezvous import Rendezvous, come, ports
 from choros.transport.tcp.wire import Door
 
 _ROWS = "rank int, part int, payload binary"
@@ -155,44 +155,44 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
     hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
     if len(hosts) != plan.size:
         raise BadInput(f"The frame has {len(hosts)} partitions, but there are {plan.size} workers: they must agree.")
-    address = _address(hosts[rank])
+    address = _address(hosts, rank)
     spill = Spill(plan.columns, local_folder(rank))
     wrong: BaseException | None = None
-    with Door(address, plan.secret) as door:
+    with ExitStack() as held:
+        held.callback(spill.close)
+        door = None if rank else held.enter_context(Door("", plan.secret, ports(plan.secret)))
+        place = f"{address if door else hosts[0]}:{','.join(map(str, ports(plan.secret)))}"
+
+        def swap(own: bytes) -> list[bytes]:
+            if door:
+                Rendezvous(door, plan.size)
+            return come(place, plan.secret, rank, plan.timeout)(own)
+
         try:
             same_version(plan.version)
             spill.fill(batches)
         except Exception as error:
             wrong = error
-        mine = {"place": door.place, "forms": spill.forms(), "failed": wrong is not None}
+        mine = {"forms": spill.forms(), "failed": wrong is not None}
         mine["rows"] = [0, 0] if wrong else [spill.data({}).rows, _validating(plan, spill)]
-        said = [json.loads(text) for text in _gather(context, json.dumps(mine), plan.timeout)]
-        try:
-            forms = _agreed(plan, said, wrong)
-
-            def swap(own: bytes) -> list[bytes]:
-                if not rank:
-                    Rendezvous(door, plan.size)
-                return come(said[0]["place"], plan.secret, rank, plan.timeout)(own)
-
-            task = Task(
-                rank,
-                plan.size,
-                spill.data(forms),
-                spill.data(forms, True) if plan.columns.marked else None,
-                [one["rows"][0] for one in said],
-                [one["rows"][1] for one in said],
-                swap,
-                plan.secret,
-                address,
-                hosts,
-                cores,
-                gpus,
-                plan.timeout,
-            )
-            return plan.work(task) or b""
-        finally:
-            spill.close()
+        said = [json.loads(text) for text in swap(json.dumps(mine).encode())]
+        forms = _agreed(plan, said, wrong)
+        task = Task(
+            rank,
+            plan.size,
+            spill.data(forms),
+            spill.data(forms, True) if plan.columns.marked else None,
+            [one["rows"][0] for one in said],
+            [one["rows"][1] for one in said],
+            swap,
+            plan.secret,
+            address,
+            hosts,
+            cores,
+            gpus,
+            plan.timeout,
+        )
+        return plan.work(task) or b""
 
 
 def _validating(plan: _Plan, spill: Spill) -> int:
@@ -211,34 +211,15 @@ def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None
     return agree(plan.columns, [one["forms"] for one in said])
 
 
-def _address(host: str) -> str:
+def _address(hosts: list[str], rank: int) -> str:
     """Return where the others reach this host: as Spark does, unless CHOROS_NETWORK says otherwise."""
     network = os.environ.get("CHOROS_NETWORK", "")
     if not network:
         try:
-            found = socket.gethostbyname(host)
+            found = socket.gethostbyname(hosts[rank])
         except OSError:
             found = ""
-        if found.startswith("127.") or found in addresses().values():
+        alone = found.startswith("127.") and len(set(hosts)) == 1  # else it is another host to the others
+        if alone or found in addresses().values():
             return found
     return own_address(network)
-
-
-def _gather(context: Any, text: str, timeout: float) -> list[str]:
-    """Spark's ``allGather``, with a limit."""
-    found: list[Any] = []
-
-    def call() -> None:
-        try:
-            found.append(context.allGather(text))
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=call, name="choros-all-gather", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if not found:
-        raise MeetingTimeout(f"Not all workers had read their rows after {timeout:g} s.")
-    if isinstance(found[0], ChorosError) or not isinstance(found[0], list):
-        raise PeerFailed(f"Spark ended the meeting of the workers: {found[0]}")
-    return [str(one) for one in found[0]]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from choros.errors import BadInput
+from choros.spark.pack import UNPACKED
 
 _SCRIPT = """#!/usr/bin/env bash
 words=()
@@ -64,7 +65,7 @@ def ensure_java() -> str:
     return str(path)
 
 
-def session(master: str = "local[2]", name: str = "choros", **settings: Any) -> Any:
+def session(master: str = "local[2]", name: str = "choros", archive: str = "", **settings: Any) -> Any:
     """Return a Spark session in which Choros trains, on this machine or on a cluster; the running one, if there is.
 
     Finds a Java, has the executors use this very Python, and looks every second for the free slots that training
@@ -73,6 +74,8 @@ def session(master: str = "local[2]", name: str = "choros", **settings: Any) -> 
     Args:
         master: str. ``"local[2]"``, ``"spark://host:7077"``, ``"yarn"``; or Spark Connect's ``"sc://host:15002"``.
         name: str. Of the application.
+        archive: str. An environment for the executors, as ``python -m choros.spark.pack`` made it. Defaults to "", this
+            very Python's.
         **settings: of Spark, with ``_`` for ``.``: ``spark_executor_memory="2g"``.
 
     Returns:
@@ -90,15 +93,20 @@ def session(master: str = "local[2]", name: str = "choros", **settings: Any) -> 
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
-    if master.startswith("sc://"):
-        return builder.remote(master).getOrCreate()
+    if master.startswith("sc://") or (not master and os.environ.get("SPARK_REMOTE")):
+        client = (builder.remote(master) if master else builder).getOrCreate()
+        if archive:
+            client.addArtifact(f"{archive}#{UNPACKED}", archive=True)
+            client.conf.set("spark.sql.execution.pyspark.python", f"{UNPACKED}/bin/python")
+        return client
     ensure_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", f"./{UNPACKED}/bin/python" if archive else sys.executable)
     told = {
+        **({"spark.archives": f"{archive}#{UNPACKED}"} if archive else {}),
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "5",
         **{name.replace("_", "."): str(value) for name, value in settings.items()},
     }
     for key, value in told.items():
         builder = builder.config(key, value)
-    return builder.master(master).getOrCreate()
+    return (builder.master(master) if master else builder).getOrCreate()

@@ -16,7 +16,7 @@ from choros.errors import BadInput
 from choros.spark.columns import normalise, quoted
 from choros.spark.outputs import describe, features_of, inputs_of
 from choros.spark.params import ColumnParams
-from choros.spark.predict import Order, predict
+from choros.spark.predict import Order, answer, predict
 from choros.spark.process import keras_here
 from choros.spark.storage import KerasReader, KerasWriter
 
@@ -115,12 +115,33 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
             int(self.value("predictBatchSize")),
         )
         added = [T.StructField(name, T.ArrayType(T.DoubleType()) if v else T.DoubleType()) for name, v in made.items()]
-        found = wide.mapInArrow(partial(predict, order), T.StructType([*fields, *added]))
+        found = _by_columns(wide, order, added, fields) if _ARROW_UDF else _by_rows(wide, order, added, fields)
         vectors = {name: array_to_vector(F.col(quoted(name))) for name, vector in made.items() if vector}
         return found.withColumns(vectors) if vectors else found
 
 
 _OUTPUTS = ("task", "predictionCol", "probabilityCol", "rawPredictionCol")
+
+
+_ARROW_UDF = hasattr(F, "arrow_udf")  # since Spark 4.1
+_MADE = "choros_made"
+
+
+def _by_columns(wide: Any, order: Order, added: list[Any], fields: list[Any]) -> Any:
+    """Send only what the model reads to Python; all other columns stay where they are."""
+    from choros.spark.pyarrow import hinted
+
+    leaves = order.columns.leaves
+    made = F.arrow_udf(hinted(partial(answer, order), len(leaves)), T.StructType(added))
+    # by Spark's word not deterministic: else a filter on the prediction would have it predicted twice
+    wide = wide.withColumn(_MADE, made.asNondeterministic()(*map(F.col, leaves)))
+    kept = [F.col(quoted(field.name)) for field in fields]
+    return wide.select(*kept, *(F.col(f"{_MADE}.{quoted(one.name)}").alias(one.name) for one in added))
+
+
+def _by_rows(wide: Any, order: Order, added: list[Any], fields: list[Any]) -> Any:
+    """Send whole rows to Python and back."""
+    return wide.mapInArrow(partial(predict, order), T.StructType([*fields, *added]))
 
 
 def _compiled(model: Any) -> Any:

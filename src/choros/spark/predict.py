@@ -1,4 +1,4 @@
-"""Prediction in a task: the model is read once a process, and rows go through it in batches of one size."""
+"""Prediction in a task: the model is read once a process, and rows go through it in batches of few sizes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Order:
     outputs: list[Output]
     batch_size: int
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Tells one model from another."""
         return hashlib.sha256(self.model[0] + self.model[1]).hexdigest()
@@ -50,46 +51,86 @@ class Order:
 
 def predict(order: Order, batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches with the columns of the prediction after those that are kept (what runs in each task)."""
+    from choros.spark.pyarrow import batch_of
+
+    for batch in batches:
+        if batch.num_rows:
+            kept: list[tuple[str, Any]] = list(zip(batch.schema.names, batch.columns, strict=True))[: order.kept]
+            yield batch_of([*kept, *_made(order, {name: batch.column(name) for name in order.columns.leaves})])
+
+
+def answer(order: Order, given: Iterable[Any]) -> Iterator[Any]:
+    """Yield the columns of the prediction, as one of structs, for the columns that the model reads."""
+    from choros.spark.pyarrow import struct_of
+
+    for columns in given:
+        columns = columns if isinstance(columns, tuple) else (columns,)
+        if len(columns[0]):
+            made = _made(order, dict(zip(order.columns.leaves, columns, strict=True)))
+        else:
+            names = [(name, vector) for output in order.outputs for name, vector in output.names().items()]
+            made = [(name, np.empty((0, 1) if vector else 0)) for name, vector in names]
+        yield struct_of(made)
+
+
+def _made(order: Order, given: dict[str, Any]) -> list[tuple[str, Array]]:
     from pyspark import TaskContext
 
-    from choros.spark.pyarrow import batch_of, to_array
+    from choros.spark.pyarrow import to_array
 
-    model = None
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        if model is None:
-            context = TaskContext.get()
-            if context is not None:
-                hold_back(context)
-            model = load(order)
-        arrays = {name: to_array(batch.column(name), leaf) for name, leaf in order.columns.leaves.items()}
-        found = values(model, order.columns.x, arrays, batch.num_rows, order.batch_size)
-        if len(found) != len(order.outputs):
-            raise BadInput(f"The model gives {len(found)} outputs, not {len(order.outputs)}: build it first.")
-        made: list[tuple[str, Any]] = list(zip(batch.schema.names, batch.columns, strict=True))[: order.kept]
-        for output, value in zip(order.outputs, found, strict=True):
-            made.extend((name, column.astype("float64")) for name, column in output.columns(value).items())
-        yield batch_of(made)
+    if order.key not in _kept and (context := TaskContext.get()) is not None:
+        hold_back(context)
+    model, sizes = load(order)
+    arrays = {name: to_array(given[name], leaf) for name, leaf in order.columns.leaves.items()}
+    rows = len(next(iter(arrays.values())))
+    found = values(model, order.columns.x, arrays, rows, fitting(rows, order.batch_size, sizes))
+    if len(found) != len(order.outputs):
+        raise BadInput(f"The model gives {len(found)} outputs, not {len(order.outputs)}: build it first.")
+    made: list[tuple[str, Array]] = []
+    for output, value in zip(order.outputs, found, strict=True):
+        made.extend((name, column.astype("float64")) for name, column in output.columns(value).items())
+    return made
 
 
-def load(order: Order) -> Any:
-    """Return the model, read in this process once."""
+def fitting(rows: int, most: int, sizes: set[int]) -> int:
+    """Return the rows of a batch in which some rows are predicted: few sizes are compiled, and little is filled up.
+
+    Args:
+        rows: int. To be predicted now.
+        most: int. Of a batch.
+        sizes: set of int. That were compiled before; a new one is added.
+
+    Example:
+        >>> known = set()
+        >>> [fitting(rows, 4096, known) for rows in (10_000, 10_000, 6_000, 4)], sorted(known)
+        ([3392, 3392, 3392, 64], [64, 3392])
+    """
+    each = -(-rows // -(-rows // most))
+    near = [size for size in sizes if each <= size <= 2 * each]
+    if not near:
+        near = [max(each, min(-(-each // 64) * 64, most))]
+        sizes.add(near[0])
+    return min(near)
+
+
+def load(order: Order) -> tuple[Any, set[int]]:
+    """Return the model, read in this process once, and the sizes of the batches that it has predicted."""
     key = order.key
     if key not in _kept:
         same_version(order.version)
         keras_there(order.keras)
         from choros.training.travel import unpack_model
 
-        _kept[key] = unpack_model(*order.model)
+        _kept[key] = unpack_model(*order.model), set()
         while len(_kept) > _MOST:
             _kept.popitem(last=False)
     _kept.move_to_end(key)
-    return _kept[key]
+    found: tuple[Any, set[int]] = _kept[key]
+    return found
 
 
 def values(model: Any, x: Any, arrays: dict[str, Array], rows: int, size: int) -> list[Array]:
-    """Return a model's outputs for some rows, in batches that are all of one size: no other is ever compiled.
+    """Return a model's outputs for some rows, in batches that are all of one size.
 
     Args:
         model: keras.Model.

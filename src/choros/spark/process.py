@@ -9,6 +9,7 @@ from typing import Any
 import choros
 from choros.errors import BadInput
 from choros.machine import variables
+from choros.spark.spill import local_folder
 
 _FRAMEWORKS = ("jax", "torch", "tensorflow")
 
@@ -28,6 +29,7 @@ def hold_back(context: Any) -> tuple[int, list[str]]:
     cores = max(int(context.cpus()), 1)
     for name, value in variables(cores, keep=os.environ).items():
         os.environ[name] = value
+    _keep_compiled()
     given = context.resources().get("gpu")
     gpus = list(given.addresses) if given is not None else []
     if gpus:
@@ -40,6 +42,17 @@ def hold_back(context: Any) -> tuple[int, list[str]]:
             )
         os.environ["CUDA_VISIBLE_DEVICES"] = shown
     return cores, gpus
+
+
+def _keep_compiled() -> None:
+    """Have JAX keep what it compiles where the application's files are, which Spark takes away with it.
+
+    Each run makes its step anew; of the same model it need not be compiled anew, whichever process runs the task.
+    """
+    if os.environ.get("SPARK_LOCAL_DIRS"):
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(local_folder(0), "choros-jax"))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 
 def same_version(version: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,16 @@ def batch_of(columns: Sequence[tuple[str, Any]]) -> Any:
     return pa.RecordBatch.from_arrays([_column(values) for _, values in columns], names=[name for name, _ in columns])
 
 
+def struct_of(columns: Sequence[tuple[str, Any]]) -> Any:
+    """Return one column of structs of named arrays.
+
+    Example:
+        >>> struct_of([("a", np.zeros(2)), ("b", np.ones((2, 1)))]).to_pylist()
+        [{'a': 0.0, 'b': [1.0]}, {'a': 0.0, 'b': [1.0]}]
+    """
+    return pa.StructArray.from_arrays([_column(values) for _, values in columns], [name for name, _ in columns])
+
+
 def _column(values: Any) -> Any:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
@@ -114,6 +124,23 @@ def _column(values: Any) -> Any:
     size = int(np.prod(values.shape[1:]))
     places = pa.array(np.arange(len(values) + 1, dtype=np.int32) * size)
     return pa.ListArray.from_arrays(places, pa.array(np.ascontiguousarray(values).reshape(-1)))
+
+
+def hinted(call: Callable[[Any], Any], columns: int) -> Any:
+    """Return a function of an iterator of columns with the hints by which Spark knows what kind it is.
+
+    Args:
+        call: of that iterator.
+        columns: int. How many there are.
+    """
+
+    def of_one(given: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        return call(given)  # type: ignore[no-any-return]
+
+    def of_several(given: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        return call(given)  # type: ignore[no-any-return]
+
+    return of_one if columns == 1 else of_several
 
 
 def payload(rank: int, data: bytes, most: int) -> Iterator[Any]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from choros.data import ArraySource, HeldSource, packing
 from choros.errors import BadInput, ChorosError
 from choros.spark.barrier import Task
 from choros.spark.process import keras_there
-from choros.spark.spill import Data
+from choros.spark.rows import Held, Sent
+from choros.spark.saying import Saying
 from choros.training.conductor import Conductor
 from choros.training.job import Job
 from choros.training.parcel import Parcel
@@ -25,7 +26,7 @@ from choros.transport import Group
 from choros.transport.local_group import LocalGroup
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import dial
-from choros.types import Array, Batch
+from choros.types import Array
 
 _DIAL = 5.0  # seconds to reach the caller for; who cannot runs the callbacks here
 
@@ -42,8 +43,9 @@ class Rank:
         home: dict. Where the caller is to be reached.
         callbacks: bytes or None. The user's callbacks by cloudpickle, for when it is not.
         steps: int or None. Global batches in an epoch.
-        first: (tree, arrays). Some rows, as ``packing.flat`` took them apart.
+        rows: Held or Sent. Where the batches come from.
         watched: bool. Whether there are callbacks of the user's.
+        echo: bool. Whether the caller shows what the tasks print.
     """
 
     job: dict[str, Any]
@@ -53,9 +55,10 @@ class Rank:
     weights: list[bytes]
     home: dict[str, Any]
     callbacks: bytes | None
-    first: tuple[Any, list[Array]]
+    rows: Held | Sent
     steps: int | None = None
     watched: bool = False
+    echo: bool = False
 
     def __call__(self, task: Task) -> bytes:
         """Train; rank 0 returns the record of the run and the weights, members of an ensemble each their own."""
@@ -68,23 +71,19 @@ class Rank:
         if alone:
             job = _member(job, task.rank)
         try:
-            group: Group = LocalGroup()
-            if task.size > 1 and not alone:
-                group = join_by_sockets(task.rank, task.size, task.swap, task.secret, task.address, job.first_timeout)
-            return self._train(task, job, group, alone)
+            with Saying(self.home, task.rank) if self.echo else nullcontext():
+                group: Group = LocalGroup()
+                if task.size > 1 and not alone:
+                    how = (task.swap, task.secret, task.address, job.first_timeout)
+                    group = join_by_sockets(task.rank, task.size, *how)
+                return self._train(task, job, group, alone)
         finally:
             leave()
 
     def _train(self, task: Task, job: Job, group: Group, alone: bool) -> bytes:
-        first, rank = _batch(self.first), 0 if alone else task.rank
-        floatx = job.keras["floatx"]
-        source = _held(task.data, task.rows, first, floatx, alone)
-        validation: Any = None
-        if task.validation is not None and any(task.validation_rows):
-            validation = _held(task.validation, task.validation_rows, first, floatx, alone)
-            if job.alone:  # whoever ends an epoch last validates, by itself
-                validation = _all_of(validation, group)
-        else:
+        rank = 0 if alone else task.rank
+        source, validation = self.rows.sources(task, job, group, alone)
+        if validation is None:
             job = replace(job, validation=None)
         conductors: list[Any] = []
 
@@ -164,37 +163,3 @@ def _score(history: dict[str, list[float]]) -> float:
         if history.get(name):
             return float(history[name][-1])
     return float("inf")
-
-
-def _batch(flat: tuple[Any, list[Array]]) -> Batch:
-    tree, arrays = flat
-    rows = len(arrays[0])
-    return Batch(*packing.nested(tree, arrays), rows=rows, total=rows)
-
-
-def _held(data: Data, counts: list[int], first: Batch, floatx: str, alone: bool) -> HeldSource:
-    own = ArraySource(data.x, data.y, data.weight, floatx) if data.rows else None
-    if alone:
-        counts = [data.rows]
-        if own is None:
-            raise BadInput("A member of an ensemble has no rows: give more rows, or fewer workers.")
-    return HeldSource(own, counts, first)
-
-
-def _all_of(held: HeldSource, group: Group) -> ArraySource:
-    """Return the rows of all ranks, for each of them."""
-    if group.size == 1:
-        assert held.inner is not None  # noqa: S101 - there are rows, and nobody else has any
-        return held.inner
-    own = held.inner
-    mine = held.first if own is None else Batch(own.x, own.y, own.sample_weight, rows=own.rows, total=own.rows)
-    tree, arrays = packing.flat(mine)
-    whole = []
-    for array in arrays:
-        parts = []
-        for root, rows in enumerate(held.counts):
-            if rows:
-                there = array if group.rank == root else np.empty((rows, *array.shape[1:]), array.dtype)
-                parts.append(group.broadcast(np.ascontiguousarray(there), root))
-        whole.append(np.concatenate(parts))
-    return ArraySource(*packing.nested(tree, whole))

@@ -35,10 +35,11 @@ def find_scheduler(name: str = "") -> Scheduler:
         if name not in SCHEDULERS:
             raise BadInput(f"--on {name} is none of {', '.join(SCHEDULERS)}")
         return SCHEDULERS[name]
-    for one in SCHEDULERS.values():
+    found = [one for one in SCHEDULERS.values() if not one.attached]
+    for one in found:
         if shutil.which(one.program) and (not one.beside or shutil.which(one.beside)):
             return one
-    programs = ", ".join(dict.fromkeys(one.program for one in SCHEDULERS.values()))
+    programs = ", ".join(dict.fromkeys(one.program for one in found))
     raise BadInput(f"no scheduler is here (looked on PATH for {programs}): name it by --on {'|'.join(SCHEDULERS)}")
 
 

@@ -42,6 +42,7 @@ class Job:
         written_by: str. The command that asked for it.
         image, kind, runtime: str. Of Kubernetes: the container's image, the kind of manifest, the TrainJob's runtime.
         secret: str. Of Kubernetes: what the pods know each other by.
+        master, archive: str. Of Spark: the cluster's URL ("" is that of Spark's own files), and a packed environment.
 
     Raises:
         BadInput: something that the scheduler or the shell would refuse or take for something else.
@@ -79,6 +80,8 @@ class Job:
     kind: str = "job"
     runtime: str = "torch-distributed"
     secret: str = ""
+    master: str = ""
+    archive: str = ""
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -113,6 +116,7 @@ class Job:
     def _check_lines(self) -> None:
         """Each of these becomes one line, or one word of one."""
         texts = {"--setup": self.setup, "-o": self.directives, "--wrap": self.wrap, "the command": self.command}
+        texts |= {"--master": (self.master,), "--archive": (self.archive,)}
         texts["--env"] = tuple(value for _, value in self.env)
         for option, lines in texts.items():
             for line in lines:

@@ -26,6 +26,8 @@ class Scheduler:
         tell: words what ``status`` printed; None passes it on.
         log_of: finds the log's path in what ``status`` printed.
         ended: tells from what ``status`` printed whether the job has ended.
+        attached: whether what submits a job runs, and shows its output, until the job ends; such a scheduler must be
+            named.
     """
 
     name: str
@@ -42,3 +44,4 @@ class Scheduler:
     ended: Callable[[str], bool] = lambda said: not said.strip()
     beside: str = ""
     ending: str = ".sh"
+    attached: bool = False

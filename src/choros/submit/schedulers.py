@@ -9,5 +9,6 @@ from choros.submit.pbs import PBS
 from choros.submit.scheduler import Scheduler
 from choros.submit.sge import SGE
 from choros.submit.slurm import SLURM
+from choros.submit.spark import SPARK
 
-SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in (SLURM, PBS, FLUX, LSF, SGE, KUBERNETES)}
+SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in (SLURM, PBS, FLUX, LSF, SGE, KUBERNETES, SPARK)}

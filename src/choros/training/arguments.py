@@ -41,7 +41,7 @@ def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: 
         )
     if pool is not None:
         raise BadInput("launcher= starts workers of its own: leave pool out.")
-    if algorithm.meets == "never" and workers != 1:
+    if algorithm.meets == "never" and workers != 1 and not getattr(launcher, "members", False):
         name = type(algorithm).__name__
         raise BadInput(f"{name} has workers that never meet, which train on this machine: leave launcher out.")
     room = launcher.size()

@@ -44,6 +44,11 @@ class FarBoard:
         """After a stop, the first epoch whose end is not reported."""
         return int(self._orders()[4])
 
+    @property
+    def opened(self) -> int:
+        """The latest epoch that may begin, of workers that wait for all at an epoch's end."""
+        return int(self._orders()[5])
+
     def rate(self) -> float | None:
         """Return the learning rate of orders given since this process last looked, or None."""
         head = self._orders()

@@ -77,9 +77,10 @@ class Home(Line):
         return RunRecord.of(self.plan.algorithm, self.job.meet, tallies, startup, losses, met)
 
     def line(self, text: str) -> None:
-        """Keep what a rank printed, and show it."""
+        """Keep what a rank printed, and show it where that is wished."""
         self.said.append(text)
-        print(text, flush=True)
+        if self.how.echo:
+            print(text, flush=True)
 
     def tell(self, what: str) -> Told:
         """Give a rank its work, the data, or the model's weights."""

@@ -37,6 +37,7 @@ class Job:
     spin: bool = True  # ranks may spin for a moment while they wait: each has a core of its own
     devices: list[int] = field(default_factory=list)  # of each worker, where some have several
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
+    whole_epochs: bool = False  # alone: all meet at an epoch's end, so what is kept of it has each batch exactly once
     hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
 
     def json(self) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class JoinedReporter:
             orders = self.record(epoch, logs, seconds)
             if self.lead:
                 self.command(orders)
+                self.run.board.open(epoch + 1)
 
     def look(self) -> None:
         """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""

@@ -34,6 +34,7 @@ class Line:
     Attributes:
         latest: list. The weights that came last, as ``shown`` made them.
         hosts: dict. The hosts of the ranks that have come.
+        begun: bool. Whether training has begun.
     """
 
     def __init__(self, model: Any, job: Job, conductor: Conductor) -> None:
@@ -41,7 +42,7 @@ class Line:
         self.latest: list[Any] = []
         self.hosts: dict[int, str] = {}
         self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told]]] = queue.Queue()
-        self._begun = False
+        self.begun = False
         conductor.fetch = lambda: put(model, self.latest)
 
     @contextmanager
@@ -65,6 +66,9 @@ class Line:
 
     def _guest(self, rank: int, channel: Channel) -> None:
         def reply(head: dict[str, Any], arrays: list[Any]) -> Told:
+            if "said" in head:
+                self.heard(rank, str(head["said"]))
+                return {}, []
             if "ask" in head:
                 return self.tell(head["ask"])
             back: queue.Queue[Told] = queue.Queue()
@@ -81,6 +85,10 @@ class Line:
         """Answer what a rank asks for before it trains."""
         raise NotImplementedError
 
+    def heard(self, rank: int, text: str) -> None:
+        """Show a line that a rank printed."""
+        print(f"[{rank}] {text}", flush=True)
+
     def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told]] | None:
         """Return what a rank says next: its number, what, arrays, and where to answer; None where none does."""
         try:
@@ -93,9 +101,9 @@ class Line:
         self.latest = arrays or self.latest
         orders = Orders()
         if head["event"] == "begin":
-            if not self._begun:  # not where the run was started again
+            if not self.begun:  # not where the run was started again
                 orders = self.conductor.begin(head["epoch"])
-            self._begun = True
+            self.begun = True
         elif head["event"] == "batch":
             orders = self.conductor.batch(head["epoch"], head["step"], head["logs"])
         else:

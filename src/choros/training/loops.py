@@ -16,6 +16,8 @@ from choros.training.run import Run
 from choros.transport.local_group import LocalGroup
 from choros.types import Array, Batch
 
+_LOOK = 0.02  # seconds between two looks of a worker that waits for all at an epoch's end
+
 
 def train(run: Run) -> None:
     """Train one rank to the end; what is left in the weights segment is the last centre, also when a peer fails."""
@@ -197,13 +199,24 @@ class AloneLoop:
                 run.leaving = run.board.stopped
             if run.board.stopped and epoch >= run.board.last:
                 break
-            if run.algorithm.window == 0:
+            if run.algorithm.window == 0 or (run.job.whole_epochs and self.schedule.pending):
                 self.meet()
             self.end_epoch(epoch)
+            if run.job.whole_epochs and epoch + 1 < run.job.epochs:
+                self.wait_for_all(epoch)
             if run.board.stopped:
                 break
         if self.schedule.pending:
             self.meet()
+
+    def wait_for_all(self, epoch: int) -> None:
+        """Wait until all have ended an epoch, and what the centre then is has gone to the callbacks."""
+        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
+        while not (run.board.stopped or run.board.opened > epoch):
+            run.reporter.look()
+            if time.monotonic() > limit:
+                raise MeetingTimeout(f"not all workers had ended epoch {epoch + 1} after {run.job.first_timeout:g} s.")
+            time.sleep(_LOOK)
 
     def meet(self) -> None:
         """Meet the centre with what was learnt since the last time, and look for orders."""

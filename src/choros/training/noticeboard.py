@@ -94,6 +94,15 @@ class Noticeboard:
         """After a stop, the first epoch whose end is not reported."""
         return int(self._head[4])
 
+    def open(self, epoch: int) -> None:
+        """Let those who wait for all at an epoch's end begin this one."""
+        self._head[5] = epoch
+
+    @property
+    def opened(self) -> int:
+        """The latest epoch that may begin, of workers that wait for all at an epoch's end."""
+        return int(self._head[5])
+
     def rate(self) -> float | None:
         """Return the learning rate of orders given since this process last looked, or None."""
         version = float(self._head[0])

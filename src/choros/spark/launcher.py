@@ -1,0 +1,97 @@
+"""``choros.Spark``: a ``Trainer``'s workers as tasks of a Spark cluster, for arrays, files and PyDatasets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from choros.errors import BadInput
+
+_CONNECT, _CLASSIC = 120 << 20, 2 << 30  # bytes of data that Spark takes along with a stage
+
+
+class Spark:
+    """Workers that are the tasks of one barrier stage; callbacks, progress and what the workers print are here.
+
+    The model, the data and their code travel within Spark's own closure: it is the one way that classic Spark and Spark
+    Connect have in common, needs no socket from the executors to here and no directory that all share, and classic
+    Spark hands large ones from executor to executor. So arrays are to fit into the memory of each worker, and through
+    Spark Connect they have 120 MB; larger data are files that all executors see (``choros.files``), or a DataFrame
+    (``choros.spark.KerasEstimator``). Where the executors do not reach this process, the callbacks travel too, run in
+    rank 0's task, and the history comes at the end.
+
+    Args:
+        where: a SparkSession, a cluster's URL (``"spark://head:7077"``, ``"yarn"``, ``"local[2]"``) or Spark Connect's
+            (``"sc://head:15002"``). Defaults to the session that is running, else to the one that ``spark-submit`` or
+            ``SPARK_REMOTE`` tells of.
+        max_restarts: int. How often a run whose task failed begins again at its last epoch. Defaults to 0.
+        profile: pyspark ResourceProfile of the tasks (their cores and GPUs), or None.
+        **settings: of a session that is started here, as in ``choros.spark.session``.
+
+    Raises:
+        BadInput: no URL of Spark.
+
+    Example:
+        >>> Spark("spark://head:7077", spark_executor_memory="2g")
+        Spark('spark://head:7077')
+    """
+
+    members = True  # workers that never meet are tasks too
+
+    def __init__(self, where: Any = None, *, max_restarts: int = 0, profile: Any = None, **settings: Any) -> None:
+        if isinstance(where, str) and not where.startswith(("spark://", "sc://", "local", "yarn", "k8s://")):
+            raise BadInput(
+                f"Spark({where!r}): give a SparkSession, or a URL such as 'spark://head:7077' or 'sc://head'."
+            )
+        self.where, self.max_restarts, self.profile, self.settings = where, max_restarts, profile, settings
+        self._session: Any = None if where is None or isinstance(where, str) else where
+
+    def __repr__(self) -> str:
+        return f"Spark({self.where!r})" if isinstance(self.where, str) else "Spark()"
+
+    @property
+    def session(self) -> Any:
+        """The SparkSession, started when it is asked for first."""
+        if self._session is None:
+            from choros.spark.java import session
+
+            self._session = session(self.where or "", **self.settings)
+        return self._session
+
+    def size(self) -> int:
+        """How many tasks can run now."""
+        from choros.spark.slots import choose_workers
+
+        return choose_workers(self.session, "auto")
+
+    def train(self, plan: Any, cargo: Any, how: Any) -> tuple[Any, list[Any]]:
+        """Train on the cluster; returns the record of the run, and the members of an Ensemble.
+
+        Args:
+            plan: choros.training.job.Plan, its job knowing where the parts of its sources are.
+            cargo: choros.training.engine.Cargo.
+            how: choros.launchers.How.
+
+        Raises:
+            BadInput: more data than Spark takes along, or what ``choros.spark.barrier.run`` says.
+            WorkerFailed: a task failed, and there was no restart left; the model's weights are as they were.
+        """
+        from choros.spark.columns import normalise
+        from choros.spark.rows import Sent
+        from choros.spark.slots import is_connect
+        from choros.spark.stage import Stage
+
+        most = _CONNECT if is_connect(self.session) else _CLASSIC
+        size = sum(array.nbytes for array in cargo.arrays) + sum(map(len, (cargo.model, *cargo.blobs)))
+        if size > most:
+            raise BadInput(
+                f"Model and data are {size >> 20} MB, of which Spark takes {most >> 20} MB along: give choros.files "
+                "that all executors see, or train on a DataFrame with choros.spark.KerasEstimator."
+            )
+        workers = plan.job.workers
+        one_each = self.session.range(0, workers, 1, workers)
+        frame, columns = normalise(one_each, "id")
+        rows = Sent(cargo.arrays, cargo.blobs, plan.job.seed)
+        stage = Stage(
+            plan, self.session, rows, frame, columns, True, self.profile, self.max_restarts, how.network, how.echo
+        )
+        return stage.run()

@@ -1,0 +1,61 @@
+"""An environment is packed, travels, and a task runs in it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import venv
+
+import pytest
+
+from choros.errors import BadInput
+from choros.spark.pack import main, pack
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = """
+import os, sys
+import choros.spark, choros.spark.doctor
+spark = choros.spark.session(sys.argv[1], archive=sys.argv[2], spark_ui_enabled="false", spark_driver_host="127.0.0.1",
+                             spark_cores_max="1", spark_executor_memory="512m")
+facts = choros.spark.doctor.examine(spark)
+from choros.spark.barrier import run
+from choros.spark.columns import normalise
+frame, columns = normalise(spark.range(3), "id")
+(found,) = run(frame, lambda task: (sys.prefix + "|" + __import__("numpy").__file__).encode(), 1, columns=columns)
+print("prefix", found.decode())
+spark.stop()
+"""
+
+
+def test_a_task_runs_in_the_packed_environment(cluster, tmp_path, capsys):
+    pytest.importorskip("venv_pack", reason="it is packed by venv-pack2: pip install 'choros[spark]'")
+    made = tmp_path / "made"
+    venv.create(made, symlinks=True)
+    (packages,) = made.glob("lib/python*/site-packages")
+    for folder in reversed([ROOT / "src", *map(pathlib.Path, sys.path)]):  # links: the archive is small, all is found
+        if folder.name in ("src", "site-packages"):
+            for entry in folder.iterdir():
+                link = packages / entry.name
+                if entry.suffix != ".pth" and not link.exists():
+                    link.symlink_to(entry)
+    file = tmp_path / "packed.tar.gz"
+    assert main([str(file), "--prefix", str(made)]) == 0
+    assert f"--archives {file}#environment" in capsys.readouterr().out
+    environ = {**os.environ, **cluster.environment}
+    environ = {name: value for name, value in environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
+    (tmp_path / "there.py").write_text(SCRIPT)
+    words = [str(made / "bin/python"), str(tmp_path / "there.py"), cluster.url, str(file)]
+    with cluster.another_worker(tmp_path):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    prefix, _, numpy = done.stdout.partition("prefix ")[2].strip().partition("|")
+    assert prefix.startswith(str(tmp_path / "work"))
+    assert prefix.endswith("/environment")
+    assert numpy.startswith(prefix)
+
+
+def test_what_cannot_be_packed_is_told(tmp_path, capsys):
+    with pytest.raises(BadInput, match="Spark unpacks"):
+        pack("environment.7z")
+    assert main([str(tmp_path / "a.zip"), "--prefix", str(tmp_path)]) == 2
+    assert "neither a venv nor conda's" in capsys.readouterr().err
