@@ -86,7 +86,7 @@ class Checkpoint:
                 signal.signal(signal.Signals[name], handler)
 
     def code(self) -> int:
-        """Return the code with which this process ends when it was asked to; tells the job's script, if there is one."""
+        """Return the code with which this process ends when it was asked to; tells the job's script, if any."""
         script = os.environ.get("CHOROS_REQUEUE", "")
         if script:
             Path(script).touch()

@@ -139,7 +139,7 @@ def read(path: Path) -> Saved:
     if len(whole) < start + _DIGEST or whole[: len(_MAGIC)].tobytes() != _MAGIC:
         raise CheckpointFailed("it is no whole checkpoint of Choros, or one of another version")
     content = whole[:-_DIGEST]
-    if hashlib.blake2b(content, digest_size=_DIGEST).digest() != whole[-_DIGEST:].tobytes():
+    if hashlib.blake2b(content.data, digest_size=_DIGEST).digest() != whole[-_DIGEST:].tobytes():
         raise CheckpointFailed("it was cut off or altered: its checksum is another")
     try:
         length = int.from_bytes(content[len(_MAGIC) : start].tobytes(), "little")
@@ -183,7 +183,7 @@ def _pieces(facts: dict[str, Any], arrays: list[Array]) -> Iterator[Any]:
     head = _MAGIC + len(header).to_bytes(_LENGTH, "little") + header
     yield head.ljust(start, b"\0")
     for array in arrays:
-        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         yield bytes(-array.nbytes % _ALIGN)
 
 

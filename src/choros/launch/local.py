@@ -90,7 +90,7 @@ class Pool:
             for rank in range(size):
                 own = {**os.environ, **(environment[rank] if environment else {})}
                 self._crew.hire(rank, size, own, tuple(cores[rank]) if cores else ())
-            self._greet(start_timeout)
+            self._greet(start_timeout, set(range(size)))
         except BaseException:
             self.kill()
             raise
@@ -218,13 +218,33 @@ class Pool:
         else:
             self.kill()
 
-    def _greet(self, timeout: float) -> None:
-        """Wait for every worker's hello."""
+    def replace(self, rank: int, start_timeout: float = 120.0) -> None:
+        """Kill a worker, if it lives, and start another in its place; what it has said is dropped.
+
+        Args:
+            rank: the worker.
+            start_timeout: seconds within which the new one must have said hello; other workers' events wait.
+
+        Raises:
+            WorkerFailed: the new one ended before it could say hello.
+            MeetingTimeout: it said nothing in time.
+        """
+        self._crew.replace(rank, self.size)
+        self._ended.pop(rank, None)
+        self._hung_up.pop(rank, None)
+        kept = [event for event in self._events if event[0] != rank]
+        self._events.clear()
+        try:
+            self._greet(start_timeout, {rank}, kept)
+        finally:
+            self._events.extendleft(reversed(kept))
+
+    def _greet(self, timeout: float, waiting: set[int], others: list[Event] | None = None) -> None:
+        """Wait for these workers' hello; what others say meanwhile is added to a list, where there is one."""
         limit = time.monotonic() + timeout
-        waiting = set(range(self.size))
         while waiting:
             try:
-                rank, event, _ = self.receive(max(0.0, limit - time.monotonic()))
+                rank, event, blobs = self.receive(max(0.0, limit - time.monotonic()))
             except MeetingTimeout:
                 missing = tuple(sorted(waiting))
                 printed = "\n".join(self._crew.keeper.tail(rank) for rank in missing)
@@ -233,6 +253,9 @@ class Pool:
                     + (f"; they printed:\n{printed}" if printed.strip() else " and printed nothing"),
                     missing,
                 ) from None
+            if others is not None and rank not in waiting:
+                others.append((rank, event, blobs))
+                continue
             if event.get("event") != "hello":
                 raise self.failure(rank, event)
             waiting.discard(rank)
@@ -289,6 +312,7 @@ class _Crew:
 
     def __init__(self, echo: Callable[[int, str], None] | None) -> None:
         self.wires: list[Wire] = []
+        self._hired: dict[int, tuple[Mapping[str, str], tuple[int, ...]]] = {}
         self._owner = os.getpid()
         self.keeper = Keeper(None if echo is None else lambda rank, _, line: echo(rank, line))
 
@@ -298,6 +322,7 @@ class _Crew:
 
     def hire(self, rank: int, size: int, environment: Mapping[str, str], cores: tuple[int, ...]) -> None:
         """Start one worker."""
+        self._hired[rank] = (environment, cores)
         environment = {name: value for name, value in environment.items() if name not in _NOT_FOR_WORKERS}
         environment |= {"CHOROS_WORKER": "1", **python_variables()}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -312,6 +337,16 @@ class _Crew:
                 self.keeper.call(lambda: self.keeper.start(rank, make), timeout=60.0)
             except OSError as error:
                 raise BadInput(f"worker {rank} of {size} cannot be started with {sys.executable}: {error}") from error
+
+    def replace(self, rank: int, size: int) -> None:
+        """Kill one worker and start another as that one was."""
+        child, wire = self.children[rank], self.wires[rank]
+        child.send_signal(signal.SIGKILL)
+        child.wait(10.0)
+        self.hire(rank, size, *self._hired[rank])
+        self.wires[rank] = self.wires.pop()
+        self.children[rank] = self.children.pop()
+        wire.close()
 
     def _slay(self) -> None:
         for child in self.children:

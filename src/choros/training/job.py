@@ -38,6 +38,8 @@ class Job:
     devices: list[int] = field(default_factory=list)  # of each worker, where some have several
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
     hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
+    keep: dict[str, Any] | None = None  # when ranks leave their state: "batches" or "seconds", and whether one "asks"
+    counts_on: bool = False  # the run goes on within one fit: the tallies do too
 
     def json(self) -> dict[str, Any]:
         """Return the job as plain JSON."""
@@ -83,6 +85,7 @@ class Plan:
         conductor: of the callbacks.
         written: the model's bytes, and cloudpickle's of what they do not say, for workers.
         begun: float. ``time.perf_counter()`` when ``fit`` was called.
+        saver: Saver of what the ranks leave, or None.
     """
 
     model: Any
@@ -93,6 +96,7 @@ class Plan:
     conductor: Any
     written: tuple[bytes, bytes]
     begun: float
+    saver: Any = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,10 @@ class Reporter(Protocol):
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
         """Report the end of an epoch, and the seconds of training until then; together, wait for orders."""
+        ...
+
+    def keep(self, part: tuple[dict[str, Any], dict[str, list[Any]]], asked: bool) -> None:
+        """Leave this rank's state; ``asked``: somebody asks for the end of this process."""
         ...
 
     def look(self) -> None:

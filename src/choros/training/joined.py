@@ -28,6 +28,8 @@ from choros.training.parts import adding, build_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
+from choros.training.saver import Saver
+from choros.training.state import Part, State, cut, from_blobs, to_blobs
 from choros.training.travel import unpack_model
 from choros.transport import Group
 from choros.transport.hosts_group import hosts_of
@@ -43,7 +45,8 @@ _RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what o
 class JoinedReporter:
     """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
 
-    def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any) -> None:
+    def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any, saver: Any = None) -> None:
+        self.saver = saver
         self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
@@ -118,6 +121,27 @@ class JoinedReporter:
             if self.lead:
                 self.command(orders)
 
+    def keep(self, part: Part, asked: bool) -> None:
+        """Bring all ranks' states to rank 0, one after the other; where somebody asked for the end, end when written.
+
+        Raises:
+            SystemExit: on every rank, if asked.
+        """
+        head, blobs = to_blobs(part)
+        mine = np.concatenate([*blobs, np.zeros(1, np.uint8)])
+        group, state = self.run.group, State({name: head[name] for name in ("epoch", "batch", "over")})
+        for rank, text in enumerate(group.gather(json.dumps([head, mine.size]).encode())):
+            told, size = json.loads(text)
+            whole = group.broadcast(mine if rank == group.rank else np.empty(size, np.uint8), rank)
+            if self.lead:
+                state.parts[rank] = from_blobs(told, cut(whole, told))
+        if self.lead:
+            self.saver.kept(state, asked)
+        if asked:
+            leaving = self.saver.leave() if self.lead else SystemExit(0)
+            code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
+            raise SystemExit(code)
+
     def look(self) -> None:
         """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""
         if self.lead and not self.together and time.monotonic() - self.looked > _LOOK:
@@ -169,6 +193,7 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
 
 def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
     """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
+    saver = plan.saver or Saver(None)
     model, job, source, validation, conductor = plan.model, plan.job, plan.source, plan.validation, plan.conductor
     base: Group = LocalGroup()
     if job.workers > 1:
@@ -199,7 +224,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     for each in (base, group):
         each.warn_after = min(each.warn_after, _STALL)
     one = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
-    reporter = JoinedReporter(one, conductor, base, meeting.mail)
+    one.state = None if saver.latest is None else saver.latest.of_rank(rank)
+    reporter = JoinedReporter(one, conductor, base, meeting.mail, saver)
     one.reporter = reporter
 
     def fetch() -> None:
@@ -212,7 +238,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
 
     conductor.fetch = fetch
     try:
-        train(one)
+        with saver.listening(board.ask):
+            train(one)
         if job.alone and not rank:
             reporter.see_out()
         base.barrier()

@@ -11,6 +11,7 @@ import numpy as np
 from choros.errors import MeetingTimeout, PeerFailed
 from choros.exchange import Alone, Schedule, Together
 from choros.training.job import Orders
+from choros.training.keeping import Keeper
 from choros.training.parts import adding
 from choros.training.run import Run
 from choros.transport.local_group import LocalGroup
@@ -37,8 +38,9 @@ class TogetherLoop:
         self.gradients = adding(run.job, run.algorithm) > 1
         self.local, _ = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
-        self.rows = 0
+        self.rows = self.rows_before = 0
         self.meeting: Together | None = None
+        self.keeper = None if run.job.keep is None else Keeper(self)
         if run.algorithm.level == "parameters" and run.job.meet != "never":
             self.meeting = Together(run.algorithm, run.group, self.local.copy())
 
@@ -49,19 +51,26 @@ class TogetherLoop:
         run.start_clock()
         if self.meeting is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
+        if run.state is not None:
+            Keeper.go_on(self, run.state)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
-            self.replica.reset_metrics()
-            rows = run.tally.rows
+            if run.state is None or not run.job.first(epoch):
+                self.replica.reset_metrics()
+                self.rows_before = run.tally.rows
             step = self.reduce if self.gradients else self.window
             for number, batch in enumerate(run.batches(epoch), run.job.first(epoch)):
                 step(batch)
                 run.group.timeout = run.job.timeout  # the first step had longer
                 run.leaving = self.report(epoch, number).stop
+                if self.keeper is not None:
+                    self.keeper.stepped(epoch, number + 1)
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
-            logs = self.end_epoch(epoch, run.tally.rows - rows)
+            logs = self.end_epoch(epoch, run.tally.rows - self.rows_before)
             orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock())
             self.obey(orders)
+            if self.keeper is not None:
+                self.keeper.ended(epoch, orders.stop)
             if orders.stop:
                 break
         if self.meeting is not None and self.schedule.pending:

@@ -20,7 +20,7 @@ from choros.transport.board import holder
 from choros.transport.segment import Segment
 from choros.types import Array
 
-_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch
+_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch, asked
 
 
 class Noticeboard:
@@ -88,6 +88,15 @@ class Noticeboard:
     def stopped(self) -> bool:
         """Whether the caller asked to stop."""
         return bool(self._head[1])
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asks for a checkpoint and the end of this process."""
+        return bool(self._head[5])
+
+    def ask(self) -> None:
+        """Ask for a checkpoint and the end."""
+        self._head[5] = 1.0
 
     @property
     def last(self) -> int:

@@ -20,6 +20,7 @@ from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import adding, build_replica, join_meeting
 from choros.training.run import Run
+from choros.training.state import Part, from_blobs, to_blobs
 from choros.training.travel import fresh_clone, unpack_model
 from choros.transport import Group
 from choros.transport.ring import Ring
@@ -53,6 +54,11 @@ class PipeReporter:
             self.link.send({"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds})
         return self._orders() if self.together else Orders()
 
+    def keep(self, part: Part, asked: bool) -> None:
+        """Give the caller a copy, which it writes."""
+        head, blobs = to_blobs(part)
+        self.link.send({"event": "state", "part": head, "asked": asked}, blobs)
+
     def look(self) -> None:
         """The callbacks run in the caller."""
 
@@ -67,12 +73,16 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     Args:
         link: the line to the caller.
         message: dict with ``job``, and the layouts of what the segments hold.
-        blobs: the model, its custom objects, then what sources could not put into arrays.
+        blobs: the model, its custom objects, what sources could not put into arrays, then the state to go on from.
         fds: descriptors of the segments: board, weights, data, a stream's where there is one, and the group's or the
             centre's where there is one.
     """
     arrived = time.perf_counter()
     job = Job(**message["job"])
+    count, state = len(message["state"]["kinds"]) if message["state"] else 0, None
+    if message["state"]:
+        blobs, kept = blobs[: len(blobs) - count], blobs[len(blobs) - count :]
+        state = from_blobs(message["state"], kept)
     configure_keras(job.keras)
     algorithm = algorithms.from_config(job.algorithm)
     held: list[Any] = [Segment.attach(fds[1]), Segment.attach(fds[2])]
@@ -124,6 +134,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             weights=shown,
             centre=centre,
             arrived=arrived,
+            state=state,
         )
         train(one)
         trained = one.replica.snapshot() if job.ensemble else []
