@@ -21,9 +21,10 @@ def take(replica: Any, whole: bool, ahead: bool) -> tuple[dict[str, Any], Groups
         ahead: whether it trains at a look-ahead point, which is then taken too.
 
     Returns:
-        What JSON can hold, and arrays in groups: "model" (as ``snapshot``) or "local", "metrics", "ahead".
+        What JSON can hold, and arrays in groups: "model" (as ``snapshot``) or "local", "metrics", "generators" (the
+        library's own random state), "ahead".
     """
-    groups = {"metrics": _copies(replica, replica.metric_variables)}
+    groups = {"metrics": _copies(replica, replica.metric_variables), "generators": replica.generators()}
     if whole:
         groups["model"] = replica.snapshot()
     else:
@@ -54,6 +55,7 @@ def put(replica: Any, facts: dict[str, Any], groups: Groups) -> None:
     if "ahead" in groups:
         replica._assign(replica.trainable, groups["ahead"])
     replica._assign(replica.metric_variables, groups["metrics"])
+    replica.set_generators(groups["generators"])
     replica._rows, replica._trained = facts["rows"], list(facts["trained"])
     replica._untold, replica._by_batch = facts["untold"], facts["by_batch"]
 

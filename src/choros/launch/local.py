@@ -90,7 +90,7 @@ class Pool:
             for rank in range(size):
                 own = {**os.environ, **(environment[rank] if environment else {})}
                 self._crew.hire(rank, size, own, tuple(cores[rank]) if cores else ())
-            self._greet(start_timeout, set(range(size)))
+            self._greet(start_timeout)
         except BaseException:
             self.kill()
             raise
@@ -188,6 +188,10 @@ class Pool:
         """
         return failure(rank, self.size, event, weights)
 
+    def end(self, rank: int) -> None:
+        """Kill one worker; ``receive`` gives its ``died`` event."""
+        self._crew.children[rank].send_signal(signal.SIGKILL)
+
     def kill(self) -> None:
         """End all workers and what they started, at once; again does nothing."""
         self._finalizer()
@@ -218,33 +222,24 @@ class Pool:
         else:
             self.kill()
 
-    def replace(self, rank: int, start_timeout: float = 120.0) -> None:
-        """Kill a worker, if it lives, and start another in its place; what it has said is dropped.
+    def replace(self, rank: int) -> None:
+        """Kill a worker, if it lives, and start another in its place, without waiting for it; its hello is an event.
 
         Args:
-            rank: the worker.
-            start_timeout: seconds within which the new one must have said hello; other workers' events wait.
-
-        Raises:
-            WorkerFailed: the new one ended before it could say hello.
-            MeetingTimeout: it said nothing in time.
+            rank: the worker; what it has said is dropped.
         """
         self._crew.replace(rank, self.size)
         self._ended.pop(rank, None)
         self._hung_up.pop(rank, None)
-        kept = [event for event in self._events if event[0] != rank]
-        self._events.clear()
-        try:
-            self._greet(start_timeout, {rank}, kept)
-        finally:
-            self._events.extendleft(reversed(kept))
+        self._events = deque(event for event in self._events if event[0] != rank)
 
-    def _greet(self, timeout: float, waiting: set[int], others: list[Event] | None = None) -> None:
-        """Wait for these workers' hello; what others say meanwhile is added to a list, where there is one."""
+    def _greet(self, timeout: float) -> None:
+        """Wait for every worker's hello."""
         limit = time.monotonic() + timeout
+        waiting = set(range(self.size))
         while waiting:
             try:
-                rank, event, blobs = self.receive(max(0.0, limit - time.monotonic()))
+                rank, event, _ = self.receive(max(0.0, limit - time.monotonic()))
             except MeetingTimeout:
                 missing = tuple(sorted(waiting))
                 printed = "\n".join(self._crew.keeper.tail(rank) for rank in missing)
@@ -253,9 +248,6 @@ class Pool:
                     + (f"; they printed:\n{printed}" if printed.strip() else " and printed nothing"),
                     missing,
                 ) from None
-            if others is not None and rank not in waiting:
-                others.append((rank, event, blobs))
-                continue
             if event.get("event") != "hello":
                 raise self.failure(rank, event)
             waiting.discard(rank)

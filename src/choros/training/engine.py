@@ -18,6 +18,7 @@ from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.mending import Mender
 from choros.training.noticeboard import Noticeboard
+from choros.training.nurse import Nurse
 from choros.training.parts import create_meeting
 from choros.training.pool import WorkerPool
 from choros.training.record import RunRecord
@@ -79,6 +80,8 @@ class Engine:
         self.mender = Mender(restarts, plan.job.workers)
         self.given: list[Array] = []
         self.begun_once = False
+        self.nurse: Nurse | None = None
+        self.ready: set[int] = set()
 
     # -- the segments
     def open(self) -> None:
@@ -101,6 +104,7 @@ class Engine:
         self.centre: SharedCentre | None = None
         if job.alone and self.meeting is not None:
             self.centre = SharedCentre(self.meeting, self.algorithm, None, job.workers)
+            self.nurse = Nurse(self, self.centre)
 
     def close(self) -> None:
         """Let the segments go."""
@@ -184,25 +188,33 @@ class Engine:
             "data_bytes": self.data_bytes,
             "depth": 0 if self.stream is None else self.stream.depth,
             "ahead": 0 if self.stream is None else self.stream.ahead,
+            "again": self.job.alone and self.saver.latest is not None,
+            "state": {},
         }
         parts = (self.board.segment, self.weights, self.data, self.feeder and self.feeder.ring.segment, self.meeting)
         segments = [part for part in parts if part]
         blobs = [self.cargo.model, self.cargo.custom, *self.cargo.blobs]
+        fds = [segment.fd for segment in segments]
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:
-            head, kept = to_blobs(self.saver.latest.of_rank(rank)) if self.saver.latest else ({}, [])
-            self.pool.send(rank, {**message, "state": head}, [*blobs, *kept], [segment.fd for segment in segments])
+            head, kept = dict[str, Any](), list[Any]()
+            if self.saver.latest is not None and not self.job.alone:
+                head, kept = to_blobs(self.saver.latest.of_rank(rank))
+            self.pool.send(rank, {**message, "state": head}, [*blobs, *kept], fds)
+        self.work = (message, blobs, fds)
         if self.feeder is not None:
             self.feeder.start()
 
     def follow(self) -> list[Tally]:
         """Follow the run to its end: start all when all are ready, drive the callbacks, notice who fails or hangs."""
-        ready: set[int] = set()
+        self.ready, all_told = set(), False
         tallies: dict[int, Tally] = {}
         beats, moved = self.board.beats(), time.monotonic()
         while len(tallies) < self.job.workers:
             found = self.next(0.5)
             self.saver.look()
+            if self.nurse is not None:
+                self.nurse.look(tallies)
             if self.feeder is not None and self.feeder.error is not None:
                 raise self.feeder.error
             if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
@@ -215,10 +227,13 @@ class Engine:
             rank, message, blobs = found
             event = message["event"]
             if event in ("failed", "died"):
-                self.fail(rank, message)
+                if self.nurse is None or not self.nurse.revive(rank, message, tallies):
+                    self.fail(rank, message)
             elif event == "ready":
-                ready.add(rank)
-                if len(ready) == self.job.workers:
+                self.ready.add(rank)
+                if all_told:  # one that was revived, while the others go on
+                    self.tell(Orders(), ranks=[rank])
+                elif all_told := len(self.ready) == self.job.workers:
                     orders = Orders() if self.begun_once else self.conductor.begin(self.job.initial_epoch)
                     self.begun_once = True
                     self.tell(orders, everyone=True)
@@ -230,6 +245,8 @@ class Engine:
                 if "loss" in message["logs"]:
                     self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
                 self.tell(self.conductor.epoch_end(message["epoch"], message["logs"]))
+                if self.nurse is not None:
+                    self.nurse.ended()
             elif event == "state":
                 part = from_blobs(message["part"], blobs)
                 if self.saver.take(rank, part, message["asked"], self.job.workers) and self.saver.asked:
@@ -239,6 +256,8 @@ class Engine:
                 if blobs:
                     self.members[rank] = (message["score"], self.unpack(blobs))
             moved = time.monotonic()
+        if self.nurse is not None:
+            self.nurse.keep()
         return [tallies[rank] for rank in self.ranks]
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:

@@ -60,10 +60,6 @@ class Job:
         """Whether several ranks never meet: members, each with a shard and a model of its own."""
         return self.meet == "never" and self.workers > 1
 
-    def first(self, epoch: int) -> int:
-        """Return the global batch with which an epoch begins."""
-        return self.initial_batch if epoch == self.initial_epoch else 0
-
     def validates(self, epoch: int) -> bool:
         """Tell whether Keras would validate after this epoch (0-based)."""
         if self.validation is None:

@@ -13,7 +13,9 @@ from choros.exchange import Alone, Schedule, Together
 from choros.training.job import Orders
 from choros.training.keeping import Keeper
 from choros.training.parts import adding
+from choros.training.revival import leave, take_up
 from choros.training.run import Run
+from choros.transport.centre_state import word
 from choros.transport.local_group import LocalGroup
 from choros.types import Array, Batch
 
@@ -54,11 +56,11 @@ class TogetherLoop:
         if run.state is not None:
             Keeper.go_on(self, run.state)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
-            if run.state is None or not run.job.first(epoch):
+            if run.state is None or not run.first(epoch):
                 self.replica.reset_metrics()
                 self.rows_before = run.tally.rows
             step = self.reduce if self.gradients else self.window
-            for number, batch in enumerate(run.batches(epoch), run.job.first(epoch)):
+            for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 step(batch)
                 run.group.timeout = run.job.timeout  # the first step had longer
                 run.leaving = self.report(epoch, number).stop
@@ -177,6 +179,7 @@ class AloneLoop:
         self.schedule = Schedule(run.algorithm.window)
         self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
         self.solo = LocalGroup()
+        self.at = run.begin  # the epoch, and how many of its batches are done
 
     def train(self) -> None:
         """Go through the epochs, waiting for nobody."""
@@ -187,13 +190,17 @@ class AloneLoop:
             run.centre.read(self.local, self.others)
             self.meeting.seen[...] = self.local
             self.go_on()
+        again = run.again and take_up(run)
         run.start_clock()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
-        for epoch in range(run.job.initial_epoch, run.job.epochs):
-            self.replica.reset_metrics()
-            for number, batch in enumerate(run.batches(epoch), run.job.first(epoch)):
+        for epoch in range(run.begin[0], run.job.epochs):
+            if not again:
+                self.replica.reset_metrics()
+            again = False
+            for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.replica.step(batch)
+                self.at = (epoch, number + 1)
                 if run.algorithm.momentum:
                     self.replica.look_ahead(run.algorithm.momentum)
                 if self.schedule.due():
@@ -222,11 +229,14 @@ class AloneLoop:
             return
         self.replica.get(self.local)
         self.replica.get_others(self.others)
+        run.centre.place = word(*self.at)
         begun = time.perf_counter()
         run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
         self.go_on()
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
+        if run.job.keep is not None:
+            leave(run, self.at[0])
 
     def take_rate(self) -> None:
         """Take a learning rate that a callback has set since the last time."""
@@ -242,6 +252,11 @@ class AloneLoop:
     def end_epoch(self, epoch: int) -> None:
         """Leave the metrics on the board; the last worker sums them, validates the centre and reports."""
         run, replica = self.run, self.replica
+        index = epoch - run.job.initial_epoch
+        if run.again and (index < 0 or run.board.ended(index, run.rank)):
+            if index >= 0 and run.board.complete(index):  # who completed it may have died before it was reported
+                self.report(epoch, {})
+            return
         state = replica.metric_state()
         members: dict[str, float] = {}
         if self.meeting is None:  # every member of an ensemble is judged by itself
@@ -251,8 +266,12 @@ class AloneLoop:
                 run.score = members.get("val_loss", math.inf)
         validation = np.zeros(len(state))
         validation[: len(members)] = list(members.values())
-        if not run.board.add(epoch - run.job.initial_epoch, state, validation):
-            return
+        if run.board.add(index, run.rank, state, validation):
+            self.report(epoch, members)
+
+    def report(self, epoch: int, members: dict[str, float]) -> None:
+        """Report an epoch that all have ended."""
+        run, replica = self.run, self.replica
         train, valid = run.board.sums(epoch - run.job.initial_epoch)
         replica.set_metric_state(train)
         logs: dict[str, float] = replica.metrics()

@@ -36,6 +36,7 @@ class Run:
         centre: transport.Centre for meetings alone, or None.
         arrived: float. ``time.perf_counter()`` when the job came.
         state: what this rank left when the run was cut short, or None.
+        again: whether it has met the centre before, in another process.
     """
 
     rank: int
@@ -51,9 +52,11 @@ class Run:
     centre: Any
     arrived: float
     state: Part | None = None
+    again: bool = False
 
     def __post_init__(self) -> None:
         self.tally = Tally(self.rank)
+        self.begin = (self.job.initial_epoch, self.job.initial_batch)
         self.score = math.inf  # an Ensemble's member: its last loss, of validation where there is one
         self._reported = time.perf_counter()
         self._ready = self.before = 0.0  # seconds that were trained before this run was started again
@@ -65,6 +68,10 @@ class Run:
         self._shapes: set[int] = set()
 
     # -- batches
+    def first(self, epoch: int) -> int:
+        """Return the batch with which an epoch begins."""
+        return self.begin[1] if epoch == self.begin[0] else 0
+
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, counting steps, rows and the time since the first step."""
         job, tally, together = self.job, self.tally, self.job.together
@@ -76,7 +83,7 @@ class Run:
         batches = feed(
             self.source,
             self.replica.ready,
-            job.first(epoch),
+            self.first(epoch),
             rank=rank,
             size=size,
             together=together,

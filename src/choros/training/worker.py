@@ -135,7 +135,10 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             centre=centre,
             arrived=arrived,
             state=state,
+            again=message["again"],
         )
+        if one.again:
+            replica.fold_seeds(link.rank + job.workers, None)  # other random numbers than the first time
         train(one)
         trained = one.replica.snapshot() if job.ensemble else []
         del replica, source, validation, shown

@@ -1,0 +1,101 @@
+"""The caller's care for workers that train alone: those that die begin anew; what all need to go on is kept."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from choros.training.state import State
+from choros.transport import centre_state
+from choros.transport.shared_centre import SharedCentre
+
+_HUNG = 0.8  # of the timeout: before others give up waiting for the centre that one holds
+
+
+class Nurse:
+    """Of one run. Nobody waits for a worker that dies: its new process goes on from what it last brought to the centre.
+
+    Args:
+        engine: ``Engine``, its segments made and no worker told of them.
+        centre: a controller's hold on the centre.
+    """
+
+    def __init__(self, engine: Any, centre: SharedCentre) -> None:
+        self.engine, self.centre, self.board = engine, centre, engine.board
+        self.saver, self.mender, self.job = engine.saver, engine.mender, engine.job
+        self.kept = time.monotonic()
+        self.steps = 0.0
+        self.beats, self.moved = self.board.beats(), np.full(self.job.workers, time.monotonic())
+        if self.saver.latest is None:
+            centre_state.begin_at(centre, self.job.initial_epoch, self.job.initial_batch)
+        else:
+            _, groups = self.saver.latest.parts[0]
+            centre_state.put(centre, groups["header"][0], groups["centre"])
+            self.board.put_back(groups["board"])
+
+    # -- workers
+    def revive(self, rank: int, event: dict[str, Any], done: dict[int, Any]) -> bool:
+        """Start a new process in the place of a worker that failed; False where the run is to end with it."""
+        if rank in done:
+            return bool(event["event"] == "died")  # it had brought all; who else needs its process will notice
+        self.mender.judge(event)
+        if not self.mender.retry:
+            return False
+        engine = self.engine
+        place = centre_state.place_of(self.centre, rank)
+        self.mender.count(engine.pool.failure(rank, event), place, whole=False)
+        engine.pool.replace(rank)
+        engine.ready.discard(rank)
+        message, blobs, fds = engine.work
+        job = {**message["job"], "counts_on": True}
+        engine.pool.send(rank, {**message, "job": job, "again": True}, blobs, fds)
+        self.beats[rank], self.moved[rank] = -1, time.monotonic() + self.job.first_timeout
+        return True
+
+    def look(self, done: dict[int, Any]) -> None:
+        """End workers that hang, where they may begin anew; keep the state, if it is time."""
+        now, beats = time.monotonic(), self.board.beats()
+        fresh = beats != self.beats
+        self.moved[fresh & (self.beats != -1)] = now
+        self.beats = np.where(fresh | (self.beats != -1), beats, -1)
+        limit = _HUNG * self.job.timeout
+        late = [r for r in range(self.job.workers) if beats[r] and r not in done and now - self.moved[r] > limit]
+        if late and self.mender.left:
+            holder = centre_state.holder(self.centre)
+            rank = holder if holder in late else late[0]
+            text = f"choros: worker {rank} has done no step for {limit:.0f} s: it is ended"
+            print(text, file=sys.stderr, flush=True)
+            self.moved[:] = now
+            self.engine.pool.end(rank)
+        rule = self.job.keep or {}
+        if self.saver.checkpoint is None:
+            return
+        if self.saver.checkpoint.asked:
+            self.keep(asked=True)
+            raise self.saver.leave()
+        steps = beats.sum() / self.job.workers
+        if now - self.kept >= rule.get("seconds", np.inf) or steps - self.steps >= rule.get("batches", np.inf):
+            self.kept, self.steps = now, steps
+            self.keep()
+
+    # -- the state
+    def ended(self) -> None:
+        """An epoch has ended, and its callbacks have run."""
+        if "seconds" not in (self.job.keep or {"seconds": 0}):
+            self.keep()
+
+    def keep(self, asked: bool = False) -> None:
+        """Keep what all need to go on; the workers are not stopped but for a copy of the centre."""
+        if self.saver.checkpoint is None:
+            return
+        header, vectors = centre_state.take(self.centre)
+        conductor = self.engine.conductor
+        over = conductor.epoch is None
+        epoch = self.job.epochs if over else conductor.epoch
+        first = min(epoch, self.job.epochs) - self.job.initial_epoch
+        groups = {"centre": vectors, "header": [header], "board": self.board.whole(first)}
+        stopped = over and self.board.stopped
+        self.saver.kept(State({"epoch": epoch, "batch": 0, "over": stopped}, {0: ({}, groups)}), asked)
