@@ -66,6 +66,11 @@ class Saver:
         if saved is not None:
             self.check(saved.facts["run"], saved.path)
             self.latest = State.of(saved.facts, saved.arrays)
+            if job.fold_seed not in (None, saved.facts["seed"]):
+                raise BadInput(
+                    f"{saved.path} is of a training with seed={saved.facts['seed']!r}; this one has {job.fold_seed!r}. "
+                    "Give that one, or none."
+                )
             job = replace(job, seed=saved.facts["seed"])
         elif resume and self.checkpoint is not None:
             text = f"choros: there is no checkpoint in {self.checkpoint.store.directory}: training begins"
