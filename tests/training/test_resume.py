@@ -162,15 +162,20 @@ def test_workers_that_wait_for_nobody_are_warned_and_interrupted(tmp_path):
     assert not [name for name in os.listdir(tmp_path / "state") if name.startswith(".")]
 
 
-def test_ranks_of_a_job_are_warned_and_go_on(undisturbed, tmp_path):
+def test_ranks_of_a_job_are_warned_and_killed_and_go_on(undisturbed, tmp_path):
     run = Run(tmp_path, "easgd", ranks=2, slow=0.02).until("batch 1 2")
     (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
     os.kill(rank, signal.SIGUSR1)  # any rank may be told
     assert run.ends(75) == []
     assert "choros: asked to end: epoch" in run.errors
     first = Store(tmp_path / "state").latest().facts["epoch"]
-    found = Run(tmp_path, "easgd", "resume", ranks=2).ends(0)
-    assert [(weights, epochs) for weights, _, epochs in found] == [(undisturbed[0], list(range(first, 4)))] * 2
+    run = Run(tmp_path, "easgd", "resume", ranks=2, more=["--restarts", "1"], slow=0.02).until("batch 3 4")
+    (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
+    os.kill(rank, signal.SIGKILL)
+    found = run.ends(0)
+    assert "the job ended with code 137: started again (0 restarts left)" in run.errors
+    assert first < found[0][2][0] <= 3
+    assert [weights for weights, *_ in found] == [undisturbed[0]] * 2
 
 
 def environment(pid):
