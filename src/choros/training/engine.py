@@ -175,7 +175,7 @@ class Engine:
         met = made.kind if made is not None else "nothing"
         startup, losses = self.started - self.begun, list(self.losses.values())
         record = RunRecord.of(self.algorithm, self.job.meet, tallies, startup, losses, met)
-        return replace(record, restarts=tuple(self.mender.done))
+        return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
     def send(self) -> None:
         """Send the job to its ranks."""
@@ -211,6 +211,7 @@ class Engine:
         tallies: dict[int, Tally] = {}
         beats, moved = self.board.beats(), time.monotonic()
         while len(tallies) < self.job.workers:
+            begun = time.thread_time()
             found = self.next(0.5)
             self.saver.look()
             if self.nurse is not None:
@@ -249,7 +250,9 @@ class Engine:
                     self.nurse.ended()
             elif event == "state":
                 part = from_blobs(message["part"], blobs)
-                if self.saver.take(rank, part, message["asked"], self.job.workers) and self.saver.asked:
+                whole = self.saver.take(rank, part, message["asked"], self.job.workers)
+                self.saver.busy += time.thread_time() - begun
+                if whole and self.saver.asked:
                     raise self.saver.leave()
             elif event == "done":
                 tallies[rank] = Tally(**message["tally"])

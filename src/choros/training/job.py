@@ -118,6 +118,7 @@ class Tally:
     startup: float = 0.0  # seconds from the job's arrival until all were ready, and the first step of each shape
     seconds: float = 0.0  # of training, compiling left out
     first_rows: int = 0  # the rows of those first steps
+    keeping: float = 0.0  # seconds of a processor, to keep the state
 
     def json(self) -> dict[str, Any]:
         """Return the tally as plain JSON."""

@@ -57,7 +57,7 @@ class Keeper:
 
     def look(self) -> tuple[bool, bool]:
         """All tell each other: whether rank 0's clock says that it is time, and whether anyone was asked to end."""
-        now = time.monotonic()
+        now, begun = time.monotonic(), time.thread_time()
         each = (now - self.looked) / self.waited
         self.looked = now
         wait = max(1, min(_MOST, int(_LOOK / max(each, 1e-9))))
@@ -65,12 +65,14 @@ class Keeper:
         mine = json.dumps([due, bool(self.run.board.asked), wait]).encode()
         said = [json.loads(text) for text in self.run.group.gather(mine)]
         self.wait = self.waited = said[0][2]
+        self.run.tally.keeping += time.thread_time() - begun
         return said[0][0], any(asked for _, asked, _ in said)
 
     def leave(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
         """Leave the state of which training goes on with this batch of this epoch."""
-        self.saved = time.monotonic()
+        self.saved, begun = time.monotonic(), time.thread_time()
         self.run.reporter.keep(self.part(epoch, batch, over), asked)
+        self.run.tally.keeping += time.thread_time() - begun
 
     def part(self, epoch: int, batch: int, over: bool) -> Part:
         """Return all that this rank holds, but for what rank 0 has too."""

@@ -22,6 +22,7 @@ class Mender:
     Attributes:
         done: list of Restart.
         retry: bool. Whether the run goes on after the failure that was judged last.
+        missing: ranks for which the one that failed had waited.
         unfit: set of ranks whose processes have ended, or do not answer.
     """
 
@@ -30,10 +31,12 @@ class Mender:
         self.done: list[Restart] = []
         self.unfit: set[int] = set()
         self.retry = False
+        self.missing: list[int] = []
         self._begun = time.monotonic()
 
     def judge(self, event: dict[str, Any]) -> None:
         """Judge whether after a failure a new process may do better: not where the input was refused."""
+        self.missing = list(event.get("missing", ()))
         self.retry = self.left > 0 and str(event.get("type", "")).rpartition(".")[2] not in _OWN_FAULT
 
     def count(self, error: WorkerFailed, place: tuple[int, int] | None, whole: bool) -> None:
@@ -46,12 +49,13 @@ class Mender:
         """
         self.left, self.retry = self.left - 1, False
         epoch, batch = place or (0, 0)
+        rank = self.missing[0] if self.missing else error.rank  # one that waited in vain is not to blame
         made = Restart(
-            error.rank, error.host, error.signal, str(error).partition("\n")[0], time.monotonic() - self._begun,
+            rank, error.host, error.signal, str(error).partition("\n")[0], time.monotonic() - self._begun,
             epoch, batch,
         )  # fmt: skip
         self.done.append(made)
-        who = "all go on" if whole else f"rank {error.rank} goes on in a new process"
+        who = "all go on" if whole else f"rank {rank} goes on in a new process"
         print(
             f"choros: {made.reason}; {who} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)",
             file=sys.stderr,

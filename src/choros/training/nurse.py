@@ -91,6 +91,7 @@ class Nurse:
         """Keep what all need to go on; the workers are not stopped but for a copy of the centre."""
         if self.saver.checkpoint is None:
             return
+        begun = time.thread_time()
         header, vectors = centre_state.take(self.centre)
         conductor = self.engine.conductor
         over = conductor.epoch is None
@@ -99,3 +100,4 @@ class Nurse:
         groups = {"centre": vectors, "header": [header], "board": self.board.whole(first)}
         stopped = over and self.board.stopped
         self.saver.kept(State({"epoch": epoch, "batch": 0, "over": stopped}, {0: ({}, groups)}), asked)
+        self.saver.busy += time.thread_time() - begun

@@ -91,6 +91,7 @@ class RunRecord:
         losses: tuple of (seconds of training, compiling left out, epoch, loss), one an epoch.
         group: str. What the workers met in: "shared memory", "MPI over 2 hosts, sums in each host first",
             "torch (gloo) over shared memory", "a centre in shared memory", "nothing" ...
+        keeping: float. Seconds of processors, all processes together, that went into keeping and writing the state.
         restarts: tuple of Restart. Workers that failed, after which the run went on.
     """
 
@@ -108,6 +109,7 @@ class RunRecord:
     losses: tuple[tuple[float, int, float], ...]
     group: str = "nothing"
     restarts: tuple[Restart, ...] = ()
+    keeping: float = 0.0
 
     @classmethod
     def of(
@@ -137,6 +139,7 @@ class RunRecord:
             waiting=sum(worker.waiting for worker in workers) / len(workers),
             losses=tuple(losses),
             group=group,
+            keeping=sum(tally.keeping for tally in tallies),
         )
 
     def line(self) -> str:
