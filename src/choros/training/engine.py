@@ -221,7 +221,8 @@ class Engine:
             if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
                 beats, moved = latest, time.monotonic()
             if found is None:
-                limit = self.job.timeout if beats.all() else self.job.first_timeout
+                starting = not beats.all() or (self.nurse is not None and self.nurse.starting)
+                limit = self.job.first_timeout if starting else self.job.timeout
                 if time.monotonic() - moved > 1.1 * limit + 2.0:  # the ranks themselves know better, and first
                     self.hung(beats, limit)
                 continue

@@ -28,6 +28,7 @@ class Nurse:
         self.saver, self.mender, self.job = engine.saver, engine.mender, engine.job
         self.kept = time.monotonic()
         self.steps = 0.0
+        self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
         self.beats, self.moved = self.board.beats(), np.full(self.job.workers, time.monotonic())
         if self.saver.latest is None:
             centre_state.begin_at(centre, self.job.initial_epoch, self.job.initial_batch)
@@ -52,17 +53,19 @@ class Nurse:
         message, blobs, fds = engine.work
         job = {**message["job"], "counts_on": True}
         engine.pool.send(rank, {**message, "job": job, "again": True}, blobs, fds)
-        self.beats[rank], self.moved[rank] = -1, time.monotonic() + self.job.first_timeout
+        self.beats[rank], self.moved[rank] = self.board.beats()[rank], time.monotonic()
+        self.starting.add(rank)
         return True
 
     def look(self, done: dict[int, Any]) -> None:
         """End workers that hang, where they may begin anew; keep the state, if it is time."""
         now, beats = time.monotonic(), self.board.beats()
         fresh = beats != self.beats
-        self.moved[fresh & (self.beats != -1)] = now
-        self.beats = np.where(fresh | (self.beats != -1), beats, -1)
+        self.moved[fresh], self.beats = now, beats
+        self.starting -= set(np.flatnonzero(fresh).tolist())
         limit = _HUNG * self.job.timeout
-        late = [r for r in range(self.job.workers) if beats[r] and r not in done and now - self.moved[r] > limit]
+        stepping = set(np.flatnonzero(beats).tolist()) - self.starting - done.keys()
+        late = [rank for rank in stepping if now - self.moved[rank] > limit]
         if late and self.mender.left:
             holder = centre_state.holder(self.centre)
             rank = holder if holder in late else late[0]
