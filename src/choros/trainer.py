@@ -236,7 +236,7 @@ class Trainer:
         if isinstance(source, StreamSource):
             source.check(epochs - initial_epoch, steps_per_epoch)
             check_reach(self._launcher)
-        facts = (source, self.meet, self._each, self._place, self._launcher)
+        facts = (source, self.meet, self._each, self._launcher)
         saver = Saver(check_checkpoint(checkpoint, resume, self.restarts, *facts))
         steps = steps_per_epoch or source.steps(batch_size)
         check_rest(initial_batch, steps)

@@ -178,6 +178,16 @@ def test_ranks_of_a_job_are_warned_and_killed_and_go_on(undisturbed, tmp_path):
     assert [weights for weights, *_ in found] == [undisturbed[0]] * 2
 
 
+def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
+    run = Run(tmp_path, "aeasgd", ranks=2, slow=0.02).until("batch 1 2")
+    (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
+    os.kill(rank, signal.SIGUSR1)
+    assert run.ends(75) == []
+    assert "choros: asked to end: epoch 2, batch 0, is saved in" in run.errors
+    assert [epochs for _, _, epochs in Run(tmp_path, "aeasgd", "resume", ranks=2).ends(0)] == [[1, 2, 3]] * 2
+    assert Store(tmp_path / "state").latest().facts["epoch"] == 4
+
+
 def environment(pid):
     with open(f"/proc/{pid}/environ", "rb") as file:
         return file.read()

@@ -148,7 +148,7 @@ def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
 
 
 def check_checkpoint(
-    given: Any, resume: Any, restarts: int, source: Any, meet: str, each: list[int], place: Place, launcher: Any
+    given: Any, resume: Any, restarts: int, source: Any, meet: str, each: list[int], launcher: Any
 ) -> Any:
     """Return the ``Checkpoint``, or None; refuse what cannot be saved."""
     checkpoint = checkpoint_of(given)
@@ -159,8 +159,6 @@ def check_checkpoint(
     what = "checkpoint=" if checkpoint is not None else "restarts="
     if launcher is not None:
         raise BadInput(f"{what} is not there with launcher=: start the script itself with choros run.")
-    if meet == "alone" and place.size > 1:
-        raise BadInput(f"{what} is not there for ranks of a job that train alone: let the Trainer start its workers.")
     if meet == "never" and len(each) > 1:
         raise BadInput(f"{what} has no meaning for workers that never meet.")
     if several_models(max(each)):

@@ -215,7 +215,7 @@ class Engine:
             found = self.next(0.5)
             self.saver.look()
             if self.nurse is not None:
-                self.nurse.look(tallies)
+                self.nurse.watch(tallies)
             if self.feeder is not None and self.feeder.error is not None:
                 raise self.feeder.error
             if not np.array_equal(beats, latest := self.board.beats()) or found is not None:

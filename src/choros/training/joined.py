@@ -19,11 +19,12 @@ from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
 from choros.backend.devices import choose_devices
 from choros.data import FileSource, packing
-from choros.errors import BadInput
+from choros.errors import BadInput, PeerFailed
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.meeting import meet
+from choros.training.nurse import CentreKeeper
 from choros.training.parts import adding, build_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
@@ -31,9 +32,10 @@ from choros.training.run import Run, vectors
 from choros.training.saver import Saver
 from choros.training.state import Part, State, cut, from_blobs, to_blobs
 from choros.training.travel import unpack_model
-from choros.transport import Group
+from choros.transport import Group, centre_state
 from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
+from choros.transport.shared_centre import SharedCentre
 from choros.types import Array, Batch
 
 _STALL = 60.0  # seconds after which a rank that waits for another one says so
@@ -46,7 +48,8 @@ class JoinedReporter:
     """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
 
     def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any, saver: Any = None) -> None:
-        self.saver = saver
+        self.saver: Saver = saver or Saver(None)
+        self.keeper: CentreKeeper | None = None  # rank 0's, of a centre in this host's memory
         self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
@@ -120,6 +123,8 @@ class JoinedReporter:
             orders = self.record(epoch, logs, seconds)
             if self.lead:
                 self.command(orders)
+                if self.keeper is not None:
+                    self.keeper.ended()
 
     def keep(self, part: Part, asked: bool) -> None:
         """Bring all ranks' states to rank 0, one after the other; where somebody asked for the end, end when written.
@@ -144,9 +149,28 @@ class JoinedReporter:
 
     def look(self) -> None:
         """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""
-        if self.lead and not self.together and time.monotonic() - self.looked > _LOOK:
-            self.looked = time.monotonic()
+        if self.together or time.monotonic() - self.looked <= _LOOK:
+            return
+        self.looked = time.monotonic()
+        if self.lead:
             self.read_mail()
+        if self.keeper is not None:
+            self.keeper.look()
+            if self.run.board.asked:
+                self.keeper.keep(asked=True)
+                code = self.saver.leave().code
+                self.run.board.leave_with(code if isinstance(code, int) else 1)
+        self.leave()
+
+    def leave(self) -> None:
+        """End this process, where all that wait for nobody are to.
+
+        Raises:
+            SystemExit: they are.
+        """
+        code = self.run.board.code if self.saver.checkpoint is not None else None
+        if code is not None:
+            raise SystemExit(code)
 
     def see_out(self) -> None:
         """Rank 0 has done its steps: run the callbacks of the epochs that others end, until all have ended or rest."""
@@ -154,7 +178,7 @@ class JoinedReporter:
         while not self.run.board.stopped and self.conductor.epoch is not None and time.monotonic() - moved < _REST:
             latest = self.run.board.beats().tobytes()
             moved, beats = (moved if latest == beats else time.monotonic()), latest
-            self.read_mail()
+            self.look()
             time.sleep(_LOOK)
 
     def spread(self, mine: list[Any]) -> list[Any]:
@@ -224,8 +248,15 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     for each in (base, group):
         each.warn_after = min(each.warn_after, _STALL)
     one = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
-    one.state = None if saver.latest is None else saver.latest.of_rank(rank)
     reporter = JoinedReporter(one, conductor, base, meeting.mail, saver)
+    if saver.latest is not None and not job.alone:
+        one.state = saver.latest.of_rank(rank)
+    if job.alone and saver.checkpoint is not None:
+        if rank == 0:
+            reporter.keeper = CentreKeeper(near(centre), board, saver, job, conductor)
+        base.barrier()
+        centre_state.look_again(near(centre))
+        one.again = saver.latest is not None
     one.reporter = reporter
 
     def fetch() -> None:
@@ -240,11 +271,18 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     try:
         with saver.listening(board.ask):
             train(one)
-        if job.alone and not rank:
-            reporter.see_out()
-        base.barrier()
+            if job.alone and not rank:
+                reporter.see_out()
+            try:
+                base.barrier()
+            except PeerFailed:
+                reporter.leave()
+                raise
         if centre is not None:
             reporter.read_mail()
+            if reporter.keeper is not None:
+                reporter.keeper.keep()
+                saver.flush()
             centre.read(trainable, others)
             replica.set(trainable)
             replica.set_others(others)
@@ -281,6 +319,17 @@ def _share_history(base: Group, conductor: Any) -> None:
     told = json.loads(base.gather(said.encode())[0])
     if told is not None and own is not None and base.rank:
         own.epoch, own.history = told
+
+
+def near(centre: Any) -> SharedCentre:
+    """Return a centre that this host's memory holds.
+
+    Raises:
+        BadInput: it is divided among several hosts.
+    """
+    if not isinstance(centre, SharedCentre):
+        raise BadInput("checkpoint= is not there for ranks of several hosts that train alone: meet together.")
+    return centre
 
 
 def decode_together(group: Group, source: Any) -> None:

@@ -21,7 +21,7 @@ from choros.transport.segment import Segment
 from choros.transport.waiting import fence
 from choros.types import Array
 
-_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch, asked
+_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left
 _NOW = 12  # values before a rank's metric state: its epoch, its tally
 
 
@@ -104,6 +104,15 @@ class Noticeboard:
     def ask(self) -> None:
         """Ask for a checkpoint and the end."""
         self._head[5] = 1.0
+
+    @property
+    def code(self) -> int | None:
+        """With which code ranks that wait for nobody are to end their process; None: they are not."""
+        return int(self._head[6]) - 1 if self._head[6] else None
+
+    def leave_with(self, code: int) -> None:
+        """Have all ranks end their process with this code."""
+        self._head[6] = code + 1
 
     @property
     def last(self) -> int:

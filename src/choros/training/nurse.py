@@ -15,7 +15,57 @@ from choros.transport.shared_centre import SharedCentre
 _HUNG = 0.8  # of the timeout: before others give up waiting for the centre that one holds
 
 
-class Nurse:
+class CentreKeeper:
+    """Keeps what workers that train alone need to go on; they are not stopped but for a copy of the centre.
+
+    Args:
+        centre: a hold on the centre, of a controller or of rank 0; no worker has met it yet.
+        board: Noticeboard.
+        saver: Saver.
+        job: Job.
+        conductor: of the callbacks.
+    """
+
+    def __init__(self, centre: SharedCentre, board: Any, saver: Any, job: Any, conductor: Any) -> None:
+        self.centre, self.board, self.saver, self.job, self.conductor = centre, board, saver, job, conductor
+        self.kept, self.steps = time.monotonic(), 0.0
+        if saver.latest is None:
+            centre_state.begin_at(centre, job.initial_epoch, job.initial_batch)
+        else:
+            _, groups = saver.latest.parts[0]
+            centre_state.put(centre, groups["header"][0], groups["centre"])
+            board.put_back(groups["board"])
+
+    def look(self) -> None:
+        """Keep the state, if it is time."""
+        if self.saver.checkpoint is None:
+            return
+        rule, now = self.job.keep or {}, time.monotonic()
+        steps = self.board.beats().sum() / self.job.workers
+        if now - self.kept >= rule.get("seconds", np.inf) or steps - self.steps >= rule.get("batches", np.inf):
+            self.kept, self.steps = now, steps
+            self.keep()
+
+    def ended(self) -> None:
+        """An epoch has ended, and its callbacks have run."""
+        if "seconds" not in (self.job.keep or {"seconds": 0}):
+            self.keep()
+
+    def keep(self, asked: bool = False) -> None:
+        """Keep the state as it is now."""
+        if self.saver.checkpoint is None:
+            return
+        begun = time.thread_time()
+        header, vectors = centre_state.take(self.centre)
+        over = self.conductor.epoch is None
+        epoch = self.job.epochs if over else self.conductor.epoch
+        groups = {"centre": vectors, "header": [header], "board": self.board.whole(epoch - self.job.initial_epoch)}
+        stopped = over and self.board.stopped
+        self.saver.kept(State({"epoch": epoch, "batch": 0, "over": stopped}, {0: ({}, groups)}), asked)
+        self.saver.busy += time.thread_time() - begun
+
+
+class Nurse(CentreKeeper):
     """Of one run. Nobody waits for a worker that dies: its new process goes on from what it last brought to the centre.
 
     Args:
@@ -24,20 +74,11 @@ class Nurse:
     """
 
     def __init__(self, engine: Any, centre: SharedCentre) -> None:
-        self.engine, self.centre, self.board = engine, centre, engine.board
-        self.saver, self.mender, self.job = engine.saver, engine.mender, engine.job
-        self.kept = time.monotonic()
-        self.steps = 0.0
+        super().__init__(centre, engine.board, engine.saver, engine.job, engine.conductor)
+        self.engine, self.mender = engine, engine.mender
         self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
         self.beats, self.moved = self.board.beats(), np.full(self.job.workers, time.monotonic())
-        if self.saver.latest is None:
-            centre_state.begin_at(centre, self.job.initial_epoch, self.job.initial_batch)
-        else:
-            _, groups = self.saver.latest.parts[0]
-            centre_state.put(centre, groups["header"][0], groups["centre"])
-            self.board.put_back(groups["board"])
 
-    # -- workers
     def revive(self, rank: int, event: dict[str, Any], done: dict[int, Any]) -> bool:
         """Start a new process in the place of a worker that failed; False where the run is to end with it."""
         if rank in done:
@@ -57,8 +98,12 @@ class Nurse:
         self.starting.add(rank)
         return True
 
-    def look(self, done: dict[int, Any]) -> None:
-        """End workers that hang, where they may begin anew; keep the state, if it is time."""
+    def watch(self, done: dict[int, Any]) -> None:
+        """End workers that hang, where they may begin anew; keep the state, if it is time.
+
+        Raises:
+            SystemExit: this process was asked to end.
+        """
         now, beats = time.monotonic(), self.board.beats()
         fresh = beats != self.beats
         self.moved[fresh], self.beats = now, beats
@@ -73,34 +118,7 @@ class Nurse:
             print(text, file=sys.stderr, flush=True)
             self.moved[:] = now
             self.engine.pool.end(rank)
-        rule = self.job.keep or {}
-        if self.saver.checkpoint is None:
-            return
-        if self.saver.checkpoint.asked:
+        if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
             self.keep(asked=True)
             raise self.saver.leave()
-        steps = beats.sum() / self.job.workers
-        if now - self.kept >= rule.get("seconds", np.inf) or steps - self.steps >= rule.get("batches", np.inf):
-            self.kept, self.steps = now, steps
-            self.keep()
-
-    # -- the state
-    def ended(self) -> None:
-        """An epoch has ended, and its callbacks have run."""
-        if "seconds" not in (self.job.keep or {"seconds": 0}):
-            self.keep()
-
-    def keep(self, asked: bool = False) -> None:
-        """Keep what all need to go on; the workers are not stopped but for a copy of the centre."""
-        if self.saver.checkpoint is None:
-            return
-        begun = time.thread_time()
-        header, vectors = centre_state.take(self.centre)
-        conductor = self.engine.conductor
-        over = conductor.epoch is None
-        epoch = self.job.epochs if over else conductor.epoch
-        first = min(epoch, self.job.epochs) - self.job.initial_epoch
-        groups = {"centre": vectors, "header": [header], "board": self.board.whole(first)}
-        stopped = over and self.board.stopped
-        self.saver.kept(State({"epoch": epoch, "batch": 0, "over": stopped}, {0: ({}, groups)}), asked)
-        self.saver.busy += time.thread_time() - begun
+        self.look()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from choros.backend.base import model_variables
 from choros.checkpoints import Checkpoint
-from choros.errors import BadInput
+from choros.errors import BadInput, CheckpointFailed
 from choros.training.job import Job
 from choros.training.state import Part, State
 
 _SAME = ("algorithm", "meet", "workers", "batch_size", "steps", "shuffle")  # of a job, what must not change
+_WRITTEN = 600.0  # seconds in which a state is on the disk
 
 
 class Saver:
@@ -55,8 +59,6 @@ class Saver:
         Raises:
             BadInput: the checkpoint is another training's.
         """
-        from dataclasses import replace
-
         if self.checkpoint is None and not restarts:
             return job
         rule = self.checkpoint.rule | {"asks": True} if self.checkpoint is not None else {}
@@ -93,8 +95,6 @@ class Saver:
 
     def onward(self, job: Job, again: bool = True) -> Job:
         """Return the job that goes on from the latest state."""
-        from dataclasses import replace
-
         if self.latest is None:
             return job
         facts = self.latest.facts
@@ -142,8 +142,6 @@ class Saver:
             raise error
 
     def _write(self) -> None:
-        import time
-
         assert self.checkpoint is not None  # noqa: S101 - for the type checker
         while True:
             with self._wake:
@@ -172,7 +170,9 @@ class Saver:
             self._ending = True
             self._wake.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_WRITTEN)
+            if self._thread.is_alive():
+                raise CheckpointFailed(f"A checkpoint is still being written after {_WRITTEN:.0f} s: is the disk well?")
             self._thread = None
         self._ending = False
         self.look()
@@ -187,8 +187,6 @@ class Saver:
             with self.checkpoint.listening(then):
                 yield
         except BaseException:
-            from contextlib import suppress
-
             with suppress(Exception):
                 self.flush()
             raise
@@ -207,8 +205,6 @@ class Saver:
 
 def facts_of(model: Any, source: Any) -> dict[str, Any]:
     """Return what must be the same of model and data when training goes on."""
-    from choros.backend.base import model_variables
-
     shapes = [[list(variable.shape), str(np.dtype(variable.dtype).name)] for variable in model_variables(model)]
     return {"rows": source.rows, "variables": shapes, "backend": _backend()}
 

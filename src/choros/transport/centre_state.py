@@ -33,13 +33,13 @@ def place_of(centre: SharedCentre, rank: int) -> tuple[int, int] | None:
 
 
 def begin_at(centre: SharedCentre, epoch: int, batch: int) -> None:
-    """Say of all workers, before they come, where they begin."""
-    first = centre._place_at
+    """Say of all workers, before they exchange, where they begin."""
+    first = centre._place_at - (centre.rank or 0)
     centre._header()[first : first + centre.workers] = word(epoch, batch)
 
 
 def take(centre: SharedCentre) -> tuple[Array, list[Array]]:
-    """Return copies of the header, and of the centre, the moving statistics and the rule's memory, by a controller.
+    """Return copies of the header, and of the centre, the moving statistics and the rule's memory, by whoever holds it.
 
     Raises:
         MeetingTimeout: if the centre stays held.
@@ -51,13 +51,19 @@ def take(centre: SharedCentre) -> tuple[Array, list[Array]]:
 
 
 def put(centre: SharedCentre, header: Array, vectors: list[Array]) -> None:
-    """Go on from what ``take`` gave, by a controller before any worker comes."""
+    """Go on from what ``take`` gave, before any worker exchanges."""
     for pair, vector in zip(centre._buffers, vectors, strict=True):
         pair[0][:] = vector
     own = centre._header()
     own[:] = header
     own[at.ACTIVE : at.ACTIVE + len(vectors)] = 0
     centre._set = int(own[at.SET])
+
+
+def look_again(centre: SharedCentre) -> None:
+    """Take up, as a worker that has yet to exchange, what was put into the centre after it had come."""
+    centre._sent = int(centre._header()[centre._sent_at])
+    centre._set = int(centre._header()[at.SET])
 
 
 def holder(centre: SharedCentre) -> int:
