@@ -130,7 +130,8 @@ def test_a_run_that_is_killed_and_then_warned_goes_on_to_the_same_bits(undisturb
 
     run = Run(tmp_path, "easgd", "resume", slow=0.05).until("batch 2 4")
     family = run.family()
-    os.kill(run.process.pid, signal.SIGTERM)
+    for pid in reversed(family):  # as a scheduler does: the workers too
+        os.kill(pid, signal.SIGTERM)
     assert run.ends(75) == []
     assert gone(family)
     assert re.search(r"choros: asked to end: epoch [34], batch \d, is saved in", run.errors)

@@ -38,7 +38,7 @@ class Job:
     devices: list[int] = field(default_factory=list)  # of each worker, where some have several
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
     hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
-    keep: dict[str, Any] | None = None  # when ranks leave their state: "batches" or "seconds", and whether one "asks"
+    keep: dict[str, Any] | None = None  # when ranks leave their state: "batches", "seconds"; "asks", "signals"
     counts_on: bool = False  # the run goes on within one fit: the tallies do too
 
     def json(self) -> dict[str, Any]:

@@ -61,7 +61,11 @@ class Saver:
         """
         if self.checkpoint is None and not restarts:
             return job
-        rule = self.checkpoint.rule | {"asks": True} if self.checkpoint is not None else {}
+        rule = (
+            self.checkpoint.rule | {"asks": True, "signals": list(self.checkpoint.signals)}
+            if self.checkpoint is not None
+            else {}
+        )
         job = replace(job, keep=rule)
         self._run = {name: getattr(job, name) for name in _SAME} | facts
         saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None

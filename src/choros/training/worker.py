@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
     held.append(board)
     stack = ExitStack()
+    stack.enter_context(deaf((job.keep or {}).get("signals", ())))
     try:
         devices = choose_devices(job.devices[link.rank]) if job.devices else []
         layout = stack.enter_context(laid_out(job.layout))
@@ -151,6 +154,17 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         for part in held:
             part.close()
         stack.close()
+
+
+@contextmanager
+def deaf(names: Sequence[str]) -> Iterator[None]:
+    """For a while, leave these signals to the caller: a scheduler sends them to all processes of a job."""
+    before = {name: signal.signal(signal.Signals[name], signal.SIG_IGN) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(signal.Signals[name], handler)
 
 
 def sources(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any]:
