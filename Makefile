@@ -1,12 +1,14 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
 #   make demo   trains a real model on real data by every algorithm and names the report it wrote
 #   make test   installs what the tests need and passes them
+# and besides: make drills DRILLS=70 has workers of real runs fail at random moments, so often on each backend
 
 PYTHON ?= python3
 DEMO ?=
 PYTEST ?=
+DRILLS ?= 70
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench drills clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -32,6 +34,11 @@ lint: .venv-test/ready
 
 bench: .venv-test/ready
 	.venv-test/bin/python benchmarks/table.py
+
+drills: .venv-test/ready
+	for backend in jax torch tensorflow; do \
+	    .venv-test/bin/python drills/run.py --backend $$backend --number $(DRILLS) >drills/$$backend.json || exit 1; \
+	done
 
 clean:
 	rm -rf .venv .venv-test dist build choros-demo

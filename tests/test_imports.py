@@ -31,6 +31,7 @@ ROOMS = {
     "data": set(),
     "exchange": {"algorithms", "transport"},
     "report": set(),
+    "checkpoints": set(),
     "submit": {"cluster", "machine"},
     "callbacks": {"cluster"},
     "collectives": {"transport"},
@@ -47,6 +48,7 @@ ROOMS = {
         "launch",
         "launchers",
         "backend",
+        "checkpoints",
         "data",
     },
 }
@@ -84,6 +86,7 @@ OUTSIDE = {
     "google_crc32c": {"data"},
     "numpy": {
         "types",
+        "checkpoints",
         "collectives",
         "hvd",
         "exchange",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         LocalSGD,
         Single,
     )
+    from choros.checkpoints import Checkpoint
     from choros.cluster import Place
     from choros.data import files, prefetch
     from choros.errors import BadInput, ChorosError, WorkerFailed
@@ -47,6 +48,7 @@ _ALGORITHMS = "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD
 _WHERE = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
+    "Checkpoint": "choros.checkpoints",
     "Place": "choros.cluster",
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
     **dict.fromkeys(("Mpiexec", "Srun", "Ssh"), "choros.launchers"),
@@ -70,6 +72,7 @@ __all__ = [
     "AllReduce",
     "Averaging",
     "BadInput",
+    "Checkpoint",
     "ChorosError",
     "DiLoCo",
     "DynSGD",

@@ -10,6 +10,7 @@
     │   ├── NotSerializable            a model or an object that cannot travel to a worker
     │   └── BadData                    arrays, files or datasets that do not fit together
     ├── WorkerFailed (RuntimeError)    a worker raised, was killed or ran out of memory
+    ├── CheckpointFailed (OSError)     a checkpoint could not be written or read; the last good one is untouched
     ├── RanksDiffer (RuntimeError)     ranks called different collectives; raised on every rank, the next call works
     ├── PeerFailed (ConnectionError)   seen by a worker: another rank has gone or has given up
     └── MeetingTimeout (TimeoutError)  a wait reached its limit; the message names who was missing
@@ -53,6 +54,10 @@ class NotSerializable(BadInput):
 
 class BadData(BadInput):
     """Arrays, files or datasets that are missing, malformed or do not fit together."""
+
+
+class CheckpointFailed(ChorosError, OSError):
+    """A checkpoint could not be written, or is not whole. What was written before is untouched."""
 
 
 class RanksDiffer(ChorosError, RuntimeError):

@@ -22,6 +22,7 @@ from choros.launchers import How, launcher_of
 from choros.spark.launcher import Spark
 from choros.training import joined
 from choros.training.arguments import (
+    check_checkpoint,
     check_devices,
     check_epochs,
     check_launcher,
@@ -31,6 +32,7 @@ from choros.training.arguments import (
     check_place,
     check_reach,
     check_rest,
+    check_restarts,
     go_on,
     keras_settings,
     limits_of,
@@ -43,6 +45,7 @@ from choros.training.layout import check_layout, say_mesh
 from choros.training.parts import several_models
 from choros.training.pool import WorkerPool, check_workers, default_workers, each_devices
 from choros.training.record import RunRecord
+from choros.training.saver import Saver, facts_of
 from choros.training.travel import pack_model
 
 
@@ -75,6 +78,9 @@ class Trainer:
             ``CHOROS_NETWORK``, else the way to the other hosts.
         timeout: float. Seconds without a step after which a worker counts as hung. Defaults to 300; the first step
             may take ``first_timeout`` (1,800) seconds.
+        restarts: int. How often workers that die, hang or raise are started again, in all; then all go on from where
+            they last left their state (each epoch's end, or as a ``Checkpoint`` says), workers that train alone each
+            from its last meeting. For workers of this machine. Defaults to 0: the first failure ends ``fit``.
         strict: bool. Whether settings outside an algorithm's stability bound are refused; else they warn.
             Defaults to True.
 
@@ -111,6 +117,7 @@ class Trainer:
         network: str | None = None,
         timeout: float = 300.0,
         first_timeout: float = 1800.0,
+        restarts: int = 0,
         strict: bool = True,
     ) -> None:
         try:
@@ -139,6 +146,7 @@ class Trainer:
         self.meet = check_meet(self.algorithm, meet)
         self.model, self.models = model, list[Any]()
         self.timeout, self.first_timeout, self.strict = timeout, first_timeout, strict
+        self.restarts = check_restarts(restarts, self._place, self._launcher)
         own = 1 if devices_per_worker is None else devices_per_worker
         self._pool = pool or WorkerPool(
             self.workers, threads=threads, bind=bind, devices=devices, devices_per_worker=own, echo=echo
@@ -171,6 +179,8 @@ class Trainer:
         validation_freq: int | list[int] = 1,
         seed: int | None = None,
         initial_batch: int = 0,
+        checkpoint: Any = None,
+        resume: bool = False,
     ) -> Any:
         """Train, as ``model.fit`` does.
 
@@ -187,6 +197,9 @@ class Trainer:
                 (so ``keras.utils.set_random_seed`` makes runs repeatable).
             initial_batch: int. Global batches of the first epoch that a run with this ``seed`` and these data trained
                 before it was cut short: this one goes on with the rest. Defaults to 0.
+            checkpoint: ``choros.Checkpoint``, or a directory for one after each epoch. Defaults to None.
+            resume: bool. Whether to go on from the newest checkpoint; where there is none, training begins. The
+                history then has the epochs that were trained now. Defaults to False.
             epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight, initial_epoch,
                 validation_steps, validation_batch_size, validation_freq: as in Keras.
 
@@ -196,6 +209,8 @@ class Trainer:
 
         Raises:
             BadInput: something that cannot work; no worker was started.
+            CheckpointFailed: a checkpoint could not be written, as the disk is full.
+            SystemExit: a signal asked for a checkpoint and the end.
             WorkerFailed: a worker failed; the model is unchanged and ``error.weights`` holds the last centre.
         """
         begun = time.perf_counter()
@@ -226,6 +241,8 @@ class Trainer:
         if isinstance(source, StreamSource):
             source.check(epochs - initial_epoch, steps_per_epoch)
             check_reach(self._launcher)
+        facts = (source, self.meet, self._each, self._launcher)
+        saver = Saver(check_checkpoint(checkpoint, resume, self.restarts, *facts))
         steps = steps_per_epoch or source.steps(batch_size)
         check_rest(initial_batch, steps)
         if isinstance(self.algorithm, algorithms.Ensemble):
@@ -268,9 +285,11 @@ class Trainer:
             layout=self._layout,
             hand_back=algorithm.level == "gradients" or self.workers == 1,
         )
+        job = saver.begin(job, facts_of(self.model, source), resume, self.restarts)
+        conductor.first = job.initial_batch
         if verbose and job.devices:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))
-        record = self._train(Plan(self.model, algorithm, job, source, validation, conductor, written, begun))
+        record = self._train(Plan(self.model, algorithm, job, source, validation, conductor, written, begun, saver))
         conductor.history.run = record
         if verbose:
             print(record.line())
@@ -305,7 +324,7 @@ class Trainer:
             plan.conductor.end()
             return record
         try:
-            engine = Engine(plan, cargo, self._pool)
+            engine = Engine(plan, cargo, self._pool, self.restarts)
             record = engine.run()
             self.models = engine.gather_members()
         finally:

@@ -121,6 +121,23 @@ def test_the_code_of_the_first_failure(script):
     assert "rank 0 of 2" in done.stderr
 
 
+@pytest.mark.parametrize(("restarts", "code", "turns"), [(3, 0, 3), (1, 137, 2)])
+def test_a_job_that_fails_is_started_again(script, restarts, code, turns):
+    path = script("import os; turn = os.environ['CHOROS_RESTART']; print('turn', turn, flush=True)\n"
+                  "if turn < '2' and os.environ['CHOROS_RANK'] == '1': os.kill(os.getpid(), 9)\n")  # fmt: skip
+    done = choros("run", "-n", 2, "--restarts", restarts, path)
+    assert done.returncode == code, done.stderr
+    assert sorted({line[4:] for line in done.stdout.splitlines()}) == [f"turn {turn}" for turn in range(turns)]
+    said = [line for line in done.stderr.splitlines() if "started again" in line]
+    assert said[0] == f"choros run: the job ended with code 137: started again ({restarts - 1} restarts left)"
+
+
+def test_a_job_that_asks_for_another_turn_is_not_started_again(script):
+    done = choros("run", "-n", 2, "--restarts", 3, script("import sys; print('here', flush=True); sys.exit(75)"))
+    assert done.returncode == 75
+    assert "started again" not in done.stderr
+
+
 def test_kill_9_of_the_launcher_leaves_no_ranks(script):
     path = script("import os, time\nprint(os.getpid())\ntime.sleep(100)")
     with subprocess.Popen(

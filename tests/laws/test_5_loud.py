@@ -115,10 +115,10 @@ def test_the_noticeboard_waits_with_a_limit_and_is_free_when_the_holder_dies():
     board.timeout = LIMIT
     with held_elsewhere(NOTICES, board.segment.fd) as other, within(10):
         with pytest.raises(MeetingTimeout, match=f"process {other.pid}"):
-            board.add(0, np.zeros(1), np.zeros(1))
+            board.add(0, 1, np.zeros(1), np.zeros(1))
         assert other.poll() is None
     with within(5):
-        assert board.add(0, np.ones(1), np.zeros(1)) is False
+        assert board.add(0, 0, np.ones(1), np.zeros(1)) is False
     board.close()
 
 

@@ -243,6 +243,13 @@ class BaseReplica(Metrics):
 
     # Seeds, learning rate, the whole state.
 
+    def generators(self) -> list[Array]:
+        """Return the state of the library's own random generators, which layers without a seed may use."""
+        return []
+
+    def set_generators(self, states: list[Array]) -> None:
+        """Set what ``generators`` gave."""
+
     def fold_seeds(self, rank: int, seed: int | None) -> None:
         """Make random layers differ by rank; rank 0 keeps the model's seed state unless a ``seed`` is given."""
         if rank == 0 and seed is None:

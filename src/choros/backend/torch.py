@@ -113,6 +113,14 @@ class TorchReplica(BaseReplica):
             for variable, array in zip(variables, arrays, strict=True):
                 _write(variable.value, array)
 
+    def generators(self) -> list[Array]:
+        """Return the state of PyTorch's generator of the CPU: Dropout without a seed draws from it."""
+        return [torch.get_rng_state().numpy()]
+
+    def set_generators(self, states: list[Array]) -> None:
+        """Set what ``generators`` gave."""
+        torch.set_rng_state(torch.from_numpy(np.array(states[0])))
+
     # Momentum.
 
     def look_ahead(self, momentum: float) -> None:

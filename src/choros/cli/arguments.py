@@ -21,6 +21,21 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number of 0 or more.
+
+    Raises:
+        ArgumentTypeError: it is none.
+
+    Example:
+        >>> whole("0")
+        0
+    """
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, got {text}")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """A number of seconds, 0 or more.
 

@@ -6,14 +6,16 @@ import argparse
 import os
 import shlex
 import sys
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
-from choros.cli.arguments import count, seconds, some_seconds
+from choros.cli.arguments import count, seconds, some_seconds, whole
 from choros.cli.target import command_of
 from choros.cluster import is_this_machine
 from choros.errors import BadInput
-from choros.launch.run import GRACE
+from choros.launch.run import GRACE, Outcome
+from choros.runner.again import again
 from choros.runner.horovod import OPTIONS, Option
 from choros.runner.hosts import SSH, start_on_hosts
 from choros.runner.launchers import start_under
@@ -74,6 +76,13 @@ def add_parser(subparsers: Any) -> None:
         type=some_seconds,
         metavar="S",
         help="seconds that hvd.init may wait for all ranks (default: 30)",
+    )
+    add(
+        "--restarts",
+        type=whole,
+        default=0,
+        metavar="K",
+        help="start the whole job again when it fails, at most K times; fit(checkpoint=, resume=True) goes on",
     )
     add("--output-filename", metavar="DIR", help="also keep what rank N prints in DIR/rank.N/stdout and stderr")
     add(
@@ -150,11 +159,18 @@ def main(args: argparse.Namespace) -> int:
     )
     wish = Wish(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
     slots = slots_of(args.hosts, args.hostfile)
-    if args.launcher != "ssh":
-        return start_under(args.launcher, command, wish, slots, args.network.split(",")[0])
-    if all(is_this_machine(host) for host, _ in slots):
-        return start(command, wish, verbose=args.verbose).code
     port = f" -p {args.ssh_port}" if args.ssh_port else ""
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
     ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
-    return start_on_hosts(command, wish, slots, ssh=ssh, network=network, verbose=args.verbose).code
+    here = all(is_this_machine(host) for host, _ in slots)
+
+    def once(more: dict[str, str]) -> Outcome:
+        this = replace(wish, variables={**told, **more})
+        if args.launcher != "ssh":
+            code = start_under(args.launcher, command, this, slots, network)
+            return Outcome(code, code - 128 if code in (130, 143) else 0)
+        if here:
+            return start(command, this, verbose=args.verbose)
+        return start_on_hosts(command, this, slots, ssh=ssh, network=network, verbose=args.verbose)
+
+    return again(once, args.restarts).code

@@ -188,6 +188,10 @@ class Pool:
         """
         return failure(rank, self.size, event, weights)
 
+    def end(self, rank: int) -> None:
+        """Kill one worker; ``receive`` gives its ``died`` event."""
+        self._crew.children[rank].send_signal(signal.SIGKILL)
+
     def kill(self) -> None:
         """End all workers and what they started, at once; again does nothing."""
         self._finalizer()
@@ -217,6 +221,17 @@ class Pool:
             self.close()
         else:
             self.kill()
+
+    def replace(self, rank: int) -> None:
+        """Kill a worker, if it lives, and start another in its place, without waiting for it; its hello is an event.
+
+        Args:
+            rank: the worker; what it has said is dropped.
+        """
+        self._crew.replace(rank, self.size)
+        self._ended.pop(rank, None)
+        self._hung_up.pop(rank, None)
+        self._events = deque(event for event in self._events if event[0] != rank)
 
     def _greet(self, timeout: float) -> None:
         """Wait for every worker's hello."""
@@ -289,6 +304,7 @@ class _Crew:
 
     def __init__(self, echo: Callable[[int, str], None] | None) -> None:
         self.wires: list[Wire] = []
+        self._hired: dict[int, tuple[Mapping[str, str], tuple[int, ...]]] = {}
         self._owner = os.getpid()
         self.keeper = Keeper(None if echo is None else lambda rank, _, line: echo(rank, line))
 
@@ -298,6 +314,7 @@ class _Crew:
 
     def hire(self, rank: int, size: int, environment: Mapping[str, str], cores: tuple[int, ...]) -> None:
         """Start one worker."""
+        self._hired[rank] = (environment, cores)
         environment = {name: value for name, value in environment.items() if name not in _NOT_FOR_WORKERS}
         environment |= {"CHOROS_WORKER": "1", **python_variables()}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -312,6 +329,16 @@ class _Crew:
                 self.keeper.call(lambda: self.keeper.start(rank, make), timeout=60.0)
             except OSError as error:
                 raise BadInput(f"worker {rank} of {size} cannot be started with {sys.executable}: {error}") from error
+
+    def replace(self, rank: int, size: int) -> None:
+        """Kill one worker and start another as that one was."""
+        child, wire = self.children[rank], self.wires[rank]
+        child.send_signal(signal.SIGKILL)
+        child.wait(10.0)
+        self.hire(rank, size, *self._hired[rank])
+        self.wires[rank] = self.wires.pop()
+        self.children[rank] = self.children.pop()
+        wire.close()
 
     def _slay(self) -> None:
         for child in self.children:

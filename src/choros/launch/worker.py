@@ -38,6 +38,8 @@ def serve(link: Link) -> None:
             frame = link.receive(None)
         except PeerFailed:
             return
+        if "call" not in frame[0]:  # said to a call that has failed meanwhile
+            continue
         event = _call(link, frame)
         del frame
         if event is not None:

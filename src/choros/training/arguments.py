@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from choros.checkpoints.policy import checkpoint_of
 from choros.cluster import Place
+from choros.data import StreamSource
 from choros.errors import BadInput
 from choros.training.layout import describe
 from choros.training.lean import lean
+from choros.training.parts import several_models
 from choros.training.pool import WorkerPool, each_devices
 from choros.training.whereabouts import find_place
 
@@ -130,6 +133,39 @@ def limits_of(callbacks: Any) -> list[Any]:
     given = getattr(callbacks, "callbacks", callbacks)
     given = given if isinstance(given, (list, tuple)) else [given]
     return [one for one in given if hasattr(one, "point") and hasattr(one, "restore")]
+
+
+def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
+    """Return how often workers may be started again; refuse what cannot be."""
+    if isinstance(restarts, bool) or not isinstance(restarts, (int, np.integer)) or restarts < 0:
+        raise BadInput(f"restarts={restarts!r}: give a whole number, 0 or more.")
+    if restarts and (place.size > 1 or launcher is not None):
+        raise BadInput(
+            "restarts= is for workers that the Trainer starts on this machine. For ranks of a job give fit a "
+            "checkpoint= and resume=True, and start the job again: choros run --restarts K."
+        )
+    return int(restarts)
+
+
+def check_checkpoint(
+    given: Any, resume: Any, restarts: int, source: Any, meet: str, each: list[int], launcher: Any
+) -> Any:
+    """Return the ``Checkpoint``, or None; refuse what cannot be saved."""
+    checkpoint = checkpoint_of(given)
+    if resume and checkpoint is None:
+        raise BadInput("resume=True needs to know from where: give checkpoint= a directory.")
+    if checkpoint is None and not restarts:
+        return None
+    what = "checkpoint=" if checkpoint is not None else "restarts="
+    if launcher is not None:
+        raise BadInput(f"{what} is not there with launcher=: start the script itself with choros run.")
+    if meet == "never" and len(each) > 1:
+        raise BadInput(f"{what} has no meaning for workers that never meet.")
+    if several_models(max(each)):
+        raise BadInput(f"{what} is not there for workers of several devices, each with a model of its own.")
+    if isinstance(source, StreamSource) and restarts:
+        raise BadInput("restarts= needs data that can be read again: give arrays, choros.files or a PyDataset.")
+    return checkpoint
 
 
 def check_rest(initial_batch: int, steps: int | None) -> None:

@@ -52,6 +52,7 @@ class Conductor:
         )
         self.history: Any = model.history
         self.waiting: dict[int, dict[str, float]] = {}  # epochs that were reported before their time
+        self.told: dict[int, Orders] = {}  # by epoch that has ended, what was decided: for those that end it again
         self.epoch: int | None = None
         self.epochs, self.steps, self.first = epochs, steps, first
         self.step = -1  # the batch whose beginning was told last
@@ -78,9 +79,10 @@ class Conductor:
         self.model.stop_training = False
         before = self._state()
         self.list.on_train_begin()
-        self.epoch = epoch
-        self.list.on_epoch_begin(epoch)
-        self._begin_batch(self.first)
+        if epoch < self.epochs:
+            self.epoch = epoch
+            self.list.on_epoch_begin(epoch)
+            self._begin_batch(self.first)
         return self._orders(before)
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
@@ -105,16 +107,23 @@ class Conductor:
         self.step = step
 
     def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
-        """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn."""
+        """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn.
+
+        One that ends again, as workers were started again, is told what was decided the first time.
+        """
+        if epoch in self.told:
+            return self.told[epoch]
         self.waiting[epoch] = logs
         orders = Orders()
         while self.epoch is not None and self.epoch in self.waiting:
-            latest = self._end(self.epoch, self.waiting.pop(self.epoch))
+            ended = self.epoch
+            latest = self._end(ended, self.waiting.pop(ended))
             orders = Orders(
                 orders.stop or latest.stop,
                 orders.learning_rate if latest.learning_rate is None else latest.learning_rate,
                 orders.weights or latest.weights,
             )
+            self.told[ended] = orders
         return orders
 
     def _end(self, epoch: int, logs: dict[str, float]) -> Orders:

@@ -16,10 +16,14 @@ from choros.errors import MeetingTimeout, WorkerFailed
 from choros.training.conductor import values
 from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
+from choros.training.mending import Mender
 from choros.training.noticeboard import Noticeboard
+from choros.training.nurse import Nurse
 from choros.training.parts import create_meeting
 from choros.training.pool import WorkerPool
 from choros.training.record import RunRecord
+from choros.training.saver import Saver
+from choros.training.state import from_blobs, to_blobs
 from choros.training.travel import fresh_clone
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
@@ -62,21 +66,30 @@ class Engine:
         plan: what to do, its job knowing where the parts of its sources are.
         cargo: Cargo.
         pool: WorkerPool with at least ``job.workers`` workers.
+        restarts: how often failed workers may be started again.
     """
 
-    def __init__(self, plan: Plan, cargo: Cargo, pool: WorkerPool) -> None:
+    def __init__(self, plan: Plan, cargo: Cargo, pool: WorkerPool, restarts: int = 0) -> None:
         self.model, self.algorithm, self.job, self.conductor = plan.model, plan.algorithm, plan.job, plan.conductor
+        self.first_job, self.started = plan.job, 0.0
         self.cargo, self.workers, self.begun, self.ranks = cargo, pool, plan.begun, range(plan.job.workers)
         self.stream = plan.source if isinstance(plan.source, StreamSource) else None
         self.members: dict[int, tuple[float, list[Array]]] = {}
-        self.losses: list[tuple[float, int, float]] = []
+        self.losses: dict[int, tuple[float, int, float]] = {}
+        self.saver: Saver = plan.saver or Saver(None)
+        self.mender = Mender(restarts, plan.job.workers)
+        self.given: list[Array] = []
+        self.begun_once = False
+        self.nurse: Nurse | None = None
+        self.ready: set[int] = set()
 
     # -- the segments
     def open(self) -> None:
         """Make the segments: board, weights, data, and the group's or the centre's."""
         job = self.job
         self.variables = model_variables(self.model)
-        self.given = now = values(self.variables)
+        now = values(self.variables)
+        self.given = self.given or now
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
         self.layout, nbytes = packing.layout(now)
         self.weights = Segment.create(max(nbytes, 64), "choros-weights")
@@ -91,6 +104,7 @@ class Engine:
         self.centre: SharedCentre | None = None
         if job.alone and self.meeting is not None:
             self.centre = SharedCentre(self.meeting, self.algorithm, None, job.workers)
+            self.nurse = Nurse(self, self.centre)
 
     def close(self) -> None:
         """Let the segments go."""
@@ -106,12 +120,32 @@ class Engine:
         Raises:
             WorkerFailed: a worker raised, died or hung.
         """
-        with self.workers.lent():
-            return self._run()
+        with self.workers.lent(), self.saver.listening(self.ask):
+            self.conductor.fetch = self.fetch
+            self.pool = self.workers.start()
+            while True:
+                try:
+                    return self._run()
+                except WorkerFailed as error:
+                    if not self.again(error):
+                        raise
+
+    def ask(self) -> None:
+        """Have the workers leave their state, with which this process ends."""
+        self.board.ask()
+
+    def again(self, error: WorkerFailed) -> bool:
+        """After a failure: make all ready to go on from where they left their state; False where that cannot be."""
+        if not self.mender.retry:
+            return False
+        self.saver.forget()
+        self.job = self.saver.onward(self.first_job)
+        place = (self.job.initial_epoch, self.job.initial_batch)
+        self.mender.count(error, place, whole=True)
+        self.mender.replace(self.pool)
+        return True
 
     def _run(self) -> RunRecord:
-        self.conductor.fetch = self.fetch
-        self.pool = self.workers.start()
         self.open()
         try:
             self.send()
@@ -121,8 +155,14 @@ class Engine:
             self.workers.kill()
             self.fetch()
             raise
-        except WorkerFailed:
+        except SystemExit:  # asked to end
             self.workers.kill()
+            self.fetch()
+            self.conductor.end()
+            raise
+        except WorkerFailed:
+            if not self.mender.retry:
+                self.workers.kill()
             for variable, value in zip(self.variables, self.given, strict=True):
                 variable.assign(value)  # callbacks may have seen later ones
             raise
@@ -133,7 +173,9 @@ class Engine:
             self.close()
         made = SharedCentre if self.job.alone else SharedGroup if self.job.together and self.job.workers > 1 else None
         met = made.kind if made is not None else "nothing"
-        return RunRecord.of(self.algorithm, self.job.meet, tallies, self.sent - self.begun, self.losses, met)
+        startup, losses = self.started - self.begun, list(self.losses.values())
+        record = RunRecord.of(self.algorithm, self.job.meet, tallies, startup, losses, met)
+        return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
     def send(self) -> None:
         """Send the job to its ranks."""
@@ -146,53 +188,80 @@ class Engine:
             "data_bytes": self.data_bytes,
             "depth": 0 if self.stream is None else self.stream.depth,
             "ahead": 0 if self.stream is None else self.stream.ahead,
+            "again": self.job.alone and self.saver.latest is not None,
+            "state": {},
         }
         parts = (self.board.segment, self.weights, self.data, self.feeder and self.feeder.ring.segment, self.meeting)
         segments = [part for part in parts if part]
         blobs = [self.cargo.model, self.cargo.custom, *self.cargo.blobs]
-        self.sent = time.perf_counter()
+        fds = [segment.fd for segment in segments]
+        self.started = self.started or time.perf_counter()
         for rank in self.ranks:
-            self.pool.send(rank, message, blobs, [segment.fd for segment in segments])
+            head, kept = dict[str, Any](), list[Any]()
+            if self.saver.latest is not None and not self.job.alone:
+                head, kept = to_blobs(self.saver.latest.of_rank(rank))
+            self.pool.send(rank, {**message, "state": head}, [*blobs, *kept], fds)
+        self.work = (message, blobs, fds)
         if self.feeder is not None:
             self.feeder.start()
 
     def follow(self) -> list[Tally]:
         """Follow the run to its end: start all when all are ready, drive the callbacks, notice who fails or hangs."""
-        ready: set[int] = set()
+        self.ready, all_told = set(), False
         tallies: dict[int, Tally] = {}
         beats, moved = self.board.beats(), time.monotonic()
         while len(tallies) < self.job.workers:
+            begun = time.thread_time()
             found = self.next(0.5)
+            self.saver.look()
+            if self.nurse is not None:
+                self.nurse.watch(tallies)
             if self.feeder is not None and self.feeder.error is not None:
                 raise self.feeder.error
             if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
                 beats, moved = latest, time.monotonic()
             if found is None:
-                limit = self.job.timeout if beats.all() else self.job.first_timeout
+                starting = not beats.all() or (self.nurse is not None and self.nurse.starting)
+                limit = self.job.first_timeout if starting else self.job.timeout
                 if time.monotonic() - moved > 1.1 * limit + 2.0:  # the ranks themselves know better, and first
                     self.hung(beats, limit)
                 continue
             rank, message, blobs = found
             event = message["event"]
             if event in ("failed", "died"):
-                self.fail(rank, message)
+                if self.nurse is None or not self.nurse.revive(rank, message, tallies):
+                    self.fail(rank, message)
             elif event == "ready":
-                ready.add(rank)
-                if len(ready) == self.job.workers:
-                    self.tell(self.conductor.begin(self.job.initial_epoch), everyone=True)
+                self.ready.add(rank)
+                if all_told:  # one that was revived, while the others go on
+                    self.tell(Orders(), ranks=[rank])
+                elif all_told := len(self.ready) == self.job.workers:
+                    orders = Orders() if self.begun_once else self.conductor.begin(self.job.initial_epoch)
+                    self.begun_once = True
+                    self.tell(orders, everyone=True)
             elif event == "batch":
                 orders = self.conductor.batch(message["epoch"], message["step"], message["logs"])
                 if self.job.per_batch:
                     self.tell(orders, ranks=[rank])
             elif event == "epoch_end":
                 if "loss" in message["logs"]:
-                    self.losses.append((message["seconds"], message["epoch"], message["logs"]["loss"]))
+                    self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
                 self.tell(self.conductor.epoch_end(message["epoch"], message["logs"]))
+                if self.nurse is not None:
+                    self.nurse.ended()
+            elif event == "state":
+                part = from_blobs(message["part"], blobs)
+                whole = self.saver.take(rank, part, message["asked"], self.job.workers)
+                self.saver.busy += time.thread_time() - begun
+                if whole and self.saver.asked:
+                    raise self.saver.leave()
             elif event == "done":
                 tallies[rank] = Tally(**message["tally"])
                 if blobs:
                     self.members[rank] = (message["score"], self.unpack(blobs))
             moved = time.monotonic()
+        if self.nurse is not None:
+            self.nurse.keep()
         return [tallies[rank] for rank in self.ranks]
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:
@@ -267,6 +336,7 @@ class Engine:
             SharedGroup.abort(self.meeting, reason)
         self.board.order(Orders(stop=True))
         first, gone, deadline = (rank, message), {rank}, time.monotonic() + 5.0
+        died = {rank} if message["event"] == "died" else set()
         while len(gone) < self.job.workers and time.monotonic() < deadline:
             found = self.next(0.2)
             if found is None:
@@ -274,15 +344,21 @@ class Engine:
             other, event, _ = found
             if event["event"] in ("failed", "died", "done"):
                 gone.add(other)
+            if event["event"] == "died":
+                died.add(other)
             if event["event"] in ("failed", "died") and first[1].get("type") in _SECOND_HAND:
                 first = (other, event)
             if event["event"] in ("ready", "epoch_end"):
                 self.tell(Orders(stop=True), everyone=True)
+        self.mender.unfit = died | (set(self.ranks) - gone)
+        self.mender.judge(first[1])
         raise self.pool.failure(*first, weights=self.last())
 
     def hung(self, beats: Array, limit: float) -> None:
         """Raise for the rank that has done the fewest steps."""
         rank = int(np.argmin(beats[: self.job.workers]))
+        self.mender.unfit = set(self.ranks)
+        self.mender.judge({})
         raise WorkerFailed(
             f"Worker {rank} of {self.job.workers} has done no step for {limit:.0f} s (it had done {int(beats[rank])}); "
             "the run was ended. If a step really takes that long, give the Trainer a larger timeout.",

@@ -57,9 +57,9 @@ class FarBoard:
         self._version = head[0]
         return head[2] or None
 
-    def add(self, epoch: int, train: Array, validation: Array) -> bool:
+    def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to its epoch; True for the rank that makes the sum complete."""
-        return bool(self._line.ask({"op": "add", "epoch": epoch}, [train, validation])[0]["complete"])
+        return bool(self._line.ask({"op": "add", "epoch": epoch, "rank": rank}, [train, validation])[0]["complete"])
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
         """Return an epoch's sums: metric states of training, and figures of validation."""
@@ -107,7 +107,8 @@ def answer(board: Noticeboard, mail: Mail, head: dict[str, Any], arrays: list[Ar
     if op == "head":
         return {"head": board.head()}, []
     if op == "add":
-        return {"complete": board.add(int(head["epoch"]), *(np.asarray(a, np.float64) for a in arrays))}, []
+        parts = (np.asarray(a, np.float64) for a in arrays)
+        return {"complete": board.add(int(head["epoch"]), int(head["rank"]), *parts)}, []
     if op == "sums":
         return {}, list(board.sums(int(head["epoch"])))
     if op == "leave":

@@ -39,6 +39,8 @@ class Job:
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
     whole_epochs: bool = False  # alone: all meet at an epoch's end, so what is kept of it has each batch exactly once
     hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
+    keep: dict[str, Any] | None = None  # when ranks leave their state: "batches", "seconds"; "asks", "signals"
+    counts_on: bool = False  # the run goes on within one fit: the tallies do too
 
     def json(self) -> dict[str, Any]:
         """Return the job as plain JSON."""
@@ -58,10 +60,6 @@ class Job:
     def ensemble(self) -> bool:
         """Whether several ranks never meet: members, each with a shard and a model of its own."""
         return self.meet == "never" and self.workers > 1
-
-    def first(self, epoch: int) -> int:
-        """Return the global batch with which an epoch begins."""
-        return self.initial_batch if epoch == self.initial_epoch else 0
 
     def validates(self, epoch: int) -> bool:
         """Tell whether Keras would validate after this epoch (0-based)."""
@@ -84,6 +82,7 @@ class Plan:
         conductor: of the callbacks.
         written: the model's bytes, and cloudpickle's of what they do not say, for workers.
         begun: float. ``time.perf_counter()`` when ``fit`` was called.
+        saver: Saver of what the ranks leave, or None.
     """
 
     model: Any
@@ -94,6 +93,7 @@ class Plan:
     conductor: Any
     written: tuple[bytes, bytes]
     begun: float
+    saver: Any = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class Tally:
     startup: float = 0.0  # seconds from the job's arrival until all were ready, and the first step of each shape
     seconds: float = 0.0  # of training, compiling left out
     first_rows: int = 0  # the rows of those first steps
+    keeping: float = 0.0  # seconds of a processor, to keep the state
 
     def json(self) -> dict[str, Any]:
         """Return the tally as plain JSON."""
@@ -138,6 +139,10 @@ class Reporter(Protocol):
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
         """Report the end of an epoch, and the seconds of training until then; together, wait for orders."""
+        ...
+
+    def keep(self, part: tuple[dict[str, Any], dict[str, list[Any]]], asked: bool) -> None:
+        """Leave this rank's state; ``asked``: somebody asks for the end of this process."""
         ...
 
     def look(self) -> None:

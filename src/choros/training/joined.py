@@ -20,19 +20,24 @@ from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
 from choros.backend.devices import choose_devices
 from choros.data import FileSource
+from choros.errors import BadInput, PeerFailed
 from choros.training.agreement import agree, facts_of
 from choros.training.conductor import Conductor, values
 from choros.training.job import Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.meeting import meet
+from choros.training.nurse import CentreKeeper
 from choros.training.parts import adding, build_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.run import Run, vectors
+from choros.training.saver import Saver
+from choros.training.state import Part, State, cut, from_blobs, to_blobs
 from choros.training.travel import unpack_model
-from choros.transport import Group
+from choros.transport import Group, centre_state
 from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
+from choros.transport.shared_centre import SharedCentre
 from choros.types import Array
 
 _STALL = 60.0  # seconds after which a rank that waits for another one says so
@@ -43,7 +48,9 @@ _REST = 5.0  # seconds without a step of any rank of this host, after which rank
 class JoinedReporter:
     """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
 
-    def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any) -> None:
+    def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any, saver: Any = None) -> None:
+        self.saver: Saver = saver or Saver(None)
+        self.keeper: CentreKeeper | None = None  # rank 0's, of a centre in this host's memory
         self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
@@ -118,12 +125,54 @@ class JoinedReporter:
             if self.lead:
                 self.command(orders)
                 self.run.board.open(epoch + 1)
+                if self.keeper is not None:
+                    self.keeper.ended()
+
+    def keep(self, part: Part, asked: bool) -> None:
+        """Bring all ranks' states to rank 0, one after the other; where somebody asked for the end, end when written.
+
+        Raises:
+            SystemExit: on every rank, if asked.
+        """
+        head, blobs = to_blobs(part)
+        mine = np.concatenate([*blobs, np.zeros(1, np.uint8)])
+        group, state = self.run.group, State({name: head[name] for name in ("epoch", "batch", "over")})
+        for rank, text in enumerate(group.gather(json.dumps([head, mine.size]).encode())):
+            told, size = json.loads(text)
+            whole = group.broadcast(mine if rank == group.rank else np.empty(size, np.uint8), rank)
+            if self.lead:
+                state.parts[rank] = from_blobs(told, cut(whole, told))
+        if self.lead:
+            self.saver.kept(state, asked)
+        if asked:
+            leaving = self.saver.leave() if self.lead else SystemExit(0)
+            code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
+            raise Leaving(code)
 
     def look(self) -> None:
         """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""
-        if self.lead and not self.together and time.monotonic() - self.looked > _LOOK:
-            self.looked = time.monotonic()
+        if self.together or time.monotonic() - self.looked <= _LOOK:
+            return
+        self.looked = time.monotonic()
+        if self.lead:
             self.read_mail()
+        if self.keeper is not None:
+            self.keeper.look()
+            if self.run.board.asked:
+                self.keeper.keep(asked=True)
+                code = self.saver.leave().code
+                self.run.board.leave_with(code if isinstance(code, int) else 1)
+        self.leave()
+
+    def leave(self) -> None:
+        """End this process, where all that wait for nobody are to.
+
+        Raises:
+            SystemExit: they are.
+        """
+        code = self.run.board.code if self.saver.checkpoint is not None else None
+        if code is not None:
+            raise Leaving(code)
 
     def see_out(self) -> None:
         """Rank 0 has done its steps: run the callbacks of the epochs that others end, until all have ended or rest."""
@@ -131,7 +180,7 @@ class JoinedReporter:
         while not self.run.board.stopped and self.conductor.epoch is not None and time.monotonic() - moved < _REST:
             latest = self.run.board.beats().tobytes()
             moved, beats = (moved if latest == beats else time.monotonic()), latest
-            self.read_mail()
+            self.look()
             time.sleep(_LOOK)
 
     def spread(self, mine: list[Any]) -> list[Any]:
@@ -170,6 +219,7 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
 
 def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
     """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
+    saver = plan.saver or Saver(None)
     model, job, source, validation, conductor = plan.model, plan.job, plan.source, plan.validation, plan.conductor
     base: Group = LocalGroup()
     if job.workers > 1:
@@ -197,7 +247,15 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     for each in (base, group):
         each.warn_after = min(each.warn_after, _STALL)
     one = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
-    reporter = JoinedReporter(one, conductor, base, meeting.mail)
+    reporter = JoinedReporter(one, conductor, base, meeting.mail, saver)
+    if saver.latest is not None and not job.alone:
+        one.state = saver.latest.of_rank(rank)
+    if job.alone and saver.checkpoint is not None:
+        if rank == 0:
+            reporter.keeper = CentreKeeper(near(centre), board, saver, job, conductor)
+        base.barrier()
+        centre_state.look_again(near(centre))
+        one.again = saver.latest is not None
     one.reporter = reporter
 
     def fetch() -> None:
@@ -210,13 +268,21 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
 
     conductor.fetch = fetch
     try:
-        with told_of_an_exit(rank, job.workers):
-            train(one)
-        if job.alone and not rank:
-            reporter.see_out()
-        base.barrier()
+        with saver.listening(board.ask):
+            with told_of_an_exit(rank, job.workers):
+                train(one)
+            if job.alone and not rank:
+                reporter.see_out()
+            try:
+                base.barrier()
+            except PeerFailed:
+                reporter.leave()
+                raise
         if centre is not None:
             reporter.read_mail()
+            if reporter.keeper is not None:
+                reporter.keeper.keep()
+                saver.flush()
             centre.read(trainable, others)
             replica.set(trainable)
             replica.set_others(others)
@@ -237,11 +303,17 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     return tallies, reporter.losses, met
 
 
+class Leaving(SystemExit):
+    """All ranks end, as somebody asked them to, with all that was learnt saved."""
+
+
 @contextmanager
 def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
     """Have a rank that ends in the middle of training by ``sys.exit`` end as one that fails: others wait for it."""
     try:
         yield
+    except Leaving:
+        raise
     except SystemExit as ending:
         print(
             f"choros: rank {rank} of {size} on {platform.node()} ended in the middle of training, by "
@@ -269,6 +341,17 @@ def _share_history(base: Group, conductor: Any) -> None:
     told = json.loads(base.gather(said.encode())[0])
     if told is not None and own is not None and base.rank:
         own.epoch, own.history = told
+
+
+def near(centre: Any) -> SharedCentre:
+    """Return a centre that this host's memory holds.
+
+    Raises:
+        BadInput: it is divided among several hosts.
+    """
+    if not isinstance(centre, SharedCentre):
+        raise BadInput("checkpoint= is not there for ranks of several hosts that train alone: meet together.")
+    return centre
 
 
 def decode_together(group: Group, source: Any) -> None:

@@ -11,8 +11,11 @@ import numpy as np
 from choros.errors import MeetingTimeout, PeerFailed
 from choros.exchange import Alone, Schedule, Together
 from choros.training.job import Orders
+from choros.training.keeping import Keeper
 from choros.training.parts import adding
+from choros.training.revival import leave, take_up
 from choros.training.run import Run
+from choros.transport.centre_state import word
 from choros.transport.local_group import LocalGroup
 from choros.types import Array, Batch
 
@@ -39,8 +42,9 @@ class TogetherLoop:
         self.gradients = adding(run.job, run.algorithm) > 1
         self.local, _ = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
-        self.rows = 0
+        self.rows = self.rows_before = 0
         self.meeting: Together | None = None
+        self.keeper = None if run.job.keep is None else Keeper(self)
         if run.algorithm.level == "parameters" and run.job.meet != "never":
             self.meeting = Together(run.algorithm, run.group, self.local.copy())
 
@@ -51,19 +55,26 @@ class TogetherLoop:
         run.start_clock()
         if self.meeting is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
+        if run.state is not None:
+            Keeper.go_on(self, run.state)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
-            self.replica.reset_metrics()
-            rows = run.tally.rows
+            if run.state is None or not run.first(epoch):
+                self.replica.reset_metrics()
+                self.rows_before = run.tally.rows
             step = self.reduce if self.gradients else self.window
-            for number, batch in enumerate(run.batches(epoch), run.job.first(epoch)):
+            for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 step(batch)
                 run.group.timeout = run.job.timeout  # the first step had longer
                 run.leaving = self.report(epoch, number).stop
+                if self.keeper is not None:
+                    self.keeper.stepped(epoch, number + 1)
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
-            logs = self.end_epoch(epoch, run.tally.rows - rows)
+            logs = self.end_epoch(epoch, run.tally.rows - self.rows_before)
             orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock())
             self.obey(orders)
+            if self.keeper is not None:
+                self.keeper.ended(epoch, orders.stop)
             if orders.stop:
                 break
         if self.meeting is not None and self.schedule.pending:
@@ -170,6 +181,7 @@ class AloneLoop:
         self.schedule = Schedule(run.algorithm.window)
         self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
         self.solo = LocalGroup()
+        self.at = run.begin  # the epoch, and how many of its batches are done
 
     def train(self) -> None:
         """Go through the epochs, waiting for nobody."""
@@ -180,13 +192,17 @@ class AloneLoop:
             run.centre.read(self.local, self.others)
             self.meeting.seen[...] = self.local
             self.go_on()
+        again = run.again and take_up(run)
         run.start_clock()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
-        for epoch in range(run.job.initial_epoch, run.job.epochs):
-            self.replica.reset_metrics()
-            for number, batch in enumerate(run.batches(epoch), run.job.first(epoch)):
+        for epoch in range(run.begin[0], run.job.epochs):
+            if not again:
+                self.replica.reset_metrics()
+            again = False
+            for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.replica.step(batch)
+                self.at = (epoch, number + 1)
                 if run.algorithm.momentum:
                     self.replica.look_ahead(run.algorithm.momentum)
                 if self.schedule.due():
@@ -226,11 +242,14 @@ class AloneLoop:
             return
         self.replica.get(self.local)
         self.replica.get_others(self.others)
+        run.centre.place = word(*self.at)
         begun = time.perf_counter()
         run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
         self.go_on()
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
+        if run.job.keep is not None:
+            leave(run, self.at[0])
 
     def take_rate(self) -> None:
         """Take a learning rate that a callback has set since the last time."""
@@ -246,6 +265,11 @@ class AloneLoop:
     def end_epoch(self, epoch: int) -> None:
         """Leave the metrics on the board; the last worker sums them, validates the centre and reports."""
         run, replica = self.run, self.replica
+        index = epoch - run.job.initial_epoch
+        if run.again and (index < 0 or run.board.ended(index, run.rank)):
+            if index >= 0 and run.board.complete(index):  # who completed it may have died before it was reported
+                self.report(epoch, {})
+            return
         state = replica.metric_state()
         members: dict[str, float] = {}
         if self.meeting is None:  # every member of an ensemble is judged by itself
@@ -255,8 +279,12 @@ class AloneLoop:
                 run.score = members.get("val_loss", math.inf)
         validation = np.zeros(len(state))
         validation[: len(members)] = list(members.values())
-        if not run.board.add(epoch - run.job.initial_epoch, state, validation):
-            return
+        if run.board.add(index, run.rank, state, validation):
+            self.report(epoch, members)
+
+    def report(self, epoch: int, members: dict[str, float]) -> None:
+        """Report an epoch that all have ended."""
+        run, replica = self.run, self.replica
         train, valid = run.board.sums(epoch - run.job.initial_epoch)
         replica.set_metric_state(train)
         logs: dict[str, float] = replica.metrics()

@@ -94,7 +94,7 @@ def _notes(near: Group, job: Job) -> tuple[Noticeboard, Mail]:
     own = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
     shared = share(near, own.segment if own else None)
     board = own or Noticeboard(shared, job.workers, epochs, job.metric_values)
-    return board, Mail(share(near, Segment.create(epochs * LINE, "choros-mail") if lead else None), board)
+    return board, Mail(share(near, Segment.create((epochs + 1) * LINE, "choros-mail") if lead else None), board)
 
 
 def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:

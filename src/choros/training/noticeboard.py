@@ -18,9 +18,11 @@ from choros.errors import MeetingTimeout
 from choros.training.job import Orders
 from choros.transport.board import holder
 from choros.transport.segment import Segment
+from choros.transport.waiting import fence
 from choros.types import Array
 
-_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch
+_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left
+_NOW = 12  # values before a rank's metric state: its epoch, its tally
 
 
 class Noticeboard:
@@ -42,12 +44,17 @@ class Noticeboard:
         flat = segment.array(np.float64, self._count(workers, epochs, values), 0)
         self._head, flat = flat[:_HEAD], flat[_HEAD:]
         self._beats, flat = flat[: 8 * workers : 8], flat[8 * workers :]
-        self._counts, flat = flat[:epochs], flat[epochs:]
-        self._sums = flat.reshape(epochs, 2, values)
+        self._turns, flat = flat[:workers], flat[workers:]
+        self._left, flat = (
+            flat[: workers * 2 * (_NOW + values)].reshape(workers, 2, -1),
+            flat[workers * 2 * (_NOW + values) :],
+        )
+        self._ended, flat = flat[: epochs * workers].reshape(epochs, workers), flat[epochs * workers :]
+        self._parts = flat.reshape(epochs, workers, 2, values)
 
     @staticmethod
     def _count(workers: int, epochs: int, values: int) -> int:
-        return _HEAD + 8 * workers + epochs + epochs * 2 * values
+        return _HEAD + 9 * workers + workers * 2 * (_NOW + values) + epochs * workers * (1 + 2 * values)
 
     @classmethod
     def create(cls, workers: int, epochs: int, values: int) -> Noticeboard:
@@ -90,6 +97,24 @@ class Noticeboard:
         return bool(self._head[1])
 
     @property
+    def asked(self) -> bool:
+        """Whether somebody asks for a checkpoint and the end of this process."""
+        return bool(self._head[5])
+
+    def ask(self) -> None:
+        """Ask for a checkpoint and the end."""
+        self._head[5] = 1.0
+
+    @property
+    def code(self) -> int | None:
+        """With which code ranks that wait for nobody are to end their process; None: they are not."""
+        return int(self._head[6]) - 1 if self._head[6] else None
+
+    def leave_with(self, code: int) -> None:
+        """Have all ranks end their process with this code."""
+        self._head[6] = code + 1
+
+    @property
     def last(self) -> int:
         """After a stop, the first epoch whose end is not reported."""
         return int(self._head[4])
@@ -117,17 +142,53 @@ class Noticeboard:
         return [float(value) for value in self._head]
 
     # -- sums of metrics
-    def add(self, epoch: int, train: Array, validation: Array) -> bool:
+    def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to its epoch; True for the rank that makes the sum complete."""
         with self.locked():
-            self._sums[epoch, 0] += train
-            self._sums[epoch, 1] += validation
-            self._counts[epoch] += 1
-            return bool(self._counts[epoch] == self.workers)
+            self._parts[epoch, rank] = train, validation
+            self._ended[epoch, rank] = 1  # last: one that is killed before it has added nothing
+            return self.complete(epoch)
+
+    def ended(self, epoch: int, rank: int) -> bool:
+        """Tell whether a rank has added to an epoch."""
+        return bool(self._ended[epoch, rank])
+
+    def complete(self, epoch: int) -> bool:
+        """Tell whether all ranks have added to an epoch."""
+        return bool(self._ended[epoch].all())
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
         """Return an epoch's sums: metric states of training, and figures of validation."""
-        return self._sums[epoch, 0].copy(), self._sums[epoch, 1].copy()
+        train, validation = self._parts[epoch].sum(axis=0)
+        return train, validation
+
+    # -- what a rank would need to begin anew
+    def leave(self, rank: int, epoch: int, tally: list[float], state: Array) -> None:
+        """Leave a rank's tally and metric state of the epoch in which it is; one that was killed here left the last."""
+        turn = int(self._turns[rank])
+        spare = self._left[rank, 1 - turn % 2]
+        spare[0], spare[1 : 1 + len(tally)], spare[_NOW:] = epoch, tally, state
+        fence()
+        self._turns[rank] = turn + 1
+
+    def left(self, rank: int) -> tuple[int, Array, Array] | None:
+        """Return what a rank left last: its epoch, tally and metric state; None where it left nothing."""
+        turn = int(self._turns[rank])
+        if not turn:
+            return None
+        own = self._left[rank, turn % 2]
+        return int(own[0]), own[1:_NOW].copy(), own[_NOW:].copy()
+
+    def whole(self, epoch: int) -> list[Array]:
+        """Return copies of all that ranks left and added, from this epoch on."""
+        return [self._turns.copy(), self._left.copy(), self._ended[epoch:].copy(), self._parts[epoch:].copy()]
+
+    def put_back(self, whole: list[Array]) -> None:
+        """Put back what ``whole`` gave; this board begins with that epoch."""
+        turns, left, ended, parts = whole
+        self._turns[:], self._left[:] = turns, left
+        count = min(len(ended), len(self._ended))
+        self._ended[:count], self._parts[:count] = ended[:count], parts[:count]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -155,5 +216,5 @@ class Noticeboard:
 
     def close(self) -> None:
         """Let the segment go."""
-        del self._head, self._beats, self._counts, self._sums
+        del self._head, self._beats, self._turns, self._left, self._ended, self._parts
         self.segment.close()

@@ -54,6 +54,25 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """One time that a worker failed and the run went on.
+
+    Attributes:
+        rank: int. host, signal, reason: str. Who failed, where, and why; ``signal`` is empty where none ended it.
+        seconds: float. Since the run began.
+        epoch, batch: int. With which training went on, counted from 0.
+    """
+
+    rank: int
+    host: str
+    signal: str
+    reason: str
+    seconds: float
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A whole run, kept at ``history.run``.
 
@@ -72,6 +91,8 @@ class RunRecord:
         losses: tuple of (seconds of training, compiling left out, epoch, loss), one an epoch.
         group: str. What the workers met in: "shared memory", "MPI over 2 hosts, sums in each host first",
             "torch (gloo) over shared memory", "a centre in shared memory", "nothing" ...
+        keeping: float. Seconds of processors, all processes together, that went into keeping and writing the state.
+        restarts: tuple of Restart. Workers that failed, after which the run went on.
     """
 
     algorithm: Any
@@ -87,6 +108,8 @@ class RunRecord:
     waiting: float
     losses: tuple[tuple[float, int, float], ...]
     group: str = "nothing"
+    restarts: tuple[Restart, ...] = ()
+    keeping: float = 0.0
 
     @classmethod
     def of(
@@ -116,6 +139,7 @@ class RunRecord:
             waiting=sum(worker.waiting for worker in workers) / len(workers),
             losses=tuple(losses),
             group=group,
+            keeping=sum(tally.keeping for tally in tallies),
         )
 
     def line(self) -> str:
@@ -128,6 +152,8 @@ class RunRecord:
         )
         if len(self.workers) > 1:
             text += f", meeting in {self.group}"
+        if self.restarts:
+            text += f", {len(self.restarts)} restart{'s' if len(self.restarts) > 1 else ''}"
         if len(self.workers) > 1 and self.startup > 4 * self.seconds:
             text += "; with so little to train, one process (model.fit) is faster: most of the time was start-up"
         elif len(self.workers) > 1 and self.exchanging > 0.5:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from choros.data import feed, packing
 from choros.training.job import Job, Orders, Reporter, Tally
 from choros.training.noticeboard import Noticeboard
+from choros.training.state import Part
 from choros.transport import Group
 from choros.types import Array, Batch, aligned
 
@@ -34,6 +35,8 @@ class Run:
         weights: (entries, buffer) of the segment in which weights go back to the caller, or None.
         centre: transport.Centre for meetings alone, or None.
         arrived: float. ``time.perf_counter()`` when the job came.
+        state: what this rank left when the run was cut short, or None.
+        again: whether it has met the centre before, in another process.
     """
 
     rank: int
@@ -48,19 +51,27 @@ class Run:
     weights: tuple[Any, Any] | None
     centre: Any
     arrived: float
+    state: Part | None = None
+    again: bool = False
 
     def __post_init__(self) -> None:
         self.tally = Tally(self.rank)
+        self.begin = (self.job.initial_epoch, self.job.initial_batch)
         self.score = math.inf  # an Ensemble's member: its last loss, of validation where there is one
         self._reported = time.perf_counter()
-        self._ready = 0.0
+        self._ready = self.before = 0.0  # seconds that were trained before this run was started again
         self._compiling = 0.0
         self.last_rows = 0
+        self.open: int | None = None  # rows of the batch that is being trained, which the tally has yet to count
         self.latest: list[Array] = []  # what the callbacks may read, where they run in this process
         self.leaving = False  # set while going through ``batches``: this batch is the last
         self._shapes: set[int] = set()
 
     # -- batches
+    def first(self, epoch: int) -> int:
+        """Return the batch with which an epoch begins."""
+        return self.begin[1] if epoch == self.begin[0] else 0
+
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, counting steps, rows and the time since the first step."""
         job, tally, together = self.job, self.tally, self.job.together
@@ -72,7 +83,7 @@ class Run:
         batches = feed(
             self.source,
             self.replica.ready,
-            job.first(epoch),
+            self.first(epoch),
             rank=rank,
             size=size,
             together=together,
@@ -86,7 +97,9 @@ class Run:
             fresh = batch.rows not in self._shapes
             begun, exchanged = time.perf_counter(), tally.exchanging
             tally.waiting += begun - asked
+            self.open = batch.rows
             yield batch
+            self.open = None
             tally.steps += 1
             self.last_rows = batch.rows
             tally.rows += batch.rows
@@ -115,9 +128,15 @@ class Run:
         self.tally.startup = self._ready - self.arrived + self._compiling
         self.tally.seconds = self.clock()
 
+    def counted(self) -> Tally:
+        """Return the tally as of now, the batch that was just trained included."""
+        more = 0 if self.open is None else 1
+        rows = self.tally.rows + (self.open or 0)
+        return replace(self.tally, steps=self.tally.steps + more, rows=rows, seconds=self.clock())
+
     def clock(self) -> float:
         """Seconds of training until now, compiling left out."""
-        return time.perf_counter() - self._ready - self._compiling
+        return self.before + time.perf_counter() - self._ready - self._compiling
 
     # -- validation and weights
     def validate(self, group: Group) -> dict[str, float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -22,6 +24,7 @@ from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import adding, build_replica, join_meeting
 from choros.training.run import Run
+from choros.training.state import Part, from_blobs, to_blobs
 from choros.training.travel import fresh_clone, unpack_model
 from choros.transport import Group
 from choros.transport.ring import Ring
@@ -58,6 +61,11 @@ class PipeReporter:
             self.link.send({"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds})
         return self._orders() if self.together else Orders()
 
+    def keep(self, part: Part, asked: bool) -> None:
+        """Give the caller a copy, which it writes."""
+        head, blobs = to_blobs(part)
+        self.link.send({"event": "state", "part": head, "asked": asked}, blobs)
+
     def look(self) -> None:
         """The callbacks run in the caller."""
 
@@ -72,12 +80,16 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     Args:
         link: the line to the caller.
         message: dict with ``job``, and the layouts of what the segments hold.
-        blobs: the model, its custom objects, then what sources could not put into arrays.
+        blobs: the model, its custom objects, what sources could not put into arrays, then the state to go on from.
         fds: descriptors of the segments: board, weights, data, a stream's where there is one, and the group's or the
             centre's where there is one.
     """
     arrived = time.perf_counter()
     job = Job(**message["job"])
+    count, state = len(message["state"]["kinds"]) if message["state"] else 0, None
+    if message["state"]:
+        blobs, kept = blobs[: len(blobs) - count], blobs[len(blobs) - count :]
+        state = from_blobs(message["state"], kept)
     configure_keras(job.keras)
     algorithm = algorithms.from_config(job.algorithm)
     held: list[Any] = [Segment.attach(fds[1]), Segment.attach(fds[2])]
@@ -85,6 +97,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
     held.append(board)
     stack = ExitStack()
+    stack.enter_context(deaf((job.keep or {}).get("signals", ())))
     try:
         devices = choose_devices(job.devices[link.rank]) if job.devices else []
         layout = stack.enter_context(laid_out(job.layout))
@@ -129,7 +142,11 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             weights=shown,
             centre=centre,
             arrived=arrived,
+            state=state,
+            again=message["again"],
         )
+        if one.again:
+            replica.fold_seeds(link.rank + job.workers, None)  # other random numbers than the first time
         train(one)
         trained = one.replica.snapshot() if job.ensemble else []
         del replica, source, validation, shown
@@ -144,6 +161,17 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         stack.close()
         if next(_jobs) % _FORGETS == 0:
             forget()
+
+
+@contextmanager
+def deaf(names: Sequence[str]) -> Iterator[None]:
+    """For a while, leave these signals to the caller: a scheduler sends them to all processes of a job."""
+    before = {name: signal.signal(signal.Signals[name], signal.SIG_IGN) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(signal.Signals[name], handler)
 
 
 def sources(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any]:

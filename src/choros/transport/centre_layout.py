@@ -3,7 +3,8 @@
 The head (``choros.transport.board``) has the sizes, the commit word and the lock's two words. Then come two headers
 of 64-bit words, of which the commit word's last bit chooses one: the clock; how often the centre was set; for the
 centre, the moving statistics and each memory vector, which of its two buffers counts; the clock that each rank last
-saw; how often each rank contributed. Then the vectors, two buffers each, on pages of their own.
+saw; how often each rank contributed; where each rank was then. Then the vectors, two buffers each, on pages of their
+own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, workers: int, sizes: list[int]) -> Layout:
         """Lay out two headers and, for each vector of so many bytes, two buffers."""
-        header = ACTIVE + len(sizes) + 2 * workers
+        header = ACTIVE + len(sizes) + 3 * workers
         first = 8 * LINES
         second = first + align(8 * header)
         at = align(second + align(8 * header), _PAGE)

@@ -54,6 +54,7 @@ class SharedCentre:
 
     Attributes:
         timeout: float. May be set between calls.
+        place: int. Where this worker is; kept with what its next exchange commits (``choros.transport.centre_state``).
 
     Raises:
         BadInput: if the descriptor is not a centre's segment, or rank or workers do not fit it.
@@ -103,7 +104,7 @@ class SharedCentre:
         self._lock = RobustLock(self._segment, at.RELEASED, at.HELD, self._who, number, spin)
         self._last_seen = 0
         self._sent = self._header()[self._sent_at] if rank is not None else 0
-        self._met = False
+        self._met, self.place = False, 0
         self._set = int(self._header()[at.SET])
         self._scratch: list[Array] = []
         if rank is not None:
@@ -131,6 +132,7 @@ class SharedCentre:
         self._fixed = [tuple(_read_only(buffer) for buffer in pair) for pair in self._buffers]
         self._seen_at = at.ACTIVE + len(vectors) + (self.rank or 0)
         self._sent_at = self._seen_at + self.workers
+        self._place_at = self._sent_at + self.workers
         self._blocks = blocks(self.count, BLOCK)
 
     abort = staticmethod(abort)
@@ -233,6 +235,8 @@ class SharedCentre:
             if header[at.SET] != self._set:
                 self._last_seen, self._set = self._copy(commit, local, others)
                 seen[:] = local
+                header[self._place_at] = self.place
+                self._commit(commit, header)
                 return 0
             staleness = int(header[at.CLOCK]) - self._last_seen
             told = self._meeting(workers=1, staleness=staleness, sender=self.rank)
@@ -241,6 +245,7 @@ class SharedCentre:
             header[at.CLOCK] += 1
             header[self._seen_at] = header[at.CLOCK]
             header[self._sent_at] += 1
+            header[self._place_at] = self.place
             self._commit(commit, header)
         self._last_seen, self._sent, self._met = int(header[at.CLOCK]), self._sent + 1, True
         return staleness

@@ -1,0 +1,86 @@
+"""What checkpoints cost: processor time in their code over all processor time, from the end of the first epoch on.
+
+python benchmarks/checkpoint.py --backend jax --every 30 --seconds 100
+"""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from datetime import timedelta
+
+from common import arguments
+from workloads import Workload
+
+BAR = 0.02
+
+
+def processor(pids: list[int]) -> float:
+    """Seconds of processors that these processes have used."""
+    ticks = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as file:
+            words = file.read().rpartition(")")[2].split()
+        ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def measure(name: str, load: Workload, every: float, seconds: float) -> dict[str, object]:
+    import keras
+
+    import choros
+
+    model, begun = load.make(), [0.0, 0.0, 0.0]
+
+    class Watch(keras.callbacks.Callback):
+        def now(self) -> float:
+            return processor([os.getpid(), *trainer._pool.start().pids])
+
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            if epoch == 0:
+                begun[:2] = self.now(), time.monotonic()
+            elif time.monotonic() - begun[1] > seconds:
+                self.model.stop_training = True
+                begun[2] = self.now() - begun[0]
+
+    with tempfile.TemporaryDirectory() as room:
+        trainer = choros.Trainer(model, name, workers=2, echo=False)
+        kept = choros.Checkpoint(room, every=timedelta(seconds=every))
+        numbers: list[int] = []
+        save = kept.store.save
+
+        def count(facts, arrays):  # type: ignore[no-untyped-def]
+            numbers.append(sum(array.nbytes for array in arrays))
+            return save(facts, arrays)
+
+        kept.store.save = count  # type: ignore[method-assign]
+        batch = load.batch * 2
+        x, y = load.data(2)
+        run = trainer.fit(x, y, batch_size=batch, epochs=100_000, verbose=0, checkpoint=kept, callbacks=[Watch()]).run
+    return {
+        "share": run.keeping / begun[2],
+        "checkpoints": len(numbers),
+        "bytes": numbers[-1],
+        "processor_seconds_keeping": run.keeping,
+        "processor_seconds": begun[2],
+    }
+
+
+def main() -> None:
+    options = arguments(
+        __doc__,
+        every={"type": float, "default": 30.0},
+        seconds={"type": float, "default": 100.0},
+        algorithms={"nargs": "+", "default": ["allreduce", "localsgd", "aeasgd"]},
+    )
+    every, seconds = (1.0, 3.0) if options.quick else (options.every, options.seconds)
+    load = Workload("mlp", 128, 20 if options.quick else 200, options.optimizer)
+    found = {name: measure(name, load, every, seconds) for name in options.algorithms}
+    facts = {"benchmark": "checkpoint", "backend": options.backend, "every": every, "bar": BAR, "workers": 2}
+    facts |= {"workload": load.json(), "host": platform.machine(), "cores": os.cpu_count(), "results": found}
+    print(json.dumps(facts, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Drills: workers of real runs are killed, stopped or made to raise at random moments; all must come right.
+
+python drills/run.py --backend jax --number 20 --seed 1
+
+Each drill draws an algorithm, a worker, a moment and a way to fail. Then must hold: the run ends within its limit; of
+workers that train together the weights are, bit by bit, those of a run without a failure, and each row counts once; of
+workers that train alone the centre holds each step once, and at most one window of the failed worker is missing in the
+record; no process, file descriptor or shared memory is left. Prints JSON; ends with 1 where a drill went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+BACKENDS = ("jax", "torch", "tensorflow")
+TOGETHER = {"AllReduce": {}, "LocalSGD": {"window": 4}, "EASGD": {"window": 3}, "DiLoCo": {"window": 5}}
+ALONE = {"DOWNPOUR": {"window": 3}, "AEASGD": {"window": 4}, "DynSGD": {"window": 3}}
+WAYS = ("kill", "stop", "raise")
+EPOCHS, BATCHES, ROWS, WORKERS, RATE = 3, 60, 6, 2, 1 / 64
+LIMIT, TIMEOUT, RESTARTS = 90.0, 3.0, 2  # seconds a drill may take, seconds after which a worker counts as hung
+
+
+def mean_prediction(truth: Any, prediction: Any) -> Any:
+    """A loss whose gradient is 1, so that a weight counts the steps."""
+    import keras
+
+    return keras.ops.mean(prediction, axis=-1) + 0 * keras.ops.mean(truth, axis=-1)
+
+
+def model_of(together: bool) -> Any:
+    """A model in which much differs by rank, or one whose weight counts the steps."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    if together:
+        inner = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.3, seed=4), keras.layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((4,)), *inner, keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"])
+    else:
+        one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), one])
+        model.compile(keras.optimizers.SGD(RATE), mean_prediction)
+    return model
+
+
+def data_of(together: bool, flag: str, worker: int) -> Any:
+    """Its batches."""
+    import keras
+    import numpy as np
+
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+        """Batches that take a moment; where a file appears, its worker raises, once."""
+
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.004)
+            if os.environ.get("CHOROS_WORKER") and sys.argv[-2] == str(worker) and os.path.exists(flag):
+                os.unlink(flag)
+                raise OSError("the file system was away for a moment")
+            rng = np.random.default_rng(index)
+            x = rng.normal(size=(ROWS, 4)).astype("float32") if together else np.ones((ROWS, 1), "float32")
+            return x, np.ones((ROWS, 1), "float32")
+
+    return Batches()
+
+
+def harm(pool: Any, how: str, worker: int, flag: str) -> None:
+    """Do a worker harm."""
+    if how == "raise":
+        Path(flag).touch()
+    else:
+        os.kill(pool.start().pids[worker], signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+
+def fit(name: str, pool: Any, flag: str, worker: int, moment: tuple[int, int, float] | None, how: str) -> Any:
+    """One run, and what its callbacks saw: when harm was done, and when training had come as far again."""
+    import keras
+
+    import choros
+
+    together = name in TOGETHER
+    model = model_of(together)
+    seen: dict[str, Any] = {"harmed": None, "back": None, "furthest": (-1, -1)}
+
+    class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+        looks_only = True
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            at = (self.epoch, batch)
+            if seen["harmed"] is None and moment is not None and at >= moment[:2]:
+                seen["harmed"] = time.monotonic()
+                threading.Timer(moment[2], harm, (pool, how, worker, flag)).start()
+            elif together and seen["harmed"] and seen["back"] is None and at <= seen["furthest"]:
+                seen["back"] = time.monotonic() - seen["harmed"]
+            seen["furthest"] = max(at, seen["furthest"])
+
+    settings = {**TOGETHER, **ALONE}[name]
+    algorithm = getattr(choros, name)(**settings)
+    how_long = {"timeout": TIMEOUT, "first_timeout": 60.0}
+    trainer = choros.Trainer(model, algorithm, workers=WORKERS, pool=pool, restarts=RESTARTS, **how_long)
+    history = trainer.fit(data_of(together, flag, worker), epochs=EPOCHS, seed=3, verbose=0, callbacks=[Watch()])
+    return model, history, seen
+
+
+def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, worker: int) -> list[str]:
+    """What of the run is not as it must be."""
+    import numpy as np
+
+    run, found = history.run, []
+    if any(restart.rank != worker for restart in run.restarts):
+        found.append(f"worker {worker} failed, but the record names {[restart.rank for restart in run.restarts]}")
+    if name in TOGETHER and len(run.restarts) < failed:  # one that trains alone may have been done already
+        found.append(f"{failed} failures, but {len(run.restarts)} restarts in the record")
+    rows, steps = EPOCHS * BATCHES * ROWS, EPOCHS * BATCHES // WORKERS
+    if name in TOGETHER:
+        pairs = zip(model.get_weights(), whole.get_weights(), strict=True)
+        if not all(np.array_equal(one, other) for one, other in pairs):
+            found.append("the weights are not those of a run without a failure")
+        if run.rows != rows:
+            found.append(f"{run.rows} rows in the record, not {rows}")
+        return found
+    window = ALONE[name]["window"]
+    missing = len(run.restarts) * window * ROWS
+    if not rows - missing <= run.rows <= rows:
+        found.append(f"{run.rows} rows in the record, not {rows} (or up to {missing} fewer)")
+    if name == "DOWNPOUR":
+        weight = float(np.asarray(model.get_weights()[0]).item())
+        if weight != -RATE * WORKERS * steps:
+            found.append(f"the centre holds {-weight / RATE:g} steps, not {WORKERS * steps}")
+    meetings = WORKERS * -(-steps // window)
+    if not meetings - len(run.restarts) <= run.exchanges <= meetings + len(run.restarts):
+        found.append(f"{run.exchanges} meetings, not {meetings}")
+    return found
+
+
+def children() -> set[int]:
+    """The processes that this one has started."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
+
+
+def left_behind(pool: Any, descriptors: int) -> list[str]:
+    """What a run has left: processes, descriptors, shared memory."""
+    deadline = time.monotonic() + 5.0
+    while True:
+        found = []
+        if more := children() - set(pool.start().pids):
+            found.append(f"orphans: {sorted(more)}")
+        if (now := len(os.listdir("/proc/self/fd"))) > descriptors:
+            found.append(f"{now - descriptors} descriptors more than before")
+        if left := [name for name in os.listdir("/dev/shm") if "choros" in name]:
+            found.append(f"in shared memory: {left}")
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) -> dict[str, Any]:
+    """One drill: what was drawn, what came of it, and what was wrong."""
+    rng = random.Random(f"{seed}/{number}")
+    name, how = rng.choice([*TOGETHER, *ALONE]), rng.choice(WAYS)
+    worker = rng.randrange(WORKERS)
+    moment = (rng.randrange(EPOCHS), rng.randrange(BATCHES // WORKERS - 8), rng.uniform(0.0, 0.05))
+    facts = {"number": number, "algorithm": name, "how": how, "worker": worker, "moment": moment}
+    if name in TOGETHER and name not in wholes:
+        wholes[name] = fit(name, pool, os.path.join(room, "none"), 0, None, how)[0]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    faulthandler.dump_traceback_later(LIMIT, exit=True)  # a hang ends all, loudly
+    begun = time.monotonic()
+    try:
+        model, history, seen = fit(name, pool, os.path.join(room, f"flag-{number}"), worker, moment, how)
+        failed = not (how == "raise" and os.path.exists(os.path.join(room, f"flag-{number}")))
+        found = wrong(name, model, history, wholes.get(name), int(failed), worker)
+        facts["restarts"] = len(history.run.restarts)
+        facts["recovered"] = seen["back"]  # nobody waits for one that trains alone
+        facts["blamed"] = [restart.rank for restart in history.run.restarts]
+    except Exception as error:
+        found = [f"{type(error).__name__}: {error}".partition("\n")[0]]
+    facts["seconds"] = time.monotonic() - begun
+    for pid in pool.start().pids if how == "stop" else ():  # a worker that was done when it was stopped
+        os.kill(pid, signal.SIGCONT)
+    faulthandler.cancel_dump_traceback_later()
+    facts["wrong"] = found + left_behind(pool, descriptors)
+    return facts
+
+
+def main() -> int:
+    """Make the drills, and print what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
+    parser.add_argument("--number", type=int, default=70, help="how many drills")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of those to be made again")
+    options = parser.parse_args()
+    os.environ["KERAS_BACKEND"] = options.backend
+    if options.backend != "tensorflow":
+        sys.modules["tensorflow"] = None  # type: ignore[assignment]
+    import choros
+
+    done: list[dict[str, Any]] = []
+    wholes: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as room, choros.WorkerPool(WORKERS, echo=False) as pool:
+        pool.start()
+        for number in options.only or range(options.number):
+            done.append(drill(number, options.seed, pool, wholes, room))
+            print(json.dumps(done[-1]), file=sys.stderr, flush=True)
+    back = sorted(one["recovered"] for one in done if one.get("recovered"))
+    facts = {
+        "backend": options.backend,
+        "seed": options.seed,
+        "drills": len(done),
+        "wrong": [one for one in done if one["wrong"]],
+        "ways": {way: sum(one["how"] == way for one in done) for way in WAYS},
+        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
+        "restarts": sum(one.get("restarts", 0) for one in done),
+        "recovered_seconds": {
+            "median": statistics.median(back) if back else None,
+            "most": back[-1] if back else None,
+            "of": len(back),
+        },
+        "longest_seconds": max(one["seconds"] for one in done),
+    }
+    print(json.dumps(facts, indent=1))
+    return 1 if facts["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

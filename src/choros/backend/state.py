@@ -1,0 +1,64 @@
+"""All that a replica holds, taken and put back bit by bit: for a training that goes on in another process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from choros.types import Array
+
+Groups = dict[str, list[Array]]
+
+
+def take(replica: Any, whole: bool, ahead: bool) -> tuple[dict[str, Any], Groups]:
+    """Return a copy of a replica's state.
+
+    Args:
+        replica: of one model.
+        whole: whether weights and optimizer are this replica's own business; else only what differs by rank is taken:
+            random state, moving statistics, counters, metrics.
+        ahead: whether it trains at a look-ahead point, which is then taken too.
+
+    Returns:
+        What JSON can hold, and arrays in groups: "model" (as ``snapshot``) or "local", "metrics", "generators" (the
+        library's own random state), "ahead".
+    """
+    groups = {"metrics": _copies(replica, replica.metric_variables), "generators": replica.generators()}
+    if whole:
+        groups["model"] = replica.snapshot()
+    else:
+        groups["local"] = _copies(replica, list(replica.model.non_trainable_variables))
+    if ahead:
+        groups["ahead"] = _copies(replica, replica.trainable)
+    facts = {
+        "rows": int(replica._rows),
+        "trained": [float(value) for value in replica._trained],
+        "untold": bool(replica._untold),
+        "by_batch": bool(replica._by_batch),
+    }
+    return facts, groups
+
+
+def put(replica: Any, facts: dict[str, Any], groups: Groups) -> None:
+    """Put back what ``take`` gave, of this rank or, for weights and optimizer that all share, of another.
+
+    Args:
+        replica: of the same model.
+        facts: as ``take`` gave them.
+        groups: the same.
+    """
+    if "model" in groups:
+        replica.restore(groups["model"])
+    if "local" in groups:
+        replica._assign(list(replica.model.non_trainable_variables), groups["local"])
+    if "ahead" in groups:
+        replica._assign(replica.trainable, groups["ahead"])
+    replica._assign(replica.metric_variables, groups["metrics"])
+    replica.set_generators(groups["generators"])
+    replica._rows, replica._trained = facts["rows"], list(facts["trained"])
+    replica._untold, replica._by_batch = facts["untold"], facts["by_batch"]
+
+
+def _copies(replica: Any, variables: list[Any]) -> list[Array]:
+    return [np.array(value) for value in replica._values(variables)]

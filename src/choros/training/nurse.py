@@ -1,0 +1,124 @@
+"""The caller's care for workers that train alone: those that die begin anew; what all need to go on is kept."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from choros.training.state import State
+from choros.transport import centre_state
+from choros.transport.shared_centre import SharedCentre
+
+_HUNG = 0.8  # of the timeout: before others give up waiting for the centre that one holds
+
+
+class CentreKeeper:
+    """Keeps what workers that train alone need to go on; they are not stopped but for a copy of the centre.
+
+    Args:
+        centre: a hold on the centre, of a controller or of rank 0; no worker has met it yet.
+        board: Noticeboard.
+        saver: Saver.
+        job: Job.
+        conductor: of the callbacks.
+    """
+
+    def __init__(self, centre: SharedCentre, board: Any, saver: Any, job: Any, conductor: Any) -> None:
+        self.centre, self.board, self.saver, self.job, self.conductor = centre, board, saver, job, conductor
+        self.kept, self.steps = time.monotonic(), 0.0
+        if saver.latest is None:
+            centre_state.begin_at(centre, job.initial_epoch, job.initial_batch)
+        else:
+            _, groups = saver.latest.parts[0]
+            centre_state.put(centre, groups["header"][0], groups["centre"])
+            board.put_back(groups["board"])
+
+    def look(self) -> None:
+        """Keep the state, if it is time."""
+        if self.saver.checkpoint is None:
+            return
+        rule, now = self.job.keep or {}, time.monotonic()
+        steps = self.board.beats().sum() / self.job.workers
+        if now - self.kept >= rule.get("seconds", np.inf) or steps - self.steps >= rule.get("batches", np.inf):
+            self.kept, self.steps = now, steps
+            self.keep()
+
+    def ended(self) -> None:
+        """An epoch has ended, and its callbacks have run."""
+        if "seconds" not in (self.job.keep or {"seconds": 0}):
+            self.keep()
+
+    def keep(self, asked: bool = False) -> None:
+        """Keep the state as it is now."""
+        if self.saver.checkpoint is None:
+            return
+        begun = time.thread_time()
+        header, vectors = centre_state.take(self.centre)
+        over = self.conductor.epoch is None
+        epoch = self.job.epochs if over else self.conductor.epoch
+        groups = {"centre": vectors, "header": [header], "board": self.board.whole(epoch - self.job.initial_epoch)}
+        stopped = over and self.board.stopped
+        self.saver.kept(State({"epoch": epoch, "batch": 0, "over": stopped}, {0: ({}, groups)}), asked)
+        self.saver.busy += time.thread_time() - begun
+
+
+class Nurse(CentreKeeper):
+    """Of one run. Nobody waits for a worker that dies: its new process goes on from what it last brought to the centre.
+
+    Args:
+        engine: ``Engine``, its segments made and no worker told of them.
+        centre: a controller's hold on the centre.
+    """
+
+    def __init__(self, engine: Any, centre: SharedCentre) -> None:
+        super().__init__(centre, engine.board, engine.saver, engine.job, engine.conductor)
+        self.engine, self.mender = engine, engine.mender
+        self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
+        self.beats, self.moved = self.board.beats(), np.full(self.job.workers, time.monotonic())
+
+    def revive(self, rank: int, event: dict[str, Any], done: dict[int, Any]) -> bool:
+        """Start a new process in the place of a worker that failed; False where the run is to end with it."""
+        if rank in done:
+            return bool(event["event"] == "died")  # it had brought all; who else needs its process will notice
+        self.mender.judge(event)
+        if not self.mender.retry:
+            return False
+        engine = self.engine
+        place = centre_state.place_of(self.centre, rank)
+        self.mender.count(engine.pool.failure(rank, event), place, whole=False)
+        engine.pool.replace(rank)
+        engine.ready.discard(rank)
+        message, blobs, fds = engine.work
+        job = {**message["job"], "counts_on": True}
+        engine.pool.send(rank, {**message, "job": job, "again": True}, blobs, fds)
+        self.beats[rank], self.moved[rank] = self.board.beats()[rank], time.monotonic()
+        self.starting.add(rank)
+        return True
+
+    def watch(self, done: dict[int, Any]) -> None:
+        """End workers that hang, where they may begin anew; keep the state, if it is time.
+
+        Raises:
+            SystemExit: this process was asked to end.
+        """
+        now, beats = time.monotonic(), self.board.beats()
+        fresh = beats != self.beats
+        self.moved[fresh], self.beats = now, beats
+        self.starting -= set(np.flatnonzero(fresh).tolist())
+        limit = _HUNG * self.job.timeout
+        stepping = set(np.flatnonzero(beats).tolist()) - self.starting - done.keys()
+        late = [rank for rank in stepping if now - self.moved[rank] > limit]
+        if late and self.mender.left:
+            holder = centre_state.holder(self.centre)
+            rank = holder if holder in late else late[0]
+            text = f"choros: worker {rank} has done no step for {limit:.0f} s: it is ended"
+            print(text, file=sys.stderr, flush=True)
+            self.moved[:] = now
+            self.engine.pool.end(rank)
+        if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
+            self.keep(asked=True)
+            raise self.saver.leave()
+        self.look()

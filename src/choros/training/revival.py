@@ -1,0 +1,34 @@
+"""A worker that trains alone and begins anew: from its last exchange, with what it had counted until then."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, fields
+
+from choros.training.job import Tally
+from choros.training.run import Run
+from choros.transport.centre_state import place_of
+
+
+def leave(run: Run, epoch: int) -> None:
+    """Leave on the board what a new process would need, right after an exchange."""
+    run.board.leave(run.rank, epoch, list(astuple(run.counted()))[1:], run.replica.metric_state())
+
+
+def take_up(run: Run) -> bool:
+    """Begin where the last exchange was, or where the run begins; True where metrics of that epoch go on.
+
+    What was trained after that exchange was never brought to the centre, and is trained again.
+    """
+    run.begin = place_of(run.centre, run.rank) or run.begin
+    left = run.board.left(run.rank)
+    if left is None:
+        return False
+    epoch, tally, state = left
+    if run.job.counts_on:
+        figures = zip(fields(Tally)[1:], tally.tolist(), strict=False)
+        run.tally = Tally(run.rank, *(int(v) if field.type == "int" else v for field, v in figures))
+        run.before = run.tally.seconds
+    if epoch != run.begin[0]:
+        return False
+    run.replica.set_metric_state(state)
+    return True

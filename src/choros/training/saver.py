@@ -1,0 +1,219 @@
+"""Where the ranks' states come together: kept in memory, and written by a thread while training goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from choros.backend.base import model_variables
+from choros.checkpoints import Checkpoint
+from choros.errors import BadInput, CheckpointFailed
+from choros.training.job import Job
+from choros.training.state import Part, State
+
+_SAME = ("algorithm", "meet", "workers", "batch_size", "steps", "shuffle")  # of a job, what must not change
+_WRITTEN = 600.0  # seconds in which a state is on the disk
+
+
+class Saver:
+    """One fit's. The state in which all ranks left off last is at ``latest``.
+
+    Args:
+        checkpoint: Checkpoint, or None: states are kept in memory only.
+
+    Attributes:
+        latest: State, or None.
+        asked: bool. Whether the latest state is the one with which this process was asked to end.
+        busy: float. Seconds of a processor that writing took.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self.checkpoint = checkpoint
+        self.latest: State | None = None
+        self.asked = False
+        self.busy = 0.0
+        self._run: dict[str, Any] = {}
+        self._coming: dict[tuple[int, int], dict[int, Part]] = {}
+        self._waiting: State | None = None
+        self._error: BaseException | None = None
+        self._wake, self._ending = threading.Condition(), False
+        self._thread: threading.Thread | None = None
+
+    # -- before training
+    def begin(self, job: Job, facts: dict[str, Any], resume: bool, restarts: int) -> Job:
+        """Return the job as it is to be run: what is kept when, and from where it goes on.
+
+        Args:
+            job: as it was asked for.
+            facts: of model and data, what must be the same when training goes on.
+            resume: whether to go on from the newest checkpoint.
+            restarts: how often workers may be started again.
+
+        Raises:
+            BadInput: the checkpoint is another training's.
+        """
+        if self.checkpoint is None and not restarts:
+            return job
+        rule = (
+            self.checkpoint.rule | {"asks": True, "signals": list(self.checkpoint.signals)}
+            if self.checkpoint is not None
+            else {}
+        )
+        job = replace(job, keep=rule)
+        self._run = {name: getattr(job, name) for name in _SAME} | facts
+        saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None
+        if saved is not None:
+            self.check(saved.facts["run"], saved.path)
+            self.latest = State.of(saved.facts, saved.arrays)
+            if job.fold_seed not in (None, saved.facts["seed"]):
+                raise BadInput(
+                    f"{saved.path} is of a training with seed={saved.facts['seed']!r}; this one has {job.fold_seed!r}. "
+                    "Give that one, or none."
+                )
+            job = replace(job, seed=saved.facts["seed"])
+        elif resume and self.checkpoint is not None:
+            text = f"choros: there is no checkpoint in {self.checkpoint.store.directory}: training begins"
+            print(text, file=sys.stderr, flush=True)
+        self._run = {**self._run, "seed": job.seed}
+        return self.onward(job, again=False)
+
+    def check(self, then: dict[str, Any], path: Any) -> None:
+        """Refuse a checkpoint of another training.
+
+        Raises:
+            BadInput: names what differs.
+        """
+        for name, now in self._run.items():
+            if then.get(name) != now:
+                raise BadInput(
+                    f"{path} is of a training with {name}={then.get(name)!r}; this one has {now!r}. Go on with the "
+                    "same settings and data, or give another directory."
+                )
+
+    def onward(self, job: Job, again: bool = True) -> Job:
+        """Return the job that goes on from the latest state."""
+        if self.latest is None:
+            return job
+        facts = self.latest.facts
+        epoch = job.epochs if facts["over"] else facts["epoch"]
+        return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=again)
+
+    # -- while training
+    def take(self, rank: int, part: Part, asked: bool, workers: int) -> bool:
+        """Take what a rank left; True when that makes a state whole."""
+        place = part[0]["epoch"], part[0]["batch"]
+        coming = self._coming.setdefault(place, {})
+        coming[rank] = part
+        if len(coming) < workers:
+            return False
+        self._coming = {at: parts for at, parts in self._coming.items() if at > place}
+        facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
+        self.kept(State(facts, coming), asked)
+        return True
+
+    def forget(self) -> None:
+        """Forget what came of a state that will never be whole."""
+        self._coming = {}
+
+    def kept(self, state: State, asked: bool = False) -> None:
+        """Keep a whole state, and have it written.
+
+        Raises:
+            CheckpointFailed: an earlier one could not be written.
+        """
+        self.look()
+        self.latest, self.asked = state, asked
+        if self.checkpoint is None:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="choros-checkpoint", daemon=True)
+            self._thread.start()
+        with self._wake:
+            self._waiting = state  # in the place of one that is still waiting
+            self._wake.notify_all()
+
+    def look(self) -> None:
+        """Raise what the writing thread met."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self) -> None:
+        assert self.checkpoint is not None  # noqa: S101 - for the type checker
+        while True:
+            with self._wake:
+                while self._waiting is None and not self._ending:
+                    self._wake.wait(60.0)
+                state, self._waiting = self._waiting, None
+            if state is None:
+                return
+            begun = time.thread_time()
+            try:
+                facts, arrays = state.flat()
+                seed = self._run["seed"]
+                run = {name: value for name, value in self._run.items() if name != "seed"}
+                self.checkpoint.store.save({**facts, "run": run, "seed": seed}, arrays)
+            except BaseException as error:
+                self._error = error
+            self.busy += time.thread_time() - begun
+
+    def flush(self) -> None:
+        """Return when all is written.
+
+        Raises:
+            CheckpointFailed: it could not be.
+        """
+        with self._wake:
+            self._ending = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join(_WRITTEN)
+            if self._thread.is_alive():
+                raise CheckpointFailed(f"A checkpoint is still being written after {_WRITTEN:.0f} s: is the disk well?")
+            self._thread = None
+        self._ending = False
+        self.look()
+
+    @contextmanager
+    def listening(self, then: Any = lambda: None) -> Iterator[None]:
+        """Listen to the signals of the checkpoint, if there is one, and write all to the end."""
+        if self.checkpoint is None:
+            yield
+            return
+        try:
+            with self.checkpoint.listening(then):
+                yield
+        except BaseException:
+            with suppress(Exception):
+                self.flush()
+            raise
+        self.flush()
+
+    def leave(self) -> SystemExit:
+        """Return what ends this process, once the state is on the disk."""
+        assert self.checkpoint is not None  # noqa: S101 - only a checkpoint asks for it
+        self.flush()
+        facts = self.latest.facts if self.latest is not None else {"epoch": 0, "batch": 0}
+        where = self.checkpoint.store.directory
+        text = f"choros: asked to end: epoch {facts['epoch'] + 1}, batch {facts['batch']}, is saved in {where}"
+        print(text, file=sys.stderr, flush=True)
+        return SystemExit(self.checkpoint.code())
+
+
+def facts_of(model: Any, source: Any) -> dict[str, Any]:
+    """Return what must be the same of model and data when training goes on."""
+    shapes = [[list(variable.shape), str(np.dtype(variable.dtype).name)] for variable in model_variables(model)]
+    return {"rows": source.rows, "variables": shapes, "backend": _backend()}
+
+
+def _backend() -> str:
+    import keras
+
+    return str(keras.backend.backend())

@@ -1,0 +1,235 @@
+"""Whole runs that are killed, warned, interrupted or out of disk, and that go on: real processes, real signals."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import choros
+from choros.checkpoints import Store
+from choros.errors import BadInput, CheckpointFailed
+
+SCRIPT = """
+import json, os, sys, time
+if os.environ["KERAS_BACKEND"] != "tensorflow":
+    sys.modules["tensorflow"] = None
+import keras, numpy as np
+import choros
+from choros.checkpoints import Checkpoint
+
+where, name, resume = sys.argv[1], sys.argv[2], sys.argv[3] == "resume"
+slow = float(os.environ.get("SLOW", 0))
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(74, 8)).astype("float32"), rng.integers(0, 3, 74)
+keras.utils.set_random_seed(0)
+layers = [keras.layers.Dense(6, "relu"), keras.layers.Dropout(0.3), keras.layers.BatchNormalization()]
+model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(3, "softmax")])
+model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+algorithm = {"easgd": choros.EASGD(window=3), "allreduce": choros.AllReduce(), "aeasgd": choros.AEASGD(window=3)}[name]
+
+class Slowly(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+    def on_train_batch_end(self, batch, logs=None):
+        print("batch", self.epoch, batch, flush=True)
+        time.sleep(slow)
+
+inside = "CHOROS_RANK" in os.environ
+trainer = choros.Trainer(model, algorithm, **({} if inside else {"workers": 2}))
+try:
+    history = trainer.fit(x, y, batch_size=10, epochs=4, seed=3, verbose=0, resume=resume, callbacks=[Slowly()],
+                          checkpoint=Checkpoint(where, every=3, keep=2))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(7)
+digest = [float(np.abs(w).astype("float64").sum()) for w in model.get_weights()]
+print("done", json.dumps([digest, history.history, history.epoch]), flush=True)
+"""
+
+
+class Run:
+    """The script in a process group of its own; its lines are read as they come."""
+
+    def __init__(self, room, name="allreduce", resume="begin", ranks=0, more=(), slow=0.0):
+        (room / "script.py").write_text(SCRIPT)
+        before = ["-m", "choros", "run", "-n", str(ranks), *more] if ranks else []
+        self.process = subprocess.Popen(
+            [sys.executable, *before, str(room / "script.py"), str(room / "state"), name, resume],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "SLOW": str(slow), "JAX_PLATFORMS": "cpu"},
+        )
+        self.workers = []
+
+    def until(self, text):
+        for line in self.process.stdout:
+            if text in line:
+                return self
+        raise AssertionError(f"{text!r} was not said:\n{self.process.stderr.read()}")
+
+    def family(self):
+        """All processes that it has started, itself included."""
+        found, rest = [], [self.process.pid]
+        while rest:
+            pid = rest.pop()
+            found.append(pid)
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children") as children:
+                    rest += map(int, children.read().split())
+        return found
+
+    def ends(self, code):
+        self.out, self.errors = self.process.communicate(timeout=120)
+        assert self.process.returncode == code, self.errors
+        lines = [line.partition("done ")[2] for line in self.out.splitlines() if "done " in line]
+        return [json.loads(line) for line in lines]
+
+
+def gone(pids, within=10.0):
+    """Whether all these processes end soon."""
+    limit = time.monotonic() + within
+    while any(map(alive, pids)):
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("whole"), "easgd").ends(0)[0]
+
+
+def test_a_run_that_is_killed_and_then_warned_goes_on_to_the_same_bits(undisturbed, tmp_path):
+    rng, states = np.random.default_rng(5), Store(tmp_path / "state")
+    run = Run(tmp_path, "easgd", slow=0.05).until(f"batch 1 {rng.integers(8)}")
+    family = run.family()
+    assert len(family) >= 3  # the caller and two workers
+    for pid in family:
+        os.kill(pid, signal.SIGKILL)
+    run.process.communicate()
+    assert gone(family)
+    saved = states.latest().facts
+    assert (saved["epoch"], saved["batch"]) >= (0, 6)
+
+    run = Run(tmp_path, "easgd", "resume", slow=0.05).until("batch 2 4")
+    family = run.family()
+    for pid in reversed(family):  # as a scheduler does: the workers too
+        os.kill(pid, signal.SIGTERM)
+    assert run.ends(75) == []
+    assert gone(family)
+    assert re.search(r"choros: asked to end: epoch [34], batch \d, is saved in", run.errors)
+    assert "Traceback" not in run.errors
+
+    saved = states.latest().facts
+    [(weights, history, epochs)] = Run(tmp_path, "easgd", "resume").ends(0)
+    assert weights == undisturbed[0]
+    assert epochs == list(range(saved["epoch"], 4))
+    assert history == {figure: values[saved["epoch"] :] for figure, values in undisturbed[1].items()}
+
+
+def test_workers_that_wait_for_nobody_are_warned_and_interrupted(tmp_path):
+    run = Run(tmp_path, "aeasgd", slow=0.02).until("batch 1 2")
+    family = run.family()
+    os.kill(run.process.pid, signal.SIGUSR1)
+    assert run.ends(75) == []
+    assert gone(family)
+    assert "choros: asked to end: epoch 2, batch 0, is saved in" in run.errors
+
+    run = Run(tmp_path, "aeasgd", "resume", slow=0.02).until("batch 2 2")
+    family = run.family()
+    begun = time.monotonic()
+    os.kill(run.process.pid, signal.SIGINT)
+    run.until("interrupted")
+    assert time.monotonic() - begun < 5
+    assert run.ends(7) == []
+    assert gone(family)
+    assert not [name for name in os.listdir(tmp_path / "state") if name.startswith(".")]
+
+
+def test_ranks_of_a_job_are_warned_and_killed_and_go_on(undisturbed, tmp_path):
+    run = Run(tmp_path, "easgd", ranks=2, slow=0.02).until("batch 1 2")
+    (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
+    os.kill(rank, signal.SIGUSR1)  # any rank may be told
+    assert run.ends(75) == []
+    assert "choros: asked to end: epoch" in run.errors
+    first = Store(tmp_path / "state").latest().facts["epoch"]
+    run = Run(tmp_path, "easgd", "resume", ranks=2, more=["--restarts", "1"], slow=0.02).until("batch 3 4")
+    (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
+    os.kill(rank, signal.SIGKILL)
+    found = run.ends(0)
+    assert "the job ended with code 137: started again (0 restarts left)" in run.errors
+    assert first < found[0][2][0] <= 3
+    assert [weights for weights, *_ in found] == [undisturbed[0]] * 2
+
+
+def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
+    run = Run(tmp_path, "aeasgd", ranks=2, slow=0.02).until("batch 1 2")
+    (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
+    os.kill(rank, signal.SIGUSR1)
+    assert run.ends(75) == []
+    assert "choros: asked to end: epoch 2, batch 0, is saved in" in run.errors
+    assert [epochs for _, _, epochs in Run(tmp_path, "aeasgd", "resume", ranks=2).ends(0)] == [[1, 2, 3]] * 2
+    assert Store(tmp_path / "state").latest().facts["epoch"] == 4
+
+
+def environment(pid):
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read()
+
+
+def small(pools, data, make_model, **how):
+    x, y = data()
+    return choros.Trainer(make_model(), workers=2, pool=pools(2)).fit(
+        x, y, **{"batch_size": 10, "epochs": 2, "verbose": 0, **how}
+    )
+
+
+def test_a_disk_that_is_full_ends_the_run_and_leaves_the_last_good_one(pools, data, make_model, tmp_path, monkeypatch):
+    small(pools, data, make_model, checkpoint=tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(CheckpointFailed, match="No space left on device"):
+        small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True, seed=None)
+    monkeypatch.undo()
+    assert Store(tmp_path).latest().facts["epoch"] == 2
+    assert small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True).epoch == [2]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"resume": True}, "resume=True needs to know from where"),
+        ({"checkpoint": 5}, "checkpoint=5"),
+        ({"batch_size": 12, "resume": True}, "batch_size=10; this one has 12"),
+        ({"shuffle": False, "resume": True}, "shuffle=True; this one has False"),
+        ({"seed": 9, "resume": True}, "seed=8; this one has 9"),
+    ],
+)
+def test_what_does_not_fit_is_refused(how, words, pools, data, make_model, tmp_path):
+    if len(how) > 1:
+        small(pools, data, make_model, checkpoint=tmp_path, epochs=1, seed=8)
+        how = {"checkpoint": tmp_path, **how}
+    with pytest.raises(BadInput, match=words):
+        small(pools, data, make_model, **how)
+
+
+def test_restarts_that_cannot_be_are_refused(make_model):
+    for restarts in (-1, 1.5, True):
+        with pytest.raises(BadInput, match="restarts="):
+            choros.Trainer(make_model(), workers=2, restarts=restarts)
