@@ -207,7 +207,9 @@ class LabelIndexTransformer(Transformer):
 
     def _transform(self, frame: Any) -> Any:
         values = array(frame, self.input_column)
-        reached = F.array_position(F.transform(values, lambda one: one >= self.activation_threshold), F.lit(True))
-        largest = F.array_position(values, F.array_max(values))
+        above = F.transform(values, lambda one: one >= self.activation_threshold)
+        # by name: Spark 3.5's array_position takes no column for what is looked for
+        reached = F.call_function("array_position", above, F.lit(True))
+        largest = F.call_function("array_position", values, F.array_max(values))
         index = F.when(reached > 0, reached - 1).when(largest > 0, largest - 1).otherwise(self.default_index)
         return frame.withColumns(dict.fromkeys(self.output_columns, index.cast("double")))
