@@ -200,7 +200,7 @@ def test_a_job_is_submitted_and_seen_here(cluster, tmp_path):
     environ = {**os.environ, **cluster.environment, "KERAS_BACKEND": "jax"}
     words = [sys.executable, "-m", "choros", *words, "train.py", "--fast"]
     with cluster.another_worker(tmp_path):
-        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Epoch 2/2" in done.stdout
     assert re.search(r"^workers 1 argument --fast$", done.stdout, re.MULTILINE)
