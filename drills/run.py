@@ -158,12 +158,12 @@ def children() -> set[int]:
     return found
 
 
-def left_behind(pool: Any, descriptors: int) -> list[str]:
+def left_behind(pool: Any, before: set[int], descriptors: int) -> list[str]:
     """What a run has left: processes, descriptors, shared memory."""
     deadline = time.monotonic() + 5.0
     while True:
         found = []
-        if more := children() - set(pool.start().pids):
+        if more := children() - before - set(pool.start().pids):
             found.append(f"orphans: {sorted(more)}")
         if (now := len(os.listdir("/proc/self/fd"))) > descriptors:
             found.append(f"{now - descriptors} descriptors more than before")
@@ -183,8 +183,7 @@ def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) 
     facts = {"number": number, "algorithm": name, "how": how, "worker": worker, "moment": moment}
     if name in TOGETHER and name not in wholes:
         wholes[name] = fit(name, pool, os.path.join(room, "none"), 0, None, how)[0]
-    descriptors = len(os.listdir("/proc/self/fd"))
-    faulthandler.dump_traceback_later(LIMIT, exit=True)  # a hang ends all, loudly
+    before, descriptors = children() - set(pool.start().pids), len(os.listdir("/proc/self/fd"))
     begun = time.monotonic()
     try:
         model, history, seen = fit(name, pool, os.path.join(room, f"flag-{number}"), worker, moment, how)
@@ -198,8 +197,7 @@ def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) 
     facts["seconds"] = time.monotonic() - begun
     for pid in pool.start().pids if how == "stop" else ():  # a worker that was done when it was stopped
         os.kill(pid, signal.SIGCONT)
-    faulthandler.cancel_dump_traceback_later()
-    facts["wrong"] = found + left_behind(pool, descriptors)
+    facts["wrong"] = found + left_behind(pool, before, descriptors)
     return facts
 
 
@@ -221,7 +219,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as room, choros.WorkerPool(WORKERS, echo=False) as pool:
         pool.start()
         for number in options.only or range(options.number):
+            faulthandler.dump_traceback_later(LIMIT, exit=True)  # a hang ends all, loudly
             done.append(drill(number, options.seed, pool, wholes, room))
+            faulthandler.cancel_dump_traceback_later()
             print(json.dumps(done[-1]), file=sys.stderr, flush=True)
     back = sorted(one["recovered"] for one in done if one.get("recovered"))
     facts = {

@@ -1,19 +1,17 @@
 """A few of the drills that ``make drills`` makes many of."""
 
-import json
-import os
 import pathlib
-import subprocess
-import sys
+import runpy
 
-DRILLS = pathlib.Path(__file__).parents[2] / "drills" / "run.py"
-CHOSEN = (1, 5, 7)  # of the seed: DiLoCo loses a worker, one of AllReduce raises, one of DOWNPOUR raises
+import pytest
+
+DRILLS = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "drills" / "run.py"), run_name="_drills")
 
 
-def test_a_few_drills_come_right():
-    command = [sys.executable, str(DRILLS), "--backend", os.environ["KERAS_BACKEND"], "--seed", "1", "--only"]
-    done = subprocess.run([*command, *map(str, CHOSEN)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    facts = json.loads(done.stdout)
-    assert facts["drills"] == facts["restarts"] == len(CHOSEN)
+@pytest.mark.parametrize("number", [6], ids=["one of AEASGD is killed"])
+def test_a_drill_comes_right(number, pools, tmp_path):
+    pool = pools(2)
+    pool.start()
+    facts = DRILLS["drill"](number, 1, pool, {}, str(tmp_path))
     assert facts["wrong"] == []
+    assert facts["restarts"] == 1

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,23 +14,31 @@ import choros
 from choros.checkpoints import Store
 from choros.errors import BadInput, CheckpointFailed
 
-SCRIPT = """
-import json, os, sys, time
+MODEL = """
+import os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
     sys.modules["tensorflow"] = None
 import keras, numpy as np
 import choros
-from choros.checkpoints import Checkpoint
 
-where, name, resume = sys.argv[1], sys.argv[2], sys.argv[3] == "resume"
-slow = float(os.environ.get("SLOW", 0))
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(74, 8)).astype("float32"), rng.integers(0, 3, 74)
 keras.utils.set_random_seed(0)
 layers = [keras.layers.Dense(6, "relu"), keras.layers.Dropout(0.3), keras.layers.BatchNormalization()]
 model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(3, "softmax")])
 model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-algorithm = {"easgd": choros.EASGD(window=3), "allreduce": choros.AllReduce(), "aeasgd": choros.AEASGD(window=3)}[name]
+how = {"batch_size": 10, "epochs": 4, "seed": 3, "verbose": 0}
+together, alone = choros.EASGD(window=3), choros.AEASGD(window=3)
+
+def digest():
+    return [float(np.abs(w).astype("float64").sum()) for w in model.get_weights()]
+"""
+SCRIPT = """
+import json, time
+from choros.checkpoints import Checkpoint
+
+where, name, resume = sys.argv[1], sys.argv[2], sys.argv[3] == "resume"
+slow = float(os.environ.get("SLOW", 0))
 
 class Slowly(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
@@ -41,23 +48,18 @@ class Slowly(keras.callbacks.Callback):
         time.sleep(slow)
 
 inside = "CHOROS_RANK" in os.environ
-trainer = choros.Trainer(model, algorithm, **({} if inside else {"workers": 2}))
-try:
-    history = trainer.fit(x, y, batch_size=10, epochs=4, seed=3, verbose=0, resume=resume, callbacks=[Slowly()],
-                          checkpoint=Checkpoint(where, every=3, keep=2))
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-    sys.exit(7)
-digest = [float(np.abs(w).astype("float64").sum()) for w in model.get_weights()]
-print("done", json.dumps([digest, history.history, history.epoch]), flush=True)
+trainer = choros.Trainer(model, globals()[name], **({} if inside else {"workers": 2}))
+kept = Checkpoint(where, every=3, keep=2)
+history = trainer.fit(x, y, **how, resume=resume, callbacks=[Slowly()], checkpoint=kept)
+print("done", json.dumps([digest(), history.history, history.epoch]), flush=True)
 """
 
 
 class Run:
     """The script in a process group of its own; its lines are read as they come."""
 
-    def __init__(self, room, name="allreduce", resume="begin", ranks=0, more=(), slow=0.0):
-        (room / "script.py").write_text(SCRIPT)
+    def __init__(self, room, name, resume="begin", ranks=0, more=(), slow=0.0):
+        (room / "script.py").write_text(MODEL + SCRIPT)
         before = ["-m", "choros", "run", "-n", str(ranks), *more] if ranks else []
         self.process = subprocess.Popen(
             [sys.executable, *before, str(room / "script.py"), str(room / "state"), name, resume],
@@ -86,6 +88,14 @@ class Run:
                     rest += map(int, children.read().split())
         return found
 
+    def rank(self, rank):
+        """The process of a rank of a job."""
+        for pid in self.family():
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if f"CHOROS_RANK={rank}\0".encode() in file.read():
+                    return pid
+        raise AssertionError(f"no process of rank {rank}")
+
     def ends(self, code):
         self.out, self.errors = self.process.communicate(timeout=120)
         assert self.process.returncode == code, self.errors
@@ -111,14 +121,17 @@ def alive(pid):
         return False
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    return Run(tmp_path_factory.mktemp("whole"), "easgd").ends(0)[0]
+def undisturbed(pool):
+    """The weights and the figures of a run that nothing happened to."""
+    made = {}
+    exec(MODEL, made)
+    fit = choros.Trainer(made["model"], made["together"], workers=2, pool=pool).fit
+    return made["digest"], fit(made["x"], made["y"], **made["how"]).history
 
 
-def test_a_run_that_is_killed_and_then_warned_goes_on_to_the_same_bits(undisturbed, tmp_path):
+def test_a_run_that_is_killed_and_then_loses_a_rank_goes_on_to_the_same_bits(pools, tmp_path):
     rng, states = np.random.default_rng(5), Store(tmp_path / "state")
-    run = Run(tmp_path, "easgd", slow=0.05).until(f"batch 1 {rng.integers(8)}")
+    run = Run(tmp_path, "together", slow=0.05).until(f"batch 1 {rng.integers(8)}")
     family = run.family()
     assert len(family) >= 3  # the caller and two workers
     for pid in family:
@@ -128,70 +141,64 @@ def test_a_run_that_is_killed_and_then_warned_goes_on_to_the_same_bits(undisturb
     saved = states.latest().facts
     assert (saved["epoch"], saved["batch"]) >= (0, 6)
 
-    run = Run(tmp_path, "easgd", "resume", slow=0.05).until("batch 2 4")
-    family = run.family()
-    for pid in reversed(family):  # as a scheduler does: the workers too
-        os.kill(pid, signal.SIGTERM)
-    assert run.ends(75) == []
-    assert gone(family)
-    assert re.search(r"choros: asked to end: epoch [34], batch \d, is saved in", run.errors)
-    assert "Traceback" not in run.errors
-
-    saved = states.latest().facts
-    [(weights, history, epochs)] = Run(tmp_path, "easgd", "resume").ends(0)
-    assert weights == undisturbed[0]
-    assert epochs == list(range(saved["epoch"], 4))
-    assert history == {figure: values[saved["epoch"] :] for figure, values in undisturbed[1].items()}
-
-
-def test_workers_that_wait_for_nobody_are_warned_and_interrupted(tmp_path):
-    run = Run(tmp_path, "aeasgd", slow=0.02).until("batch 1 2")
-    family = run.family()
-    os.kill(run.process.pid, signal.SIGUSR1)
-    assert run.ends(75) == []
-    assert gone(family)
-    assert "choros: asked to end: epoch 2, batch 0, is saved in" in run.errors
-
-    run = Run(tmp_path, "aeasgd", "resume", slow=0.02).until("batch 2 2")
-    family = run.family()
-    begun = time.monotonic()
-    os.kill(run.process.pid, signal.SIGINT)
-    run.until("interrupted")
-    assert time.monotonic() - begun < 5
-    assert run.ends(7) == []
-    assert gone(family)
-    assert not [name for name in os.listdir(tmp_path / "state") if name.startswith(".")]
-
-
-def test_ranks_of_a_job_are_warned_and_killed_and_go_on(undisturbed, tmp_path):
-    run = Run(tmp_path, "easgd", ranks=2, slow=0.02).until("batch 1 2")
-    (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
-    os.kill(rank, signal.SIGUSR1)  # any rank may be told
-    assert run.ends(75) == []
-    assert "choros: asked to end: epoch" in run.errors
-    first = Store(tmp_path / "state").latest().facts["epoch"]
-    run = Run(tmp_path, "easgd", "resume", ranks=2, more=["--restarts", "1"], slow=0.02).until("batch 3 4")
-    (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
-    os.kill(rank, signal.SIGKILL)
+    run = Run(tmp_path, "together", "resume", ranks=2, more=["--restarts", "1"], slow=0.05).until("batch 3 4")
+    os.kill(run.rank(1), signal.SIGKILL)
     found = run.ends(0)
     assert "the job ended with code 137: started again (0 restarts left)" in run.errors
-    assert first < found[0][2][0] <= 3
-    assert [weights for weights, *_ in found] == [undisturbed[0]] * 2
+    digest, history = undisturbed(pools(2))
+    weights, figures, epochs = found[0]
+    assert weights == found[1][0] == digest()
+    assert epochs == list(range(epochs[0], 4))
+    assert epochs[0] >= saved["epoch"]
+    assert figures == {name: values[epochs[0] :] for name, values in history.items()}
 
 
 def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
-    run = Run(tmp_path, "aeasgd", ranks=2, slow=0.02).until("batch 1 2")
-    (rank,) = [pid for pid in run.family() if b"CHOROS_RANK=1" in environment(pid)]
-    os.kill(rank, signal.SIGUSR1)
+    run = Run(tmp_path, "alone", ranks=2, slow=0.02).until("batch 1 2")
+    os.kill(run.rank(1), signal.SIGUSR1)  # any rank may be told
     assert run.ends(75) == []
     assert "choros: asked to end: epoch 2, batch 0, is saved in" in run.errors
-    assert [epochs for _, _, epochs in Run(tmp_path, "aeasgd", "resume", ranks=2).ends(0)] == [[1, 2, 3]] * 2
+    assert "Traceback" not in run.errors
+    assert [epochs for _, _, epochs in Run(tmp_path, "alone", "resume", ranks=2).ends(0)] == [[1, 2, 3]] * 2
     assert Store(tmp_path / "state").latest().facts["epoch"] == 4
 
 
-def environment(pid):
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        return file.read()
+@pytest.mark.parametrize(("name", "number"), [("easgd", signal.SIGTERM), ("aeasgd", signal.SIGUSR1)])
+def test_a_warning_ends_a_fit_in_a_checkpoint(name, number, pools, data, make_model, same, tmp_path, capfd):
+    """It goes to all processes, as a scheduler's does; workers leave it to the caller."""
+    import keras
+
+    class Warned(keras.callbacks.Callback):
+        looks_only = True
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.02)
+            if (self.epoch, batch) == (1, 1):
+                for pid in (*pools(2).start().pids, os.getpid()):
+                    os.kill(pid, number)
+
+    def fit(**how):
+        x, y = data()
+        model = make_model(dropout=0.3)
+        trainer = choros.Trainer(model, name, workers=2, pool=pools(2))
+        return model, trainer.fit(x, y, batch_size=6, epochs=8, seed=4, verbose=0, **how)
+
+    whole, _ = fit()
+    handler = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended:
+        fit(checkpoint=tmp_path, callbacks=[Warned()])
+    assert ended.value.code == 75
+    assert signal.getsignal(number) is handler
+    assert "choros: asked to end: epoch" in capfd.readouterr().err
+    first = Store(tmp_path).latest().facts["epoch"]
+    assert 1 <= first < 8
+    model, history = fit(checkpoint=tmp_path, resume=True)
+    assert history.epoch == list(range(first, 8))
+    if name == "easgd":
+        same(model, whole, tolerance=0)
 
 
 def small(pools, data, make_model, **how):
