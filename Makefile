@@ -39,6 +39,9 @@ drills: .venv-test/ready
 	for backend in jax torch tensorflow; do \
 	    .venv-test/bin/python drills/run.py --backend $$backend --number $(DRILLS) >drills/$$backend.json || exit 1; \
 	done
+	.venv-test/bin/python drills/attack.py >drills/attack.json
+	.venv-test/bin/python drills/soak.py >drills/soak.json
+	.venv-test/bin/python drills/fuzz.py --inputs 1000000 >drills/fuzz.json
 
 clean:
 	rm -rf .venv .venv-test dist build choros-demo

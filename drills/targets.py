@@ -6,6 +6,7 @@ are not here: pyarrow and h5py read them, in C++ that a crafted file can end the
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import struct
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +149,26 @@ def command(text: str) -> None:
         _parser(words).parse_args(_prepared(words))
 
 
+def checkpoint(data: bytes) -> None:
+    """A file of a directory of checkpoints: as it is, and with the digest that it ought to have."""
+    from choros.checkpoints.store import _DIGEST, read
+    from choros.errors import CheckpointFailed
+
+    whole = data[:-_DIGEST] + hashlib.blake2b(data[:-_DIGEST], digest_size=_DIGEST).digest()
+    with _file(whole, "state") as path:
+        read(Path(path))
+    with _file(data, "state") as path, contextlib.suppress(CheckpointFailed):
+        read(Path(path))
+
+
+def _saved() -> bytes:
+    from choros.checkpoints.store import _write
+
+    with tempfile.TemporaryDirectory() as room:
+        _write(Path(room, "state"), {"epoch": 1, "batch": 2}, [np.arange(6.0).reshape(2, 3), np.ones(2, "int8")])
+        return Path(room, "state").read_bytes()
+
+
 def records(data: bytes) -> None:
     from choros.data.stored.records import _features
     from choros.data.stored.records import records as read
@@ -230,5 +252,6 @@ def targets() -> dict[str, Target]:
             command, ("run\n-n\n2\n-H\na:1,b:1\ntrain.py", "submit\n--on\nslurm\n--time\n1:00:00\nt.py"), 1
         ),
         "records": Target(records, (_record() * 2, gzip.compress(_record())), 3),
+        "checkpoint": Target(checkpoint, (_saved(),), 3),
         "csv": Target(_stored(".csv", **read), (_csv(),), 1),
     }

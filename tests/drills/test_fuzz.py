@@ -15,9 +15,18 @@ def test_every_parser_takes_or_refuses_what_comes():
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["inputs"] >= 2900
-    assert {"frames", "guests", "doors", "messages", "objects", "hostfile", "nodelists", "csv", "commands"} <= set(
-        said["parsers"]
-    )
+    assert {
+        "frames",
+        "guests",
+        "doors",
+        "messages",
+        "objects",
+        "hostfile",
+        "nodelists",
+        "csv",
+        "commands",
+        "checkpoint",
+    } <= set(said["parsers"])
     for name, told in said["parsers"].items():
         assert name in ("guests", "messages") or told["refused"], f"{name} took everything"
 

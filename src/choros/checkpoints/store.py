@@ -146,12 +146,22 @@ def read(path: Path) -> Saved:
         header = json.loads(content[start : start + length].tobytes())
         arrays = []
         for kind, shape, offset in header["arrays"]:
-            array = np.ndarray(tuple(shape), np.dtype(kind), content, offset)
+            array = np.ndarray(tuple(shape), _numbers(kind), content, offset)
             array.flags.writeable = False
             arrays.append(array)
-        return Saved(path, header["facts"], arrays)
-    except (ValueError, TypeError, KeyError) as error:
+        return Saved(path, dict(header["facts"]), arrays)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, MemoryError) as error:
         raise CheckpointFailed(f"its header cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _numbers(name: Any) -> np.dtype[Any]:
+    """Return the type of this name: of numbers, whose bits may be anything."""
+    if not isinstance(name, str) or not name.isalnum():  # numpy evaluates what has commas
+        raise TypeError(f"{name!r} is no type of numbers")
+    kind = np.dtype(name)
+    if kind.hasobject:
+        raise TypeError(f"{name} is no type of numbers")
+    return kind
 
 
 def _write(path: Path, facts: dict[str, Any], arrays: list[Array]) -> None:
