@@ -285,7 +285,7 @@ class Trainer:
             layout=self._layout,
             hand_back=algorithm.level == "gradients" or self.workers == 1,
         )
-        job = saver.begin(job, facts_of(self.model, source), resume, self.restarts)
+        job = saver.begin(job, lambda: facts_of(self.model, source), resume, self.restarts)
         conductor.first = job.initial_batch
         if verbose and job.devices:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))

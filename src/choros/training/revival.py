@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import astuple, fields
 
 from choros.training.job import Tally
@@ -11,7 +12,9 @@ from choros.transport.centre_state import place_of
 
 def leave(run: Run, epoch: int) -> None:
     """Leave on the board what a new process would need, right after an exchange."""
+    begun = time.thread_time()
     run.board.leave(run.rank, epoch, list(astuple(run.counted()))[1:], run.replica.metric_state())
+    run.tally.keeping += time.thread_time() - begun
 
 
 def take_up(run: Run) -> bool:

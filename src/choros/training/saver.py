@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -47,12 +47,12 @@ class Saver:
         self._thread: threading.Thread | None = None
 
     # -- before training
-    def begin(self, job: Job, facts: dict[str, Any], resume: bool, restarts: int) -> Job:
+    def begin(self, job: Job, facts: Callable[[], dict[str, Any]], resume: bool, restarts: int) -> Job:
         """Return the job as it is to be run: what is kept when, and from where it goes on.
 
         Args:
             job: as it was asked for.
-            facts: of model and data, what must be the same when training goes on.
+            facts: gives, of model and data, what must be the same when training goes on.
             resume: whether to go on from the newest checkpoint.
             restarts: how often workers may be started again.
 
@@ -67,7 +67,7 @@ class Saver:
             else {}
         )
         job = replace(job, keep=rule)
-        self._run = {name: getattr(job, name) for name in _SAME} | facts
+        self._run = {name: getattr(job, name) for name in _SAME} | facts()
         saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None
         if saved is not None:
             self.check(saved.facts["run"], saved.path)
