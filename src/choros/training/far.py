@@ -47,7 +47,7 @@ class FarBoard:
     @property
     def opened(self) -> int:
         """The latest epoch that may begin, of workers that wait for all at an epoch's end."""
-        return int(self._orders()[5])
+        return int(self._orders()[7])
 
     def rate(self) -> float | None:
         """Return the learning rate of orders given since this process last looked, or None."""

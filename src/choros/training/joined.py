@@ -268,7 +268,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
 
     conductor.fetch = fetch
     try:
-        with saver.listening(board.ask):
+        with saver.listening(lambda: board.ask()):  # boards of other hosts have none
             with told_of_an_exit(rank, job.workers):
                 train(one)
             if job.alone and not rank:

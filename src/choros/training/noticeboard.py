@@ -21,7 +21,7 @@ from choros.transport.segment import Segment
 from choros.transport.waiting import fence
 from choros.types import Array
 
-_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left
+_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch
 _NOW = 12  # values before a rank's metric state: its epoch, its tally
 
 
@@ -121,12 +121,12 @@ class Noticeboard:
 
     def open(self, epoch: int) -> None:
         """Let those who wait for all at an epoch's end begin this one."""
-        self._head[5] = epoch
+        self._head[7] = epoch
 
     @property
     def opened(self) -> int:
         """The latest epoch that may begin, of workers that wait for all at an epoch's end."""
-        return int(self._head[5])
+        return int(self._head[7])
 
     def rate(self) -> float | None:
         """Return the learning rate of orders given since this process last looked, or None."""
