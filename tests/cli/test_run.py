@@ -123,7 +123,7 @@ def test_the_code_of_the_first_failure(script):
 
 @pytest.mark.parametrize(("restarts", "code", "turns"), [(3, 0, 3), (1, 137, 2)])
 def test_a_job_that_fails_is_started_again(script, restarts, code, turns):
-    path = script("import os; turn = os.environ['CHOROS_RESTART']; print('turn', turn, flush=True)\n"
+    path = script("import os; turn = os.environ['CHOROS_RESTART']; os.write(1, f'turn {turn}\\n'.encode())\n"
                   "if turn < '2' and os.environ['CHOROS_RANK'] == '1': os.kill(os.getpid(), 9)\n")  # fmt: skip
     done = choros("run", "-n", 2, "--restarts", restarts, path)
     assert done.returncode == code, done.stderr
