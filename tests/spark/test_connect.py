@@ -78,8 +78,8 @@ class Rate(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.01
 reached, given = Line.opened, model.get_weights()
 @contextlib.contextmanager
-def walled(self, network):
-    with reached(self, network) as home:
+def walled(self, network, here):
+    with reached(self, network, here) as home:
         yield {**home, "place": "127.0.0.1:9"}
 found = []
 for opened in (reached, walled):
