@@ -1,7 +1,7 @@
 """``choros.prefetch`` against none: real PNGs are decoded on one core for as long as the other core computes.
 
 One worker with two cores and one thread to compute. A batch is decoded from PNGs, cut from the two photographs that
-come with scikit-learn; how many a row is decoded from is set so that decoding a batch takes as long as its step. Both
+come with scikit-learn; how many are decoded is set so that decoding a batch takes as long as its step. Both
 ways take turns, run by run; the ratio is that of their samples a second, ``waiting`` the share of time spent waiting.
 
     python benchmarks/prefetch.py --backend jax
@@ -39,8 +39,8 @@ def pngs(count: int) -> list[bytes]:
     return found
 
 
-def rows(load: Workload, times: int) -> Any:
-    """Batches whose rows are each decoded ``times`` times."""
+def rows(load: Workload, decoded: int) -> Any:
+    """Batches for each of which so many PNGs are decoded, as many for each row as can be."""
     import keras
     import numpy as np
     from PIL import Image
@@ -56,7 +56,7 @@ def rows(load: Workload, times: int) -> Any:
         def __getitem__(self, index: int) -> tuple[Any, Any]:
             x = np.empty((load.batch, SEEN, SEEN, 3), "float32")
             for row in range(load.batch):
-                for _ in range(times):
+                for _ in range(decoded // load.batch + (row < decoded % load.batch)):
                     square = Image.open(io.BytesIO(self.files[(index + row) % len(self.files)]))
                     x[row] = np.asarray(square.resize((SEEN, SEEN)))
             return x / 255, np.arange(load.batch) % 10
@@ -82,18 +82,18 @@ def main() -> None:
         trainer = choros.Trainer(model, "single", workers=1, pool=pool)
         return trainer.fit(data, epochs=2, verbose=0, callbacks=callbacks).run
 
-    plain = rows(load, 1)
+    plain = rows(load, load.batch)
     begun = time.perf_counter()
     for index in range(10):
         plain[index]
     decoding = (time.perf_counter() - begun) / 10
     told = run(plain).workers[0]
     step = told.seconds * (1 - told.waiting) / told.steps
-    times = max(1, round(step / decoding))
+    decoded = max(load.batch, round(load.batch * step / decoding))
     taken: dict[str, list[Any]] = {"without": [], "with": []}
     for _ in range(rounds):
-        taken["without"].append(run(rows(load, times)))
-        taken["with"].append(run(choros.prefetch(rows(load, times))))
+        taken["without"].append(run(rows(load, decoded)))
+        taken["with"].append(run(choros.prefetch(rows(load, decoded))))
     pool.close()
     ratios = [b.samples_per_second / a.samples_per_second for a, b in zip(*taken.values(), strict=True)]
     figures = {
@@ -101,7 +101,7 @@ def main() -> None:
         "ratios": [round(ratio, 3) for ratio in ratios],
         "each_batch": options.each_batch,
         "step_ms": round(1e3 * step, 2),
-        "decoding_ms": round(1e3 * decoding * times, 2),
+        "decoding_ms": round(1e3 * decoding * decoded / load.batch, 2),
         "waiting": {name: round(statistics.median(run.waiting for run in runs), 3) for name, runs in taken.items()},
     }
     emit("prefetch", options, TARGET, {"rounds": rounds, "algorithms": {"prefetch": figures}})
