@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+_DTYPE = re.compile(r"[<>=|]?[a-zA-Z]+\w*(\[\w+\])?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -44,3 +46,29 @@ def aligned(count: int, dtype: Any) -> Array:
     dtype = np.dtype(dtype)
     raw = np.zeros(count * dtype.itemsize + 64, np.uint8)
     return raw[-raw.ctypes.data % 64 :][: count * dtype.itemsize].view(dtype)
+
+
+def dtype_of(name: Any) -> np.dtype[Any]:
+    """Return the numpy type of a name that came from outside, ``ml_dtypes``' too.
+
+    Args:
+        name: str. As ``dtype.name`` gives it. Others, whose parts numpy would evaluate, are refused.
+
+    Raises:
+        TypeError: it is none.
+
+    Example:
+        >>> dtype_of("float16").itemsize, dtype_of("bfloat16").itemsize
+        (2, 2)
+    """
+    if not isinstance(name, str) or not _DTYPE.fullmatch(name):
+        raise TypeError(f"{name!r} is no type")
+    try:
+        kind = np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        if not hasattr(ml_dtypes, name):
+            raise
+        kind = np.dtype(getattr(ml_dtypes, name))
+    return kind

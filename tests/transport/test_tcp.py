@@ -15,7 +15,7 @@ import pytest
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
 from choros.machine.address import addresses, own_address, pass_on
-from choros.transport.tcp import rendezvous, wire
+from choros.transport.tcp import rendezvous
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.group import TcpGroup
 from choros.transport.tcp.messages import Links, TcpMessages
@@ -29,71 +29,6 @@ SECRET = secrets.token_bytes(32)
 def door():
     with Door("127.0.0.1", SECRET) as door:
         yield door
-
-
-def came(door):
-    with pytest.raises(MeetingTimeout, match="Nobody came"):
-        door.next(0.3)
-
-
-def raw(door):
-    host, port = door.place.split(":")
-    return socket.create_connection((host, int(port)), timeout=5)
-
-
-def shut(end):
-    """Whether the other end says no more."""
-    try:
-        return end.recv(1) == b""
-    except ConnectionResetError:  # it had not read all
-        return True
-
-
-def test_strangers_are_not_let_in(door):
-    """Who does not know the secret, speaks otherwise or says nothing: nobody comes of it, and the next gets in."""
-    with pytest.raises(PeerFailed, match="does not know this job's secret"):
-        dial(door.place, b"another job's", {"rank": 1}, 5)
-    with raw(door) as end:
-        end.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
-        assert shut(end)
-    with raw(door) as end:  # who knows how it goes, but not the secret
-        end.sendall(b"choros 1" + b"x" * 16)
-        assert len(end.recv(48)) == 48
-        end.sendall(b"\0" * 32 + (2).to_bytes(4, "little") + b"{}")
-        assert shut(end)
-    with raw(door) as end:  # a hello that is too long
-        end.sendall(b"choros 1" + b"x" * 16 + b"\0" * 32 + (1 << 31).to_bytes(4, "little"))
-        end.recv(48)
-        assert shut(end)
-    silent = raw(door)
-    came(door)
-    far = dial(door.place, SECRET, {"rank": 2}, 5)
-    hello, near = door.next(5)
-    assert hello == {"rank": 2}
-    for end in (silent, far, near):
-        end.close()
-
-
-def test_who_was_not_taken_when_the_door_closes_is_turned_away(door):
-    with dial(door.place, SECRET, {"rank": 1}, 5) as far:
-        door.close()
-        far.settimeout(5)
-        assert shut(far)
-
-
-def test_what_was_overheard_opens_no_door(door, monkeypatch):
-    drawn, sign = [], wire._sign
-    monkeypatch.setattr(wire, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
-    far = dial(door.place, SECRET, {"rank": 1}, 5)
-    door.next(5)[1].close()
-    far.close()
-    for proof in [*drawn]:
-        with raw(door) as end:
-            end.sendall(b"choros 1" + b"x" * 16)
-            end.recv(48)
-            end.sendall(proof + (11).to_bytes(4, "little") + b'{"rank": 1}')
-            assert shut(end)
-    came(door)
 
 
 def test_a_door_that_does_not_know_the_secret_is_left():

@@ -15,10 +15,11 @@ from typing import Any
 
 import keras
 
+from choros.checkpoints.policy import AGAIN
+from choros.checkpoints.store import sync
 from choros.cluster import Place
 from choros.errors import BadInput
 
-AGAIN = 75  # EX_TEMPFAIL: not done, to be tried again
 _TURNS = 3  # after so many turns that ended in the same epoch there is no other
 _FACTS = "choros.json"
 
@@ -184,9 +185,9 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         keeper.on_epoch_end(epoch - 1)
         (new / _FACTS).write_text(json.dumps({"epoch": epoch, "batch": batch, "turns": turns}))
         for path in (*new.iterdir(), new):
-            _sync(path)
+            sync(path)
         new.rename(self.directory / f"state-{number:08}")
-        _sync(self.directory)
+        sync(self.directory)
         for path in self.directory.glob("state-[0-9]*"):
             if path.name != f"state-{number:08}":
                 shutil.rmtree(path)
@@ -204,15 +205,6 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
                 print(f"choros: there is no other turn: {text}", file=sys.stderr, flush=True)
             elif script:
                 Path(script).touch()
-                _sync(Path(script))
+                sync(Path(script))
         self.meet()
         raise SystemExit(1 if stuck else 0 if script else AGAIN)
-
-
-def _sync(path: Path) -> None:
-    """Have a file, or the names in a directory, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from choros.errors import BadInput, CheckpointFailed
-from choros.types import Array
+from choros.types import Array, dtype_of
 
 _MAGIC = b"choros checkpoint 1\n"
 _ALIGN, _DIGEST, _LENGTH = 64, 32, 8  # bytes
@@ -102,7 +102,7 @@ class Store:
                     stale.unlink(missing_ok=True)
             _write(new, facts, arrays)
             new.rename(path)
-            _sync(self.directory)
+            sync(self.directory)
         except OSError as error:
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
@@ -146,22 +146,14 @@ def read(path: Path) -> Saved:
         header = json.loads(content[start : start + length].tobytes())
         arrays = []
         for kind, shape, offset in header["arrays"]:
-            array = np.ndarray(tuple(shape), _numbers(kind), content, offset)
+            if dtype_of(kind).hasobject:
+                raise TypeError(f"{kind} is no type of numbers")  # its bytes would be taken for places in memory
+            array = np.ndarray(tuple(shape), dtype_of(kind), content, offset)
             array.flags.writeable = False
             arrays.append(array)
         return Saved(path, dict(header["facts"]), arrays)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, MemoryError) as error:
         raise CheckpointFailed(f"its header cannot be read ({type(error).__name__}: {error})") from error
-
-
-def _numbers(name: Any) -> np.dtype[Any]:
-    """Return the type of this name: of numbers, whose bits may be anything."""
-    if not isinstance(name, str) or not name.isalnum():  # numpy evaluates what has commas
-        raise TypeError(f"{name!r} is no type of numbers")
-    kind = np.dtype(name)
-    if kind.hasobject:
-        raise TypeError(f"{name} is no type of numbers")
-    return kind
 
 
 def _write(path: Path, facts: dict[str, Any], arrays: list[Array]) -> None:
@@ -204,9 +196,9 @@ def _put(file: Any, piece: Any) -> None:
         rest = rest[file.write(rest) :]
 
 
-def _sync(directory: Path) -> None:
-    """Have the names in a directory on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Have a file, or the names in a directory, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

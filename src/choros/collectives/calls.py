@@ -12,11 +12,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from choros.collectives.objects import decode, dtype_of, encode, name_of
+from choros.collectives.objects import decode, encode, name_of
 from choros.collectives.reduce import AVERAGE, SUM, Op, reduced, refusal
 from choros.errors import BadInput, RanksDiffer
 from choros.transport import Group
-from choros.types import Array
+from choros.types import Array, dtype_of
 
 _JOIN = {"call": "join"}
 _KEPT = 256  # spelled calls that are remembered

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput
-from choros.types import Array
+from choros.types import Array, dtype_of
 
 _LENGTH = struct.Struct("<Q")
 _TAG = "choros"  # the key of what JSON does not have; a dict that has it travels as pairs
@@ -117,19 +117,3 @@ def name_of(dtype: np.dtype[Any]) -> str:
         'float16'
     """
     return dtype.name
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the numpy type of a name, bfloat16 too.
-
-    Example:
-        >>> dtype_of("float16").itemsize
-        2
-    """
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    elif not isinstance(name, str) or "," in name:  # which numpy would evaluate
-        raise ValueError(f"{name!r} is no type")
-    return np.dtype(name)

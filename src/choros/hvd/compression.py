@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from choros.collectives.objects import dtype_of
 from choros.errors import BadInput
-from choros.types import Array
+from choros.types import Array, dtype_of
 
 
 class Compressor:

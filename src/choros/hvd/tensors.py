@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from choros.collectives.objects import dtype_of
 from choros.errors import BadInput
-from choros.types import Array, aligned
+from choros.types import Array, aligned, dtype_of
 
 Back = Callable[[Array], Any]
 _SMALL = 1 << 16  # bytes

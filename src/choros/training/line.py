@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,7 @@ from choros.transport.tcp.wire import Door
 Told = tuple[dict[str, Any], list[Any]]
 
 
-class Line:
+class Line(ABC):
     """The caller's end. Ranks are spoken with in threads; what is for the callbacks waits for ``next`` and ``obey``.
 
     Args:
@@ -81,9 +82,9 @@ class Line:
         channel.answer(reply)
         self._came.put((rank, {"event": "gone"}, [], queue.Queue()))
 
+    @abstractmethod
     def tell(self, what: str) -> Told:
         """Answer what a rank asks for before it trains."""
-        raise NotImplementedError
 
     def heard(self, rank: int, text: str) -> None:
         """Show a line that a rank printed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -9,7 +10,7 @@ from pyspark.sql import functions as F
 from choros.spark.distkeras.frames import column
 
 
-class Evaluator:
+class Evaluator(ABC):
     """What makes a figure of labels and predictions.
 
     Args:
@@ -19,9 +20,9 @@ class Evaluator:
     def __init__(self, label_col: str = "label", prediction_col: str = "prediction") -> None:
         self.label_column, self.prediction_column = label_col, prediction_col
 
+    @abstractmethod
     def evaluate(self, dataframe: Any) -> float:
         """Return the figure."""
-        raise NotImplementedError
 
 
 class AccuracyEvaluator(Evaluator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from choros.spark.distkeras.frames import legacy
@@ -9,7 +10,7 @@ from choros.spark.model import KerasModel
 from choros.spark.outputs import outputs_of
 
 
-class Predictor:
+class Predictor(ABC):
     """What adds predictions to a frame.
 
     Args:
@@ -19,9 +20,9 @@ class Predictor:
     def __init__(self, keras_model: Any) -> None:
         self.model = keras_model
 
+    @abstractmethod
     def predict(self, dataframe: Any) -> Any:
         """Return the frame with predictions."""
-        raise NotImplementedError
 
 
 class ModelPredictor(Predictor):

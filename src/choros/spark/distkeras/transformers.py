@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -14,15 +15,16 @@ from choros.spark.columns import quoted
 from choros.spark.distkeras.frames import array, column, legacy
 
 
-class Transformer:
+class Transformer(ABC):
     """What makes another frame of a frame."""
 
     def transform(self, dataframe: Any) -> Any:
         """Return the frame with another column; a bare ``toDF()`` on it gives itself."""
         return legacy(self._transform(dataframe))
 
+    @abstractmethod
     def _transform(self, frame: Any) -> Any:
-        raise NotImplementedError
+        """Return the frame with its column."""
 
 
 class MinMaxTransformer(Transformer):

@@ -13,7 +13,7 @@ import numpy as np
 from choros import errors
 from choros.errors import ChorosError, MeetingTimeout, PeerFailed, brief
 from choros.transport.values import numeric
-from choros.types import Array, aligned
+from choros.types import Array, aligned, dtype_of
 
 _LENGTH = struct.Struct("<I")
 _LONGEST, _MOST = 1 << 26, 1 << 40  # bytes of a message's head, and of one of its arrays
@@ -106,7 +106,7 @@ class Channel:
         """Read a message's head: what is said, and of each array its type and its length."""
         try:
             head, kinds = json.loads(text)
-            found = [(numeric(_is(name, str)), _is(count, int)) for name, count in _is(kinds, list)]
+            found = [(numeric(dtype_of(name)), _is(count, int)) for name, count in _is(kinds, list)]
             if any(not 0 <= count * kind.itemsize <= _MOST for kind, count in found):
                 raise ValueError("too long")
             _is(head, dict)
@@ -181,7 +181,7 @@ class _Trouble:
 
 
 def _is(found: Any, kind: type) -> Any:
-    if not isinstance(found, kind) or (isinstance(found, str) and not found.isalnum()):  # numpy evaluates commas
+    if not isinstance(found, kind):
         raise TypeError(f"a {type(found).__name__} where a {kind.__name__} belongs")
     return found
 
