@@ -44,8 +44,11 @@ def test_digits(tmp_path):
 
 
 def test_cifar10_cnn_mgpu(tmp_path):
-    """On PyTorch, which does not compile; the example asserts that the loss falls."""
-    options = ["--mgpu", 2, "--epochs", 2, "--aug", "--checkpt", tmp_path / "c.keras"]
+    """On PyTorch, which does not compile; the example asserts that the loss falls.
+
+    Two epochs were 0.86 to 1.0: which of two replicas draws first from PyTorch's one generator is chance.
+    """
+    options = ["--mgpu", 2, "--epochs", 3, "--aug", "--checkpt", tmp_path / "c.keras"]
     said = run(EXAMPLES / "cifar10_cnn_mgpu.py", *options, backend="torch")
     assert "over 2 devices (cpu:0, cpu:1): a model on each" in said
     assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.9
