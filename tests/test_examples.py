@@ -62,7 +62,9 @@ def test_mnist_tfrecord_mgpu(mnist):
 
 
 def test_cifar10_cnn_distrib():
-    said = run(EXAMPLES / "cifar10_cnn_distrib.py", "--algorithm", "adag", "--aug", backend="torch")
+    """Who commits when is chance: with batches of 64 it was 0.67 to 1.0, of 32 it is 0.84 to 1.0."""
+    options = ["--algorithm", "adag", "--aug", "--batch_size", 32]
+    said = run(EXAMPLES / "cifar10_cnn_distrib.py", *options, backend="torch")
     assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.6
 
 
