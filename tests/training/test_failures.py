@@ -31,6 +31,9 @@ class Failing(keras.utils.PyDataset):
                 raise ArithmeticError("the data are bad")
             if self.how == "memory":
                 raise MemoryError
+            if self.how == "late":
+                time.sleep(5)  # which of a killed one is not waited for
+                return self[index]
             os.kill(os.getpid(), self.how)
         time.sleep(0.002)
         rng = np.random.default_rng(index)
@@ -117,3 +120,28 @@ def test_a_pool_that_lost_a_worker_starts_anew():
             trainer.fit(Failing(signal.SIGKILL), epochs=1, verbose=0)
         x, y = np.zeros((16, 8), "float32"), np.zeros(16, "int32")
         assert len(trainer.fit(x, y, batch_size=8, verbose=0).history["loss"]) == 1
+
+
+def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypatch):
+    """Nobody is left then to wait for: what the last one met is told, not that the pool is empty."""
+    from choros.training import engine, nurse
+
+    done, revive = engine.Tally, nurse.Nurse.revive
+    trainer = choros.Trainer(model(), "aeasgd", workers=2, echo=False)
+    pids = {}
+
+    def told(**tally):
+        pids.update(enumerate(trainer._pool.start().pids))
+        os.kill(pids[tally["rank"]], signal.SIGKILL)
+        return done(**tally)
+
+    def seen(self, rank, event, tallies):
+        found = revive(self, rank, event, tallies)
+        for other in {0, 1} - tallies.keys() - {rank}:
+            os.kill(pids[other], signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(engine, "Tally", told)
+    monkeypatch.setattr(nurse.Nurse, "revive", seen)
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
+        trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)

@@ -12,7 +12,7 @@ import numpy as np
 from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors, flat_vectors, split_vector
 from choros.data import StreamSource, packing
-from choros.errors import MeetingTimeout, WorkerFailed
+from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
 from choros.training.conductor import values
 from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
@@ -265,7 +265,11 @@ class Engine:
         return [tallies[rank] for rank in self.ranks]
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:
-        """Return the next event of any worker, or None."""
+        """Return the next event of any worker, or None.
+
+        Raises:
+            PeerFailed: all workers have ended, and nothing is left to be told of them.
+        """
         try:
             return self.pool.receive(timeout)
         except MeetingTimeout:
@@ -338,7 +342,10 @@ class Engine:
         first, gone, deadline = (rank, message), {rank}, time.monotonic() + 5.0
         died = {rank} if message["event"] == "died" else set()
         while len(gone) < self.job.workers and time.monotonic() < deadline:
-            found = self.next(0.2)
+            try:
+                found = self.next(0.2)
+            except PeerFailed:  # those that are missing had done their work before they ended
+                break
             if found is None:
                 continue
             other, event, _ = found
