@@ -79,8 +79,9 @@ class Trainer:
         timeout: float. Seconds without a step after which a worker counts as hung. Defaults to 300; the first step
             may take ``first_timeout`` (1,800) seconds.
         restarts: int. How often workers that die, hang or raise are started again, in all; then all go on from where
-            they last left their state (each epoch's end, or as a ``Checkpoint`` says), workers that train alone each
-            from its last meeting. For workers of this machine. Defaults to 0: the first failure ends ``fit``.
+            they last left their state (each epoch's end, or as a ``Checkpoint`` says); of this machine's workers that
+            train alone, only the failed one, from its last meeting. Spark has ``choros.Spark(max_restarts=)``.
+            Defaults to 0: the first failure ends ``fit``.
         strict: bool. Whether settings outside an algorithm's stability bound are refused; else they warn.
             Defaults to True.
 
@@ -320,7 +321,7 @@ class Trainer:
                 trained: RunRecord
                 trained, self.models = self._launcher.train(plan, cargo, self._how)
                 return trained
-            record = Home(plan, cargo, self._launcher, self._how).run()
+            record = Home(plan, cargo, self._launcher, self._how, self.restarts).run()
             plan.conductor.end()
             return record
         try:

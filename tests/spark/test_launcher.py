@@ -102,6 +102,10 @@ def test_members_and_what_cannot_be(spark, rows):
         choros.Trainer(make(), workers=3, launcher=choros.Spark(spark))
     with pytest.raises(BadInput, match="choros.Spark"):
         choros.Trainer(make(), workers=2, launcher="yarn")
+    with pytest.raises(BadInput, match=r"Spark\(max_restarts=\)"):
+        choros.Trainer(make(), workers=2, launcher=choros.Spark(spark), restarts=1)
+    with pytest.raises(BadInput, match=r"Spark\(max_restarts=\)"):
+        fit(spark, make(), "allreduce", *rows, checkpoint="state")
     with pytest.raises(BadInput, match="spark://head:7077"):
         choros.Spark("head:7077")
     model = make()

@@ -15,11 +15,12 @@ from choros.spark.barrier import Task
 from choros.spark.process import keras_there
 from choros.spark.rows import Held, Sent
 from choros.spark.saying import Saying
+from choros.training.afar import Afar
 from choros.training.conductor import Conductor
 from choros.training.job import Job
-from choros.training.parcel import Parcel
+from choros.training.parcel import Parcel, shown
 from choros.training.ranks import join_by_sockets, leave
-from choros.training.sent import Afar, shown, train_rank
+from choros.training.sent import train_rank
 from choros.training.travel import unpack_code
 from choros.training.worker import member
 from choros.transport import Group

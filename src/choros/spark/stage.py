@@ -20,8 +20,8 @@ from choros.spark.slots import is_connect
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Plan, Tally
 from choros.training.line import Line, Told
+from choros.training.parcel import put, shown
 from choros.training.record import RunRecord
-from choros.training.sent import put, shown
 from choros.training.travel import fresh_clone, pack_code
 
 
@@ -39,9 +39,9 @@ class _Spoken(Line):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
 
-    def tell(self, what: str) -> Told:
+    def tell(self, what: str, rank: int) -> Told:
         """All has travelled with the stage."""
-        raise BadInput(f"A task asked the driver for {what}.")
+        raise BadInput(f"Task {rank} asked the driver for {what}.")
 
 
 @dataclass(frozen=True)

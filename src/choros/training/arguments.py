@@ -139,11 +139,13 @@ def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
     """Return how often workers may be started again; refuse what cannot be."""
     if isinstance(restarts, bool) or not isinstance(restarts, (int, np.integer)) or restarts < 0:
         raise BadInput(f"restarts={restarts!r}: give a whole number, 0 or more.")
-    if restarts and (place.size > 1 or launcher is not None):
+    if restarts and place.size > 1:
         raise BadInput(
-            "restarts= is for workers that the Trainer starts on this machine. For ranks of a job give fit a "
-            "checkpoint= and resume=True, and start the job again: choros run --restarts K."
+            "restarts= is for workers that the Trainer starts. For ranks of a job give fit a checkpoint= and "
+            "resume=True, and start the job again: choros run --restarts K."
         )
+    if restarts and hasattr(launcher, "train"):
+        raise BadInput("restarts= is not for tasks of Spark: give choros.Spark(max_restarts=).")
     return int(restarts)
 
 
@@ -157,8 +159,8 @@ def check_checkpoint(
     if checkpoint is None and not restarts:
         return None
     what = "checkpoint=" if checkpoint is not None else "restarts="
-    if launcher is not None:
-        raise BadInput(f"{what} is not there with launcher=: start the script itself with choros run.")
+    if hasattr(launcher, "train"):
+        raise BadInput(f"{what} is not there for tasks of Spark, which begin again by choros.Spark(max_restarts=).")
     if meet == "never" and len(each) > 1:
         raise BadInput(f"{what} has no meaning for workers that never meet.")
     if several_models(max(each)):

@@ -7,17 +7,17 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from choros.backend.base import model_variables
-from choros.errors import ChorosError, MeetingTimeout
+from choros.errors import ChorosError, MeetingTimeout, PeerFailed
 from choros.machine.address import head_address
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Orders
-from choros.training.sent import put, shown
+from choros.training.parcel import put, shown
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import Door
 
@@ -42,7 +42,7 @@ class Line(ABC):
         self.model, self.job, self.conductor = model, job, conductor
         self.latest: list[Any] = []
         self.hosts: dict[int, str] = {}
-        self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told]]] = queue.Queue()
+        self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = queue.Queue()
         self.begun = False
         conductor.fetch = lambda: put(model, self.latest)
 
@@ -50,6 +50,7 @@ class Line(ABC):
     def opened(self, network: str, here: bool) -> Iterator[dict[str, Any]]:
         """Let ranks in, some of them on this host or not; gives what they need to come: place, secret and timeout."""
         secret = secrets.token_bytes(32)
+        self.hosts, self._came = {}, queue.Queue()
         with Door(head_address(network, here), secret) as door:
             threading.Thread(target=self._welcome, args=(door,), name="choros-home", daemon=True).start()
             yield {"place": door.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
@@ -63,34 +64,52 @@ class Line(ABC):
             rank, host = int(hello["rank"]), str(hello["host"])
             self.hosts[rank] = host
             channel = Channel(end, f"rank {rank} on {host}", self.job.first_timeout)
-            threading.Thread(target=self._guest, args=(rank, channel), name="choros-rank", daemon=True).start()
+            guest = (rank, channel, self._came, bool(hello.get("aside")))
+            threading.Thread(target=self._guest, args=guest, name="choros-rank", daemon=True).start()
 
-    def _guest(self, rank: int, channel: Channel) -> None:
+    def _guest(self, rank: int, channel: Channel, came: queue.Queue[Any], aside: bool) -> None:
         def reply(head: dict[str, Any], arrays: list[Any]) -> Told:
             if "said" in head:
                 self.heard(rank, str(head["said"]))
                 return {}, []
             if "ask" in head:
-                return self.tell(head["ask"])
-            back: queue.Queue[Told] = queue.Queue()
-            self._came.put((rank, head, [np.array(array) for array in arrays], back))
+                return self.tell(head["ask"], rank)
+            back: queue.Queue[Told | None] = queue.Queue()
+            came.put((rank, head, [np.array(array) for array in arrays], back))
+            if came is not self._came:  # nobody reads these any more
+                self._dismiss(came)
             try:
-                return back.get(timeout=threading.TIMEOUT_MAX)
+                told = back.get(timeout=threading.TIMEOUT_MAX)
             except queue.Empty:
                 raise MeetingTimeout("The callbacks did not end.") from None
+            if told is None:
+                raise PeerFailed("It has ended the run.")
+            return told
 
         channel.answer(reply)
-        self._came.put((rank, {"event": "gone"}, [], queue.Queue()))
+        if not aside:
+            came.put((rank, {"event": "gone"}, [], queue.Queue()))
+
+    def dismiss(self) -> None:
+        """Answer no rank any more: those that wait for an answer, or ask later, hear that the run has ended."""
+        came, self._came = self._came, queue.Queue()
+        self._dismiss(came)
+
+    @staticmethod
+    def _dismiss(came: queue.Queue[Any]) -> None:
+        with suppress(queue.Empty):
+            while True:
+                came.get_nowait()[3].put(None)
 
     @abstractmethod
-    def tell(self, what: str) -> Told:
+    def tell(self, what: str, rank: int) -> Told:
         """Answer what a rank asks for before it trains."""
 
     def heard(self, rank: int, text: str) -> None:
         """Show a line that a rank printed."""
         print(f"[{rank}] {text}", flush=True)
 
-    def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told]] | None:
+    def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
         """Return what a rank says next: its number, what, arrays, and where to answer; None where none does."""
         try:
             return self._came.get(timeout=timeout)

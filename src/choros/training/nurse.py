@@ -48,7 +48,7 @@ class CentreKeeper:
 
     def ended(self) -> None:
         """An epoch has ended, and its callbacks have run."""
-        if "seconds" not in (self.job.keep or {"seconds": 0}):
+        if "seconds" not in (self.job.keep or {}):
             self.keep()
 
     def keep(self, asked: bool = False) -> None:

@@ -15,10 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from choros.backend.base import model_variables
 from choros.errors import BadInput
+from choros.training.conductor import values
 from choros.training.job import Job
 from choros.types import Array
 
+HOME = "CHOROS_HOME"  # where the caller waits, and its secret
 Told = dict[str, Any]
 
 
@@ -110,3 +115,16 @@ def read_code(told: Told) -> list[bytes]:
             raise BadInput(f"On {host} {path} is not what the process that called fit wrote there: it is not taken.")
         found.append(text)
     return found
+
+
+def shown(model: Any, all_of_it: bool) -> list[Array]:
+    """Return the model's variables, and the optimizer's where all of it is asked for, as bytes for a line."""
+    found = values(model_variables(model) if all_of_it else model.variables)
+    return [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in found]
+
+
+def put(model: Any, arrays: list[Array]) -> None:
+    """Give as many of a model's variables the values that ``shown`` made bytes of."""
+    for variable, raw in zip(model_variables(model), arrays, strict=False):
+        before = values([variable])[0]
+        variable.assign(np.array(raw).view(before.dtype).reshape(before.shape))

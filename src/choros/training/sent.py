@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 
 from choros import algorithms
-from choros.backend.base import model_variables
 from choros.backend.caller import build_model
 from choros.cluster import Place
 from choros.data import packing
 from choros.errors import PeerFailed
 from choros.launch.failure import raised
 from choros.training import joined
-from choros.training.conductor import Conductor, values
-from choros.training.job import Job, Orders, Plan, Tally
-from choros.training.parcel import Parcel, read_code
+from choros.training.afar import Afar, SentSaver, take_state
+from choros.training.conductor import Conductor
+from choros.training.job import Job, Plan, Tally
+from choros.training.parcel import HOME, Parcel, put, read_code, shown
 from choros.training.ranks import join, part
+from choros.training.saver import Saver
 from choros.training.travel import unpack_model
 from choros.training.worker import configure_keras
 from choros.transport import Group
@@ -39,56 +40,8 @@ from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import dial
 from choros.types import Array
 
-HOME = "CHOROS_HOME"  # where the caller waits, and its secret
 _DIAL = 60.0  # seconds to reach it for
 Result = tuple[Any, list[Tally], list[tuple[float, int, float]], str]
-
-
-class Afar:
-    """What a ``Conductor`` is for rank 0, where the callbacks are at the other end of a line."""
-
-    def __init__(self, line: Channel, model: Any, job: Job, watched: bool) -> None:
-        self.line, self.model, self.job, self.user = line, model, job, watched
-        self.epoch: int | None = job.initial_epoch
-        self.fetch: Callable[[], None] = lambda: None
-
-    def begin(self, epoch: int) -> Orders:
-        """Training begins."""
-        return self._ask({"event": "begin", "epoch": epoch})
-
-    def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
-        """A step is done."""
-        return self._ask({"event": "batch", "epoch": epoch, "step": step, "logs": logs}, self.job.batch_weights)
-
-    def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
-        """An epoch has ended; its weights go along, so that the caller has them whatever happens."""
-        return self._ask({"event": "epoch_end", "epoch": epoch, "logs": logs}, True)
-
-    def end(self) -> None:
-        """The caller ends training when it has the last weights."""
-
-    def _ask(self, head: dict[str, Any], weights: bool = False) -> Orders:
-        if weights:
-            self.fetch()
-        told, given = self.line.ask(head, shown(self.model, self.job.hand_back) if weights else ())
-        self.epoch = told["epoch"]
-        orders = Orders(**told["orders"])
-        if orders.weights:
-            put(self.model, given)
-        return orders
-
-
-def shown(model: Any, all_of_it: bool) -> list[Array]:
-    """Return the model's variables, and the optimizer's where all of it is asked for, as bytes for a line."""
-    found = values(model_variables(model) if all_of_it else model.variables)
-    return [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in found]
-
-
-def put(model: Any, arrays: list[Array]) -> None:
-    """Give as many of a model's variables the values that ``shown`` made bytes of."""
-    for variable, raw in zip(model_variables(model), arrays, strict=False):
-        before = values([variable])[0]
-        variable.assign(np.array(raw).view(before.dtype).reshape(before.shape))
 
 
 def train_rank(
@@ -98,6 +51,7 @@ def train_rank(
     sources: tuple[Any, Any],
     weights: Callable[[], list[Array]] | None = None,
     other: Callable[[Any], Any] | None = None,
+    saver: Saver | None = None,
 ) -> Result:
     """Train as one rank of a job that has been joined, or of one rank.
 
@@ -108,6 +62,7 @@ def train_rank(
         sources: to train on, and to validate with or None.
         weights: gives rank 0 all that the model holds; None leaves what is in its file.
         other: makes of the model that which is trained; None is the model itself.
+        saver: keeps states, and has the one to go on from; or None.
 
     Returns:
         The trained model, the ranks' tallies, (seconds, epoch, loss) of each epoch, and what they met in.
@@ -120,7 +75,7 @@ def train_rank(
         put(model, weights())
     conductor = Conductor(model, None, 0, job.epochs, parcel.steps) if rank else lead(model)
     algorithm = algorithms.from_config(job.algorithm)
-    plan = Plan(model, algorithm, job, *sources, conductor, (parcel.model, parcel.code[0]), begun)
+    plan = Plan(model, algorithm, job, *sources, conductor, (parcel.model, parcel.code[0]), begun, saver)
     return model, *joined.run(plan, rank)
 
 
@@ -132,11 +87,19 @@ def main() -> int:
     """
     home = json.loads(os.environ.pop(HOME))
     place = Place.here()
-    hello = {"rank": place.rank, "host": os.uname().nodename}
-    end = dial(home["place"], bytes.fromhex(home["secret"]), hello, _DIAL)
-    line = Channel(end, "The process that called fit", home["timeout"])
+
+    def dial_home(aside: bool = True) -> Channel:
+        hello = {"rank": place.rank, "host": os.uname().nodename, "aside": aside}
+        end = dial(home["place"], bytes.fromhex(home["secret"]), hello, _DIAL)
+        return Channel(end, "The process that called fit", home["timeout"])
+
+    line = dial_home(aside=False)
     try:
-        _work(line, place)
+        _work(line, place, dial_home)
+    except joined.Leaving:
+        with suppress(PeerFailed):
+            line.ask({"event": "left"})
+        raise
     except BaseException as error:
         with suppress(PeerFailed):
             line.ask(raised(error))
@@ -144,7 +107,7 @@ def main() -> int:
     return 0
 
 
-def _work(line: Channel, place: Place) -> None:
+def _work(line: Channel, place: Place, dial_home: Callable[[], Channel]) -> None:
     told, (raw,) = line.ask({"ask": "job"})
     model = raw.tobytes()  # the next answer takes its place
     job = Job(**told["job"])
@@ -154,6 +117,9 @@ def _work(line: Channel, place: Place) -> None:
     arrays = packing.views(told["arrays"], data.array(np.uint8, told["bytes"], 0))
     code = read_code(told["code"])
     parcel = Parcel(job, model, code, arrays, told["watched"], told["steps"])
+    saver = None
+    if job.keep is not None:
+        saver = SentSaver(job, place.rank, dial_home, take_state(line, place.rank))
     validation = None if job.validation is None else packing.unpack(job.validation, arrays, code[1:])
     trained, tallies, losses, met = train_rank(
         parcel,
@@ -161,6 +127,7 @@ def _work(line: Channel, place: Place) -> None:
         lambda model: Afar(line, model, job, parcel.watched),
         (packing.unpack(job.source, arrays, code[1:]), validation),
         lambda: line.ask({"ask": "weights"})[1],
+        saver=saver,
     )
     done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses, "met": met}
     line.ask(done, () if place.rank else shown(trained, job.hand_back))

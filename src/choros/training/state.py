@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend.state import Groups
-from choros.types import Array
+from choros.types import Array, dtype_of
 
 Part = tuple[dict[str, Any], Groups]
 
@@ -77,20 +77,34 @@ def nested(head: dict[str, Any], arrays: list[Array]) -> Part:
 def to_blobs(part: Part) -> tuple[dict[str, Any], list[Any]]:
     """Return a part as JSON and buffers, for a line to another process."""
     head, arrays = flat(part)
-    kinds = [[array.dtype.name, list(array.shape)] for array in arrays]
-    return {**head, "kinds": kinds}, [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    return {**head, "kinds": kinds_of(arrays)}, raw(arrays)
+
+
+def kinds_of(arrays: list[Array]) -> list[Any]:
+    """Return the types and shapes of arrays, as JSON."""
+    return [[array.dtype.name, list(array.shape)] for array in arrays]
+
+
+def raw(arrays: list[Array]) -> list[Any]:
+    """Return the bytes of arrays."""
+    return [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+
+
+def read_raw(blobs: list[Any], kinds: list[Any]) -> list[Array]:
+    """Return the arrays of which ``raw`` and ``kinds_of`` told; they are views of the buffers."""
+    return [
+        np.frombuffer(blob, np.uint8).view(dtype_of(kind)).reshape(shape)
+        for blob, (kind, shape) in zip(blobs, kinds, strict=True)
+    ]
 
 
 def cut(whole: Array, head: dict[str, Any]) -> list[Array]:
     """Return the buffers that ``to_blobs`` gave, of which one was made by putting them one after the other."""
-    ends = np.cumsum([np.dtype(kind).itemsize * int(np.prod(shape)) for kind, shape in head["kinds"]], dtype=int)
+    ends = np.cumsum([dtype_of(kind).itemsize * int(np.prod(shape)) for kind, shape in head["kinds"]], dtype=int)
     return np.split(whole[: ends[-1] if len(ends) else 0], ends[:-1])
 
 
 def from_blobs(head: dict[str, Any], blobs: list[Any]) -> Part:
     """Return the part that ``to_blobs`` took apart; its arrays are views of the buffers."""
-    arrays = [
-        np.frombuffer(blob, np.uint8).view(np.dtype(kind)).reshape(shape)
-        for blob, (kind, shape) in zip(blobs, head["kinds"], strict=True)
-    ]
+    arrays = read_raw(blobs, head["kinds"])
     return nested({name: value for name, value in head.items() if name != "kinds"}, arrays)
