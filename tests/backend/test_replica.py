@@ -119,6 +119,29 @@ def test_seeds_differ_by_rank_and_are_reproducible(lab):
     assert states(1, 11)[1] == seeded[1]
 
 
+def test_layers_without_a_seed_differ_by_rank_and_are_reproducible(lab):
+    """PyTorch's Dropout draws from its own generator then, which is alike in all new processes."""
+
+    def unseeded():
+        keras.utils.set_random_seed(0)
+        inner = [keras.layers.Dropout(0.5), keras.layers.Dense(lab.SOFT.shape[-1], "softmax")]
+        model = keras.Sequential([keras.Input(lab.X.shape[1:]), *inner])
+        model.compile(keras.optimizers.SGD(1.0), "categorical_crossentropy")
+        return model
+
+    def trained(rank, seed):
+        (replica,) = lab.ranks_of(unseeded, 1, lab.X, lab.SOFT, None)
+        replica.fold_seeds(rank, seed)
+        replica.seed_generators(rank, seed)
+        replica.step(next(lab.shares(lab.X, lab.SOFT, None, 1))[0])
+        return replica.snapshot()[0]
+
+    first = trained(0, 5)
+    for rank, seed in ((1, 5), (0, 6)):
+        assert (trained(rank, seed) != first).any()
+    np.testing.assert_array_equal(trained(0, 5), first)
+
+
 def test_learning_rate(lab):
     (replica,) = lab.ranks_of(lab.clipped, 1, lab.X, lab.SOFT, None)
     replica.learning_rate = 0.0

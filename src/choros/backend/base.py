@@ -243,8 +243,11 @@ class BaseReplica(Metrics):
 
     # Seeds, learning rate, the whole state.
 
+    def seed_generators(self, rank: int, seed: int) -> None:
+        """Set the library's own random generators, which layers without a seed may use, by rank and seed."""
+
     def generators(self) -> list[Array]:
-        """Return the state of the library's own random generators, which layers without a seed may use."""
+        """Return the state of these generators."""
         return []
 
     def set_generators(self, states: list[Array]) -> None:

@@ -68,6 +68,9 @@ class Replica(Protocol):
     def fold_seeds(self, rank: int, seed: int | None) -> None:
         """Make random layers differ by rank: rank 0 keeps the model's seed state; a given ``seed`` sets all."""
 
+    def seed_generators(self, rank: int, seed: int) -> None:
+        """Set the library's own random generators, which layers without a seed may use, by rank and seed."""
+
     def step(self, batch: Batch) -> None:
         """One plain local training step (``train_step``, optimizer and all); nothing for a batch of no rows."""
 

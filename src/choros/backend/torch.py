@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import torch
 
+from choros.backend import seeds
 from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
@@ -113,13 +114,19 @@ class TorchReplica(BaseReplica):
             for variable, array in zip(variables, arrays, strict=True):
                 _write(variable.value, array)
 
+    def seed_generators(self, rank: int, seed: int) -> None:
+        """Set PyTorch's generators, on all devices: Dropout without a seed draws from them."""
+        torch.manual_seed(int(seeds.mix(np.zeros(0), -1, rank, seed)[0]))
+
     def generators(self) -> list[Array]:
-        """Return the state of PyTorch's generator of the CPU: Dropout without a seed draws from it."""
-        return [torch.get_rng_state().numpy()]
+        """Return the states of PyTorch's generators: the CPU's, then each GPU's."""
+        return [state.numpy() for state in (torch.get_rng_state(), *torch.cuda.get_rng_state_all())]
 
     def set_generators(self, states: list[Array]) -> None:
         """Set what ``generators`` gave."""
-        torch.set_rng_state(torch.from_numpy(np.array(states[0])))
+        cpu, *gpus = (torch.from_numpy(np.array(state)) for state in states)
+        torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state_all(gpus[: torch.cuda.device_count()])
 
     # Momentum.
 

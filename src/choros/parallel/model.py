@@ -28,6 +28,8 @@ class ModelMGPU:
 
     On JAX one program spans the devices, and BatchNormalization sees the whole batch. On PyTorch and TensorFlow each
     device has a model of its own: BatchNormalization sees its share, and what it averages is their mean by rows.
+    PyTorch's Dropout without a seed draws from one generator, in whichever order the devices come: give layers a seed
+    for runs that repeat.
 
     Args:
         serial_model: a ``keras.Model``.

@@ -241,6 +241,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
         )
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(rank, job.fold_seed)
+    replica.seed_generators(rank, job.seed)
     trainable, others = vectors(replica)
     meeting = meet(base, job, plan.algorithm, trainable, others)
     group, centre, board = meeting.group, meeting.centre, meeting.board

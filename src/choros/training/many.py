@@ -97,6 +97,10 @@ class ManyReplicas:
                 parts.append(replica.ready(part))
         return replace(batch, packed=parts)
 
+    def seed_generators(self, rank: int, seed: int) -> None:
+        """Set the generators that all models of this process share."""
+        self.lead.seed_generators(rank, seed)
+
     def fold_seeds(self, rank: int, seed: int | None) -> None:
         """Make random layers differ by rank and by device."""
         states = self.crew.first(lambda: [np.array(state) for state in self.lead._values(self.lead.seeds)])

@@ -126,6 +126,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         if not own:
             replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
         replica.fold_seeds(link.rank, job.fold_seed)
+        replica.seed_generators(link.rank, job.seed)
         meeting = fds[3 + (message["depth"] > 0) :]
         group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
         held[:0] = [part for part in (group, centre) if part is not None]
@@ -147,6 +148,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         )
         if one.again:
             replica.fold_seeds(link.rank + job.workers, None)  # other random numbers than the first time
+            replica.seed_generators(link.rank + job.workers, job.seed)
         train(one)
         trained = one.replica.snapshot() if job.ensemble else []
         del replica, source, validation, shown
