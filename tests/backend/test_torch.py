@@ -239,7 +239,7 @@ def test_the_default_process_group_stays_away():
 
 @pytest.fixture
 def _compiler(monkeypatch):
-    """torch.compile without its last step, in which a C++ compiler makes machine code of the graphs: that takes long."""
+    """torch.compile without its last step, in which a C++ compiler makes machine code: that takes long."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
