@@ -56,18 +56,24 @@ class Output:
         self._lock = threading.Lock()
         with contextlib.suppress(AttributeError, OSError, ValueError):
             sys.stdout.flush()  # what this process printed before comes before
-        width = len(str((size if total is None else total) - 1))
+        self._folder, self._width = folder, len(str((size if total is None else total) - 1))
+        for rank in range(size):
+            self.keep(rank)
+
+    def keep(self, rank: int) -> None:
+        """Begin to keep what a rank prints, where that was asked for."""
+        if self._folder is None:
+            return
         try:
-            for rank in range(size if folder is not None else 0):
-                own = Path(str(folder), f"rank.{first + rank:0{width}}")
-                own.mkdir(parents=True, exist_ok=True)
-                for kind in ("out", "err"):
-                    self._files[rank, kind] = open(  # noqa: SIM115 - closed by ``close``
-                        own / f"std{kind}", "w", encoding="utf-8", errors="replace", buffering=1
-                    )
+            own = Path(self._folder, f"rank.{self._first + rank:0{self._width}}")
+            own.mkdir(parents=True, exist_ok=True)
+            for kind in ("out", "err"):
+                self._files[rank, kind] = open(  # noqa: SIM115 - closed by ``close``
+                    own / f"std{kind}", "w", encoding="utf-8", errors="replace", buffering=1
+                )
         except OSError as error:
             self.close()
-            raise BadInput(f"the output of the ranks cannot be kept in {folder}: {error}") from None
+            raise BadInput(f"the output of the ranks cannot be kept in {self._folder}: {error}") from None
 
     def line(self, rank: int, kind: str, line: str) -> None:
         """Show and keep a whole line of a rank.

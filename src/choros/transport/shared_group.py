@@ -23,7 +23,7 @@ import numpy as np
 
 from choros.errors import BadInput, PeerFailed
 from choros.transport import Group, Trace
-from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, abort, head_bytes, open_stamped, stamp
+from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, abort, given_up, head_bytes, open_stamped, stamp
 from choros.transport.calls import BARRIER, BROADCAST, GATHER, SUM, SUM_SLOTS, Posted, difference, spell
 from choros.transport.peers import machine, spread
 from choros.transport.segment import LINE, Segment, align
@@ -299,6 +299,16 @@ class SharedGroup:
     def barrier(self) -> None:
         """Return when every rank has come."""
         self._meet((BARRIER, 0, 0, 0))
+
+    @property
+    def broken(self) -> str:
+        """Why nothing works here any more; "" while it does."""
+        return self._board.broken or given_up(self._board.words) or ""
+
+    def give_up(self, reason: str) -> None:
+        """Have all ranks' waits, now or later, raise ``PeerFailed``; any thread may call."""
+        if not self._segment.closed:
+            abort(self._segment, reason)
 
     def close(self) -> None:
         """Leave: ranks that still wait for this one are told so. Views of slot and result stay readable."""
