@@ -75,13 +75,14 @@ class Output:
             self.close()
             raise BadInput(f"the output of the ranks cannot be kept in {self._folder}: {error}") from None
 
-    def line(self, rank: int, kind: str, line: str) -> None:
+    def line(self, rank: int, kind: str, line: str, mark: bool = True) -> None:
         """Show and keep a whole line of a rank.
 
         Args:
             rank: whose it is.
             kind: ``"out"`` or ``"err"``.
             line: without its end.
+            mark: False where it has its rank already.
         """
         stamp = _now() if self._timestamps else ""
         with self._lock:
@@ -93,7 +94,7 @@ class Output:
                 with contextlib.suppress(OSError):
                     self._files.pop((rank, kind)).close()
                 self._show("err", f"choros run: what rank {rank} prints is no longer kept: {error}")
-            self._show(kind, f"{stamp}[{self._first + rank}] {line}" if self._marks else line)
+            self._show(kind, f"{stamp}[{self._first + rank}] {line}" if self._marks and mark else line)
 
     def say(self, text: str) -> None:
         """Show a line of Choros itself on stderr."""

@@ -23,7 +23,18 @@ import numpy as np
 
 from choros.errors import BadInput, PeerFailed
 from choros.transport import Group, Trace
-from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, abort, given_up, head_bytes, open_stamped, stamp
+from choros.transport.board import (
+    FREE,
+    GROUP,
+    LINE_WORDS,
+    LINES,
+    Board,
+    abort,
+    given_up,
+    head_bytes,
+    open_stamped,
+    stamp,
+)
 from choros.transport.calls import BARRIER, BROADCAST, GATHER, SUM, SUM_SLOTS, Posted, difference, spell
 from choros.transport.peers import machine, spread
 from choros.transport.segment import LINE, Segment, align
