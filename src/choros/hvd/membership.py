@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +49,7 @@ class Membership:
         self._line = Channel(end, "the driver of this elastic job (choros run)", 1e9)
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._gone, self._lock = threading.Event(), threading.Lock()
-        self.generation, self.broken = 0, ""
+        self.generation, self.broken, self._limit = 0, "", _COME
         self.sync, self.changed, self.coming = True, False, False
         self.on_broken: list[Callable[[str], object]] = [ranks.give_up]
         threading.Thread(target=self._listen, name="choros-membership", daemon=True).start()
@@ -71,6 +73,7 @@ class Membership:
             self._tell({"say": "ask", "sync": sync, "lost": lost, "missing": list(missing)})
             place = self._next("place")
             try:
+                self._limit = timeout
                 group = self._join(place, timeout)
                 group.timeout = timeout
                 group.barrier()
@@ -87,24 +90,27 @@ class Membership:
         _settle(place)
         if place["size"] == 1:
             return LocalGroup()
-        from choros.machine.address import LOOPBACK, own_address
-
-        address = LOOPBACK if place["near"] else own_address(os.environ.get("CHOROS_NETWORK", ""))
+        address = "127.0.0.1" if place["near"] else ""
         secret = hmac.digest(self._secret, f"generation {self.generation}".encode(), "sha256")
         return ranks.join_by_sockets(place["rank"], place["size"], self._swap, secret, address, timeout)
 
     def _swap(self, mine: bytes) -> list[bytes]:
         self._tell({"say": "swap", "generation": self.generation, "text": mine.decode()})
-        return [text.encode() for text in self._next("swap")["all"]]
+        return [text.encode() for text in self._next("swap", self._limit)["all"]]
 
-    def _next(self, what: str) -> dict[str, Any]:
-        """What the driver says next of what is awaited."""
+    def _next(self, what: str, limit: float = math.inf) -> dict[str, Any]:
+        """What the driver says next of what is awaited: it ends the job where there is nothing to be said for long."""
+        until = time.monotonic() + limit
         while True:
             try:
                 said = self._said.get(timeout=_LOOK)
             except queue.Empty:
                 if self._gone.is_set():
                     raise PeerFailed(f"{self._line.who} has gone: see what it printed last.") from None
+                if time.monotonic() > until:
+                    raise MeetingTimeout(
+                        f"Not all ranks of generation {self.generation} came in {limit:g} s."
+                    ) from None
                 continue
             if said["say"] == "leave":
                 print(f"choros: process {self._number} has no place in this job any more and ends", file=sys.stderr)

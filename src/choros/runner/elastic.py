@@ -208,7 +208,7 @@ class Driver(Ranks):
                 self._leave(member, now, self.grace)
 
     def _leave(self, member: Member, now: float, limit: float) -> None:
-        member.state, member.until = LEAVING, now + limit
+        member.state, member.rank, member.until = LEAVING, -1, now + limit
         if not self.desk.tell(member.number, {"say": "leave"}):
             self.keeper.children[member.number].send_signal(signal.SIGTERM)
 
@@ -258,15 +258,16 @@ class Driver(Ranks):
         among = [member for member in among if member.state != LEAVING]
         leaving = [] if self.finishing else [m for m in surplus(slots, self._staying()) if m.rank >= 0]
         new = [member for member in self._staying() if member.state == READY and member.rank < 0]
+        starting = [member for member in self.members.values() if member.state == STARTING]
         if self.running and not any(member.state == READY for member in among):
-            if not self.finishing and (new or leaving):
+            soon = any(now - member.began < self._patience for member in starting)  # all at once costs the least
+            if not self.finishing and not soon and (new or leaving):
                 self._announce(bool(new) or len(leaving) == len(among))
             return
-        starting = [member for member in self.members.values() if member.state == STARTING]
         if any(member.state == IN for member in among) or (not self.generation and starting and not self.failures):
             return
         stay = [member for member in among if member not in leaving]
-        if self.finishing or (among and not any(member.sync for member in among)):
+        if self.finishing:
             new = []
         if new and not stay:  # those that are to leave give the state to the new ones first
             stay, leaving = leaving, []
@@ -292,7 +293,7 @@ class Driver(Ranks):
         if self.generation:
             self.resets += 1
             if limit is not None and self.resets > limit:
-                self._stop(1, f"its ranks have changed more often than --reset-limit {limit} allows")
+                self._stop(self._last(), f"its ranks have changed more often than --reset-limit {limit} allows")
                 return
         sync = any(member.rank < 0 or member.sync for member in members)
         self.generation += 1

@@ -73,10 +73,11 @@ def join_by_sockets(
         size: int. All ranks.
         swap: gives each rank's bytes to all, in the order of the ranks; called once.
         secret: bytes. What only this job's ranks know.
-        address: str. Where the others reach this host.
+        address: str. Where the others reach this host; "": as ``CHOROS_NETWORK`` says.
         timeout: float. Seconds that the ranks wait for each other.
     """
     leave()
+    address = address or own_address(os.environ.get("CHOROS_NETWORK", ""))
     _joined["group"] = _nearest(TcpGroup(rank, size, swap, secret, address, timeout))
     return _joined["group"]
 
