@@ -33,6 +33,8 @@ def train(state):
         if fail:
             os.unlink(f"{room}/fail-{hvd.rank()}")
             os._exit(3)
+        if os.path.exists(f"{room}/hang-{hvd.rank()}"):
+            time.sleep(1000)
         state.commit()
         if summed[1]:
             return
@@ -134,7 +136,7 @@ def job(tmp_path):
 def test_a_job_grows_shrinks_and_leaves_out_a_rank_that_hangs(job, tmp_path):
     (tmp_path / "hosts").write_text("localhost:2\n")
     options = ("--host-discovery-script", "cat hosts", "--min-np", "2", "--max-np", "3", "--network", "lo")
-    running = job(*options, "--blacklist-cooldown-range", "500", "600", CHOROS_PULSE="6")
+    running = job(*options, "--blacklist-cooldown-range", "500", "600", CHOROS_PULSE="8")
     first = dict(running.wait(r"said (\d+) rank (\d) of 2 from step 0", 2))
     assert sorted(first.values()) == ["0", "1"]
     running.offer("localhost:2", "127.0.0.1:5")  # one more than --max-np allows is there, and three more
@@ -177,12 +179,16 @@ def test_a_slot_is_used_again_after_its_cooldown_until_the_limit_of_resets(job, 
     assert "the job ends with code 3, as its ranks have changed more often than --reset-limit 2 allows" in said
 
 
-def test_below_the_fewest_ranks_with_no_slot_left_the_job_ends_with_the_code_of_the_failure(job, tmp_path):
-    running = job("-n", "2", "--min-np", "2")
+def test_a_script_that_hangs_is_given_up_and_below_the_fewest_ranks_the_job_ends(job, tmp_path):
+    running = job("-n", "2", "--min-np", "2", "--stall-check-shutdown-time-seconds", "2", "--start-timeout", "6")
     running.wait(r"said (\d+) rank \d of 2", 2)
-    (tmp_path / "fail-0").touch()
-    said = running.finish(code=3)
-    assert "the job ends with code 3, as 1 ranks are ready, and 2 are needed; its hosts have no slot left; out" in said
+    (tmp_path / "hang-0").touch()
+    said = running.finish(code=137)
+    assert (
+        "did not come to a new generation within 6 s, as the others did and is ended; 1 of its generation go on" in said
+    )
+    words = "1 ranks are ready, and 2 are needed; its hosts have no slot left; out, as they had ranks that failed"
+    assert f"the job ends with code 137, as {words}: localhost" in said
 
 
 def test_too_few_slots_for_too_long(job, tmp_path):
@@ -224,10 +230,12 @@ def test_a_trainer_of_an_elastic_job_is_told_to_meet_first(job):
     assert "an elastic job, whose ranks meet in hvd.init()" in job("-n", "2", "--min-np", "1", script=script).finish(1)
 
 
-def test_when_the_driver_is_killed_no_rank_is_left(job):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_when_the_driver_is_told_to_end_or_is_killed_no_rank_is_left(job, number, code):
     running = job("-n", "2", "--min-np", "1", script=LIGHT)
     pids = [int(pid) for (pid,) in running.wait(r"said (\d+) rank \d of 2", 2)]
-    running.process.kill()
+    running.process.send_signal(number)
+    assert running.process.wait(60) == code
     end = time.monotonic() + 30
     while any(os.path.exists(f"/proc/{pid}") for pid in pids):
         assert time.monotonic() < end

@@ -151,6 +151,12 @@ def test_what_does_not_fit_is_refused_before_anything_starts(arguments, words, c
     assert words in capsys.readouterr().err
 
 
+def test_another_group_is_refused(monkeypatch):
+    monkeypatch.setenv("CHOROS_GROUP", "torch")
+    with pytest.raises(BadInput, match="CHOROS_GROUP=torch: .*; unset it"):
+        terms_of(2, 1, None, ())
+
+
 @pytest.mark.parametrize("value", ["soon", "1", "nan", "-3"])
 def test_what_is_no_pulse(value, monkeypatch):
     monkeypatch.setenv("CHOROS_PULSE", value)

@@ -85,6 +85,11 @@ def terms_of(
         raise BadInput("the hosts are given by -H or a host file, or found by --host-discovery-script: give one")
     if each is not None and script is None:
         raise BadInput("--slots-per-host is for hosts of which --host-discovery-script tells no slots")
+    group = os.environ.get("CHOROS_GROUP", "")
+    if group not in ("", "shared", "tcp"):
+        raise BadInput(
+            f"CHOROS_GROUP={group}: the ranks of an elastic job meet in shared memory or by sockets; unset it"
+        )
     first = asked or least
     if first is None:
         raise BadInput("say how many ranks: -n N, or --min-np N")
