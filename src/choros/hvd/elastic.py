@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backend import seeds
 from choros.collectives import MAX
 from choros.errors import MeetingTimeout, PeerFailed
 from choros.hvd import context
@@ -170,8 +171,9 @@ class KerasState(ObjectState):
             variable.assign(array)
 
     def sync(self) -> None:
-        """Take rank 0's state, and keep a copy."""
-        broadcast_variables(self._variables(), 0)
+        """Take rank 0's state, but for the seeds of random layers, and keep a copy."""
+        own = {id(variable) for variable in seeds.find(self.model)}
+        broadcast_variables([variable for variable in self._variables() if id(variable) not in own], 0)
         super().sync()
 
 
