@@ -78,7 +78,7 @@ def test_a_rank_is_killed_and_the_others_go_on_from_the_last_commit(tmp_path):
         r"choros run: rank 1 \(process 1, pid \d+, host localhost\) was ended by SIGKILL .*; 2 of its generation go on"
     )
     assert re.search(words, job.stderr), job.stderr
-    assert "generation 2 of 2 ranks (0: process 0, 1: process 2)" in job.stderr
+    assert "generation 2, size 2 (rank 0: process 0, rank 1: process 2)" in job.stderr
     said = {mark: json.loads(text) for mark, text in re.findall(r"^\[(\d)\] said (.*)$", job.stdout, re.M)}
     assert sorted(said) == ["0", "2"]
     for rank, (places, env, weights) in enumerate([said["0"], said["2"]]):

@@ -187,7 +187,7 @@ def test_a_script_that_hangs_is_given_up_and_below_the_fewest_ranks_the_job_ends
     assert (
         "did not come to a new generation within 6 s, as the others did and is ended; 1 of its generation go on" in said
     )
-    words = "1 ranks are ready, and 2 are needed; its hosts have no slot left; out, as they had ranks that failed"
+    words = "1 of the 2 ranks that it needs are ready; its hosts have no slot left; out, as they had ranks that failed"
     assert f"the job ends with code 137, as {words}: localhost" in said
 
 
@@ -195,7 +195,9 @@ def test_too_few_slots_for_too_long(job, tmp_path):
     (tmp_path / "hosts").write_text("localhost:1\n")
     options = ("--host-discovery-script", "cat hosts", "-n", "2", "--elastic-timeout", "1.5", "--network", "lo")
     said = job(*options, script="import choros.hvd as hvd; hvd.init()").finish(code=1)
-    assert re.search(r"for \d s \(--elastic-timeout\) 1 ranks are ready, and 2 are needed; hosts: localhost:1", said)
+    assert re.search(
+        r"for \d s \(--elastic-timeout\) 1 of the 2 ranks that it needs are ready; hosts: localhost:1", said
+    )
 
 
 def test_a_script_that_fails_is_told_and_its_last_answer_kept(job, tmp_path):

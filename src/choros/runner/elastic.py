@@ -305,15 +305,15 @@ class Driver(Ranks):
             told["hosts"] = list(dict.fromkeys(each.machine or "localhost" for each in members))
             self.desk.tell(member.number, told)
         if self.generation > 1:
-            among = ", ".join(f"{place}: process {m.number}" for place, m in enumerate(members[:16]))
+            among = ", ".join(f"rank {place}: process {m.number}" for place, m in enumerate(members[:16]))
             more = f" and {len(members) - 16} more" if len(members) > 16 else ""
-            self.output.say(f"choros run: generation {self.generation} of {len(members)} ranks ({among}{more})")
+            self.output.say(f"choros run: generation {self.generation}, size {len(members)} ({among}{more})")
 
     def _wait_for_more(self, slots: Any, count: int, least: int, now: float) -> None:
         """There are too few ranks: wait for others, as long as some may come."""
         self._short = self._short or now
         waited = now - self._short
-        what = f"{count} ranks are ready, and {least} are needed"
+        what = f"{count} of the {least} ranks that it needs are ready"
         if not self.terms.script:
             possible = vacancies(slots, self._staying(), self.black.barred(ever=True), self.terms.most)
             if len(self._staying()) + len(possible) < least:
