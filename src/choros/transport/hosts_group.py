@@ -113,7 +113,7 @@ class HostsGroup(MessageGroup):
     def give_up(self, reason: str) -> None:
         """Have this host's waits, now or later, raise ``PeerFailed``; any thread may call."""
         super().give_up(reason)
-        SharedGroup.abort(self._segment, reason)
+        self._near.give_up(reason)
         if self._far is not None:
             self._far.give_up(reason)
 

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -100,6 +101,7 @@ class SharedGroup:
                 self._segment.close()
             raise
         self._plans: dict[tuple[int, Any], _Plan] = {}
+        self._leaving, self._left = threading.RLock(), False
         if not words[_OPEN]:
             self._segment.touch(self._slot_offset(rank), self.slot_bytes)
 
@@ -318,15 +320,18 @@ class SharedGroup:
 
     def give_up(self, reason: str) -> None:
         """Have all ranks' waits, now or later, raise ``PeerFailed``; any thread may call."""
-        if not self._segment.closed:
-            abort(self._segment, reason)
+        with self._leaving:
+            if not self._left:
+                abort(self._segment, reason)
 
     def close(self) -> None:
         """Leave: ranks that still wait for this one are told so. Views of slot and result stay readable."""
-        self._board.leave()
-        self._plans.clear()
-        if self._owned:
-            self._segment.close()
+        with self._leaving:
+            self._left = True
+            self._board.leave()
+            self._plans.clear()
+            if self._owned:
+                self._segment.close()
 
     def __enter__(self) -> Self:
         return self
