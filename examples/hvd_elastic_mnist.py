@@ -2,10 +2,12 @@
 
     choros run -n 2 examples/hvd_elastic_mnist.py
     choros run -n 2 examples/hvd_elastic_mnist.py --interrupt 30      # see it go back and go on
+    choros run -n 4 --min-np 2 --blacklist-cooldown-range 5 60 examples/hvd_elastic_mnist.py    # kill -9 one of them
+    choros run --min-np 2 --host-discovery-script ./hosts.sh examples/hvd_elastic_mnist.py      # hosts come and go
 
-Every few batches the state (weights, optimizer, epoch, batch) is committed in memory. Where a collective fails, every
-rank goes back to the last commit, rank 0's state goes to all, and the function is called again. --interrupt N raises
-that error on all ranks after N batches. So far ``choros run`` ends a job whose rank dies: ranks do not come and go.
+Every few batches the state (weights, optimizer, epoch, batch) is committed in memory. Where a rank dies or hangs, the
+others go back to the last commit, rank 0's state goes to all, and the function is called again; where ranks come or go
+that happens at a commit, and nothing is lost. --interrupt N makes a failure on all ranks after N batches.
 """
 
 import argparse
@@ -69,8 +71,15 @@ def train(state):
         )
 
 
-state = hvd.elastic.KerasState(model, epoch=0, batch=0)
-state.register_reset_callbacks([lambda: print(f"rank {hvd.rank()}: back to batch {state.batch}", flush=True)])
+def reset():
+    """There may be more ranks now, or fewer: the rate, and how many of their batches the epoch has had."""
+    model.optimizer.learning_rate = 1e-3 * hvd.size()
+    state.batch, state.ranks = state.batch * state.ranks // hvd.size(), hvd.size()
+    print(f"rank {hvd.rank()}: back to batch {state.batch}", flush=True)
+
+
+state = hvd.elastic.KerasState(model, epoch=0, batch=0, ranks=hvd.size())
+state.register_reset_callbacks([reset])
 train(state)
 
 steps = int(keras.ops.convert_to_numpy(model.optimizer.iterations))

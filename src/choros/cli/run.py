@@ -16,16 +16,19 @@ from choros.cluster import is_this_machine
 from choros.errors import BadInput
 from choros.launch.run import GRACE, Outcome
 from choros.runner.again import again
+from choros.runner.elastic import start_elastic
 from choros.runner.horovod import OPTIONS, Option
 from choros.runner.hosts import SSH, start_on_hosts
 from choros.runner.launchers import start_under
 from choros.runner.ranks import Wish, check_outside, horovod_variables, size_of, slots_of, start
+from choros.runner.terms import terms_of
 
 _HELP = """\
 Each rank finds its place in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE, is bound to cores of its
 own and told its number of threads before anything is imported. Lines that ranks print are marked with their rank. The
-first rank that fails ends all others and gives its exit code. The other options of horovodrun are taken too: each is
-ignored, or refused, with a line that says why.
+first rank that fails ends all others and gives its exit code, but in an elastic job (--min-np or
+--host-discovery-script) the others go on from the last commit: see choros.hvd.elastic. The other options of horovodrun
+are taken too: each is ignored, or refused, with a line that says why.
 """
 _ON = {"action": "store_const", "const": True}
 _OFF = {"action": "store_const", "const": False}
@@ -83,6 +86,24 @@ def add_parser(subparsers: Any) -> None:
         default=0,
         metavar="K",
         help="start the whole job again when it fails, at most K times; fit(checkpoint=, resume=True) goes on",
+    )
+    add("--min-np", "--min-num-proc", dest="least", type=count, metavar="N", help="an elastic job: go on with N ranks")
+    add("--max-np", "--max-num-proc", dest="most", type=count, metavar="N", help="at most N (default: all slots)")
+    add(
+        "--host-discovery-script",
+        metavar="COMMAND",
+        help="an elastic job: what prints a line host:slots for each host there is now; asked about once a second",
+    )
+    add("--slots-per-host", type=count, metavar="N", help="slots of a host of which it tells none (default: 1)")
+    add("--elastic-timeout", type=some_seconds, metavar="S", help="end when short of ranks for S (default: 600)")
+    add("--reset-limit", type=whole, metavar="K", help="end when the ranks change more than K times")
+    add(
+        "--blacklist-cooldown-range",
+        dest="cooldown",
+        nargs=2,
+        type=some_seconds,
+        metavar=("MIN", "MAX"),
+        help="a host whose rank failed gets new ones again after MIN seconds, later up to MAX (default: never)",
     )
     add("--output-filename", metavar="DIR", help="also keep what rank N prints in DIR/rank.N/stdout and stderr")
     add(
@@ -142,7 +163,21 @@ def main(args: argparse.Namespace) -> int:
 
         print(report())
         return 0
-    size = size_of(args.workers, args.hosts, args.hostfile, here=False)
+    slots = slots_of(args.hosts, args.hostfile)
+    terms = terms_of(
+        args.workers,
+        args.least,
+        args.most,
+        slots,
+        script=args.host_discovery_script,
+        each=args.slots_per_host,
+        timeout=args.elastic_timeout,
+        resets=args.reset_limit,
+        cooldown=args.cooldown and tuple(args.cooldown),
+    )
+    if terms is not None and args.launcher != "ssh":
+        raise BadInput(f"the ranks of an elastic job are started by ssh, not by --launcher {args.launcher}")
+    size = terms.first if terms is not None else size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:
         raise BadInput("say how many ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
     command = command_of(args.target, args.module)
@@ -158,7 +193,6 @@ def main(args: argparse.Namespace) -> int:
         stall_shutdown=args.stall_check_shutdown_time_seconds,
     )
     wish = Wish(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
-    slots = slots_of(args.hosts, args.hostfile)
     port = f" -p {args.ssh_port}" if args.ssh_port else ""
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
     ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
@@ -166,6 +200,8 @@ def main(args: argparse.Namespace) -> int:
 
     def once(more: dict[str, str]) -> Outcome:
         this = replace(wish, variables={**told, **more})
+        if terms is not None:
+            return start_elastic(command, this, terms, ssh=ssh, network=network, verbose=args.verbose)
         if args.launcher != "ssh":
             code = start_under(args.launcher, command, this, slots, network)
             return Outcome(code, code - 128 if code in (130, 143) else 0)

@@ -13,6 +13,7 @@ from choros.cluster import Place
 from choros.collectives import Collectives
 from choros.errors import BadInput, MeetingTimeout
 from choros.hvd import settings
+from choros.hvd.membership import membership
 from choros.training.ranks import join, part
 from choros.training.whereabouts import find_place
 from choros.transport import Group, kind_of
@@ -85,6 +86,7 @@ class Context:
 
 
 _now: list[Context] = []
+_asks: dict[str, Any] = {"sync": True}  # how this process asks for its next place, in an elastic job
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -104,6 +106,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     if _now:
         return
+    entered: Group | None = None
+    if (member := membership()) is not None:  # an elastic job, which tells the place now
+        if give_up not in member.on_broken:
+            member.on_broken.append(give_up)
+        entered = member.enter(settings.soonest(), **_asks)
+        _asks.clear()
+        _asks["sync"] = True
     place = find_place(settings.soonest())
     if comm is not None and _ranks_of(comm, place) != list(range(place.size)):
         raise BadInput(
@@ -113,9 +122,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     warn_after, limit = settings.stalls()
     recorded, soonest = settings.timeline(), settings.soonest()
     try:
-        group: Group = LocalGroup() if place.size == 1 else join(place.rank, place.size, soonest)
+        group = entered or (LocalGroup() if place.size == 1 else join(place.rank, place.size, soonest))
         group.warn_after, group.timeout = warn_after, soonest
-        group.barrier()
+        if entered is None:
+            group.barrier()
     except MeetingTimeout as error:
         raise MeetingTimeout(
             f"{error} This was hvd.init(), which all ranks must call within {soonest:g} s: if some take longer to come "
@@ -164,6 +174,35 @@ def shutdown() -> None:
         for one in list(_now[0].sets.values()):
             _forget(one)
         _now.clear()
+
+
+def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
+    """Shut down and initialize again; return whether rank 0's state is to be taken then.
+
+    Args:
+        sync: whether this rank wants it.
+        lost: the error by which this rank lost the others; None where they all begin anew at a commit.
+    """
+    if lost is not None:
+        _asks.update(lost=str(lost) or type(lost).__name__, missing=tuple(getattr(lost, "missing", ())))
+    _asks["sync"] = sync
+    shutdown()
+    init()
+    member = membership()
+    return sync if member is None else member.sync
+
+
+def give_up(reason: str) -> None:
+    """Have this rank's waits in all process sets, now or later, raise ``PeerFailed``; any thread may call."""
+    for one in [one for now in _now for one in list(now.sets.values())]:
+        if one.collectives is not None and hasattr(one.collectives.group, "give_up"):
+            one.collectives.group.give_up(reason)
+
+
+def failed() -> bool:
+    """Whether a collective of some process set has failed, after which none of that set works."""
+    sets = [one for now in _now for one in now.sets.values() if one.collectives is not None]
+    return any(getattr(one.collectives.group, "broken", "") for one in sets if one.collectives is not None)
 
 
 def is_initialized() -> bool:

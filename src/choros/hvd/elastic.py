@@ -1,7 +1,7 @@
 """Horovod's elastic names: state that is committed, restored and synchronised, and the loop around it.
 
-What a rank has committed is what it goes back to when a collective fails. Ranks that come and go while a job runs need
-a launcher that starts them again; ``choros run`` ends a job with the first rank that fails.
+What a rank has committed is what it goes back to when a collective fails. Under ``choros run --min-np`` or
+``--host-discovery-script`` ranks come and go while the job runs; any other job ends with the first rank that fails.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backend import seeds
+from choros.collectives import MAX
 from choros.errors import MeetingTimeout, PeerFailed
 from choros.hvd import context
 from choros.hvd.collectives import broadcast_object, broadcast_variables
+from choros.hvd.membership import membership
 
 
 class HorovodInternalError(RuntimeError):
@@ -35,6 +38,9 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+_LOST = (HorovodInternalError, PeerFailed, MeetingTimeout)
+
+
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate ``function(state, ...)``: synchronise the state, call it, and begin anew where it was interrupted.
 
@@ -47,19 +53,20 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def again(state: ObjectState, *args: Any, **given: Any) -> Any:
-        skip_sync = False
+        sync, lost = True, None
         while True:
             try:
-                if not skip_sync:
+                if sync:
                     state.sync()
                 return function(state, *args, **given)
-            except (HorovodInternalError, PeerFailed, MeetingTimeout):
-                state.restore()
-                skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
-                skip_sync = interrupt.skip_sync
-            context.shutdown()
-            context.init()
+                sync, lost = not interrupt.skip_sync, None
+            except Exception as error:
+                if not isinstance(error, _LOST) and not context.failed():  # compiled code raises others of its own
+                    raise
+                state.restore()
+                sync, lost = True, error
+            sync = context.begin_anew(sync, lost)
             state.on_reset()
 
     return again
@@ -103,7 +110,14 @@ class ObjectState:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise ``HostsUpdatedInterrupt`` where the launcher has said that ranks came or went; ours never does yet."""
+        """Raise ``HostsUpdatedInterrupt`` on all ranks where the launcher has told one that ranks are to come or go."""
+        member = membership()
+        if member is None:
+            return
+        mine = np.array([member.changed, member.coming], np.int32)
+        changed, coming = context.collectives().allreduce(mine, MAX, name="commit")
+        if changed:
+            raise HostsUpdatedInterrupt(skip_sync=not coming)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Call these when training begins anew."""
@@ -157,8 +171,9 @@ class KerasState(ObjectState):
             variable.assign(array)
 
     def sync(self) -> None:
-        """Take rank 0's state, and keep a copy."""
-        broadcast_variables(self._variables(), 0)
+        """Take rank 0's state, but for the seeds of random layers, and keep a copy."""
+        own = {id(variable) for variable in seeds.find(self.model)}
+        broadcast_variables([variable for variable in self._variables() if id(variable) not in own], 0)
         super().sync()
 
 

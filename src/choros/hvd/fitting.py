@@ -49,7 +49,7 @@ def _make_train_function(plain: Any) -> Any:
         how: Reduction | None = reduction_of(self.optimizer)
         if how is None or how.idle:
             return plain(self, force)
-        if force or not isinstance(self.train_function, SplitStep):
+        if force or not isinstance(self.train_function, SplitStep) or not self.train_function.current:
             self.train_function = SplitStep(self, how)
         return self.train_function
 

@@ -60,7 +60,7 @@ class Loop:
         """Reduce arrays; the first of what is returned says whether a step is due, the others are zeros if not."""
         arrays = [np.asarray(array) for array in arrays]
         key = tuple((array.shape, array.dtype) for array in arrays), tuple(local)
-        if key not in self._flats:
+        if key not in self._flats or not self._flats[key].current:
             wide = any(array.dtype == np.float64 for array in arrays)
             size = sum(array.size for array in arrays)
             name = f"gradients of {self.name} ({len(arrays)} tensors, {size} values, {sum(local)} local)"

@@ -12,6 +12,7 @@ from choros.collectives import AVERAGE, Op
 from choros.errors import RanksDiffer
 from choros.hvd.compression import Compression, Compressor, checked
 from choros.hvd.context import collectives
+from choros.hvd.membership import is_elastic
 from choros.transport.doing import Doing
 from choros.types import Array, aligned
 
@@ -64,8 +65,8 @@ class Reduction:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do: one rank, and each step an update."""
-        return self.every == 1 and self.size == 1
+        """Whether there is nothing to do, now and later: one rank, and each step an update."""
+        return self.every == 1 and self.size == 1 and not is_elastic()
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it is not reduced."""
@@ -109,6 +110,11 @@ class Flat:
         self._weight, self._passes, self._fresh = 0.0, 0, True
         if how.fitting:
             calls.broadcast_object(None, name=self._whole)  # all ranks reduce the same variables alike
+
+    @property
+    def current(self) -> bool:
+        """Whether the group is still that of the ranks: it is another one after ``shutdown`` and ``init``."""
+        return collectives(self.how.process_set).group is self.group
 
     def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:
         """Take in one set of gradients; None, a list without rows, adds nothing.

@@ -48,6 +48,11 @@ class SplitStep:
         """One call of Keras' loop: ``steps_per_execution`` steps."""
         return self._run(*given)
 
+    @property
+    def current(self) -> bool:
+        """Whether its ranks are those that there are now; what is compiled may depend on them."""
+        return self.flat is None or self.flat.current
+
     def end(self, stopping: bool) -> bool:
         """At the end of an epoch's batches; see ``Flat.end``."""
         if self._stopped or self.flat is None:

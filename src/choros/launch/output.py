@@ -56,26 +56,33 @@ class Output:
         self._lock = threading.Lock()
         with contextlib.suppress(AttributeError, OSError, ValueError):
             sys.stdout.flush()  # what this process printed before comes before
-        width = len(str((size if total is None else total) - 1))
+        self._folder, self._width = folder, len(str((size if total is None else total) - 1))
+        for rank in range(size):
+            self.keep(rank)
+
+    def keep(self, rank: int) -> None:
+        """Begin to keep what a rank prints, where that was asked for."""
+        if self._folder is None:
+            return
         try:
-            for rank in range(size if folder is not None else 0):
-                own = Path(str(folder), f"rank.{first + rank:0{width}}")
-                own.mkdir(parents=True, exist_ok=True)
-                for kind in ("out", "err"):
-                    self._files[rank, kind] = open(  # noqa: SIM115 - closed by ``close``
-                        own / f"std{kind}", "w", encoding="utf-8", errors="replace", buffering=1
-                    )
+            own = Path(self._folder, f"rank.{self._first + rank:0{self._width}}")
+            own.mkdir(parents=True, exist_ok=True)
+            for kind in ("out", "err"):
+                self._files[rank, kind] = open(  # noqa: SIM115 - closed by ``close``
+                    own / f"std{kind}", "w", encoding="utf-8", errors="replace", buffering=1
+                )
         except OSError as error:
             self.close()
-            raise BadInput(f"the output of the ranks cannot be kept in {folder}: {error}") from None
+            raise BadInput(f"the output of the ranks cannot be kept in {self._folder}: {error}") from None
 
-    def line(self, rank: int, kind: str, line: str) -> None:
+    def line(self, rank: int, kind: str, line: str, mark: bool = True) -> None:
         """Show and keep a whole line of a rank.
 
         Args:
             rank: whose it is.
             kind: ``"out"`` or ``"err"``.
             line: without its end.
+            mark: False where it has its rank already.
         """
         stamp = _now() if self._timestamps else ""
         with self._lock:
@@ -87,7 +94,7 @@ class Output:
                 with contextlib.suppress(OSError):
                     self._files.pop((rank, kind)).close()
                 self._show("err", f"choros run: what rank {rank} prints is no longer kept: {error}")
-            self._show(kind, f"{stamp}[{self._first + rank}] {line}" if self._marks else line)
+            self._show(kind, f"{stamp}[{self._first + rank}] {line}" if self._marks and mark else line)
 
     def say(self, text: str) -> None:
         """Show a line of Choros itself on stderr."""

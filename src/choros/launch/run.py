@@ -101,7 +101,7 @@ def run(
             raise BadInput(f"{len(given)} {what} were given for {size} ranks")
     token = secrets.token_hex(8)
     total = size if total is None else total
-    ranks = _Ranks(grace, output or Output(size), announce, on_end, on_failure, (first, total))
+    ranks = Ranks(grace, output or Output(size), announce, on_end, on_failure, (first, total))
     with ranks.signals():
         try:
             for rank in range(size):
@@ -122,17 +122,30 @@ def run(
             ranks.end()
 
 
-class _Ranks:
-    """The ranks of one run, and what has become of them."""
+def fate(ended: Ended) -> tuple[str, str]:
+    """How a rank ended, and what to do, in words.
+
+    Example:
+        >>> fate(Ended(3, "", 3, 0))
+        ('exited with code 3', '')
+    """
+    cause, remedy = signalled(ended.signal)
+    how = f"was ended by {ended.signal}" if ended.signal else f"exited with code {ended.exit}"
+    return how + (f" ({cause})" if cause else ""), remedy
+
+
+class Ranks:
+    """The ranks of one run, and what has become of them; ``run`` says what the arguments are."""
 
     def __init__(
         self,
         grace: float,
         output: Output,
-        announce: bool,
-        on_end: Callable[[int], None] | None,
-        on_failure: Callable[[Ended], None] | None,
-        among: tuple[int, int],
+        announce: bool = True,
+        on_end: Callable[[int], None] | None = None,
+        on_failure: Callable[[Ended], None] | None = None,
+        among: tuple[int, int] = (0, 0),
+        on_line: Callable[[int, str, str], None] | None = None,
     ) -> None:
         self.grace, self.output, self.announce, self.on_end = grace, output, announce, on_end
         self.on_failure, (self.first, self.total) = on_failure, among
@@ -141,13 +154,14 @@ class _Ranks:
         self._asked: list[int] = []  # the signals that this process was sent
         self._deadline = float("inf")  # when those that are left are killed
         self._began = time.monotonic()
+        self._waking = threading.RLock()
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
         self._forwarded = False
         self._broken = False
         output.on_broken = self._nobody_reads
-        self.keeper = Keeper(output.line)
+        self.keeper = Keeper(on_line or output.line)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -219,8 +233,10 @@ class _Ranks:
             self.keeper.stop()
         self.output.close()
         self._broken = True  # a line that comes after this wakes nobody
-        os.close(self._wake_out)
-        os.close(self._wake_in)
+        with self._waking:
+            os.close(self._wake_out)
+            os.close(self._wake_in)
+            self._wake_in = self._wake_out = -1
 
     def _judge(self, found: list[tuple[int, Ended]]) -> None:
         """The first failure decides; what follows from it, or from a signal to this process, does not count."""
@@ -229,9 +245,7 @@ class _Ranks:
             return
         self.failed = [(rank, ended, self.keeper.tail(rank)) for rank, ended in failed]
         rank, ended = failed[0]
-        cause, remedy = signalled(ended.signal)
-        how = f"was ended by {ended.signal}" if ended.signal else f"exited with code {ended.exit}"
-        how += f" ({cause})" if cause else ""
+        how, remedy = fate(ended)
         left = len(self.keeper.children) - len(self.ended)
         after = time.monotonic() - self._began
         rest = f"; ending the {left} that are left" if left else ""
@@ -255,8 +269,13 @@ class _Ranks:
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """A signal for this process: ``watch`` hands it on."""
         self._asked.append(number)
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_in, b".")
+        self.wake()
+
+    def wake(self) -> None:
+        """Have ``watch`` look at once; any thread may call."""
+        with self._waking, contextlib.suppress(BlockingIOError):
+            if self._wake_in >= 0:
+                os.write(self._wake_in, b".")
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -275,5 +294,4 @@ class _Ranks:
     def _nobody_reads(self) -> None:
         if not self._broken:
             self._broken = True
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._wake_in, b".")
+            self.wake()

@@ -56,7 +56,9 @@ def main() -> int:
     threading.Thread(target=watch, name="choros-watch", daemon=True).start()
     try:
         wish, part = Wish(**told["wish"]), Part(**told["part"], on_failure=failed)
-        code = start(told["command"], wish, verbose=told["verbose"], part=part).code
+        code = start(
+            told["command"], wish, verbose=told["verbose"], part=part, announce=told.get("announce", True)
+        ).code
     except ChorosError as error:
         print(f"choros run: {os.uname().nodename}: {error}", file=sys.stderr, flush=True)
         code = 2

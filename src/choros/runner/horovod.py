@@ -42,7 +42,7 @@ class Option:
 
 _ONE_MACHINE = "the ranks of one machine meet in shared memory"
 _ONE_VECTOR = "the gradients of a step meet as one vector, at once"
-_FIXED = "a job keeps the ranks it was started with; give their number by -np"
+_FIXED = "choros.run returns what each of a fixed number of ranks returned; the command choros run has elastic jobs"
 
 OPTIONS = (
     Option(("--disable-cache",), 0, "nothing is checked that could be kept"),
@@ -83,6 +83,10 @@ OPTIONS = (
     Option(("--config-file",), 1, "give the options themselves (Choros depends on no reader of YAML)", True),
     Option(("--mpi-args",), 1, "leave it out; ranks are bound and marked without mpirun", True),
     Option(("--jsrun",), 0, "leave it out to start ranks on this machine", True),
+)
+
+# Options that the command has itself, and choros.run, whose ranks are on one machine, has not.
+_NOT_IN_PYTHON = (
     Option(
         (
             "--min-np",
@@ -99,10 +103,6 @@ OPTIONS = (
         True,
     ),
     Option(("--blacklist-cooldown-range",), 2, _FIXED, True),
-)
-
-# Options that the command has itself, and choros.run, whose ranks are on one machine, has not.
-_NOT_IN_PYTHON = (
     Option(("-p", "--ssh-port", "-i", "--ssh-identity-file"), 1, "nothing is started through ssh"),
     Option(("--network-interfaces", "--network-interface"), 1, _ONE_MACHINE),
 )

@@ -86,19 +86,8 @@ def start_on_hosts(
             for node, (host, count) in enumerate(hosts):
                 part: dict[str, Any] = {"total": wish.size, "first": first, "node": node, "nodes": len(hosts)}
                 part["variables"] = {**common, "CHOROS_NODE": str(node)}
-                local = is_this_machine(host)
-                told = {
-                    "start": _agent() if local else [*shlex.split(ssh), host, shlex.join(_agent())],
-                    "host": "" if local else host,
-                    "cwd": os.getcwd(),
-                    "environ": {} if local else carried(),
-                    "note": secrets.token_hex(16),
-                    "wish": asdict(replace(wish, size=count)),
-                    "part": part,
-                    "command": list(command),
-                    "verbose": verbose,
-                }
-                memories += [_memory(json.dumps(told).encode()), _memory(b"")]
+                told = told_agent(host, ssh, replace(wish, size=count), part, command, verbose)
+                memories += [memory(json.dumps(told).encode()), memory(b"")]
                 first += count
             pairs = list(zip(memories[::2], memories[1::2], strict=True))
             outcome = run_hosts(
@@ -116,12 +105,31 @@ def start_on_hosts(
                 os.close(fd)
 
 
+def told_agent(
+    host: str, ssh: str, wish: Wish, part: dict[str, Any], command: Sequence[str], verbose: bool = False
+) -> dict[str, Any]:
+    """What ``choros.runner.remote`` is told of a host's agent: how to start it, and what it is to run."""
+    local = is_this_machine(host)
+    return {
+        "start": _agent() if local else [*shlex.split(ssh), host, shlex.join(_agent())],
+        "host": "" if local else host,
+        "cwd": os.getcwd(),
+        "environ": {} if local else carried(),
+        "note": secrets.token_hex(16),
+        "wish": asdict(wish),
+        "part": part,
+        "command": list(command),
+        "verbose": verbose,
+    }
+
+
 def _agent() -> list[str]:
     path = os.environ.get("PYTHONPATH")
     return [*(["env", f"PYTHONPATH={path}"] if path else []), sys.executable, "-m", "choros.runner.agent"]
 
 
-def _memory(data: bytes) -> int:
+def memory(data: bytes) -> int:
+    """Bytes in memory without a name, as a descriptor that a process can inherit."""
     fd = create("choros-agent")
     os.write(fd, data)
     return fd

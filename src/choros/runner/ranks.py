@@ -50,6 +50,7 @@ class Part:
         node, nodes: int. This host among the job's.
         variables: mapping. Set for every rank, in place of the memory in which ranks of one host meet.
         on_failure: gets how the first rank that failed ended.
+        share: tuple of int. Which part of how many of this host's cores is for its one rank here.
     """
 
     total: int
@@ -58,6 +59,7 @@ class Part:
     nodes: int = 1
     variables: Mapping[str, str] | None = None
     on_failure: Callable[[Ended], None] | None = None
+    share: Sequence[int] = (0, 1)
 
 
 def check_outside(advice: str) -> None:
@@ -150,10 +152,11 @@ def start(
         BadInput: a wish that cannot be met; nothing was started.
     """
     size, part = wish.size, part or Part(total=wish.size)
-    bindings = plan(size, wish.threads, wish.bind)
+    which, shares = part.share
+    bindings = plan(max(size, shares), wish.threads, wish.bind)[which : which + size]
     # what the user exported holds, unless threads are asked for
     keep = {} if wish.threads else dict(os.environ)
-    crowded = not bindings[0].cores or size * bindings[0].threads > len(usable_cores())
+    crowded = not bindings[0].cores or max(size, shares) * bindings[0].threads > len(usable_cores())
     from choros.transport.board import abort, joined
     from choros.transport.shared_group import SharedGroup
 
@@ -162,7 +165,7 @@ def start(
         {
             **variables(binding.threads, keep=keep, shared=crowded),
             **(wish.variables or {}),
-            **_horovod(rank, size, part),
+            **horovod_place(rank, size, part),
             **(part.variables or {"CHOROS_GROUP_FD": str(segment.fd)}),
             **(own[rank] if own else {}),
         }
@@ -240,7 +243,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(int(value)) if value == int(value) else str(value)
 
 
-def _horovod(rank: int, size: int, part: Part) -> dict[str, str]:
+def horovod_place(rank: int, size: int, part: Part) -> dict[str, str]:
     """The place under Horovod's names, which scripts read before they import anything."""
     place = {"RANK": part.first + rank, "SIZE": part.total, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
     place |= {"CROSS_RANK": part.node, "CROSS_SIZE": part.nodes}

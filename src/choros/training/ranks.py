@@ -23,6 +23,7 @@ from choros.transport.tcp.group import TcpGroup
 
 _joined: dict[str, Group] = {}
 _SECRET = 16  # bytes, at least
+ELASTIC = "CHOROS_ELASTIC"  # tells a rank of a job whose ranks come and go where it asks for its place
 _ENDING = ("choros", "torchrun")  # launchers that end the others of a rank that fails
 
 
@@ -41,6 +42,11 @@ def join(rank: int, size: int, timeout: float) -> Group:
     """
     if "group" not in _joined:
         place = Place.here()
+        if os.environ.get(ELASTIC):
+            raise BadInput(
+                f"Process {os.getpid()} is of an elastic job, whose ranks meet in hvd.init(): call that first, and "
+                "train with hvd.DistributedOptimizer."
+            )
         choice = choose(place)
         for name, value in pass_on(os.environ.get("CHOROS_NETWORK", "")).items():
             os.environ.setdefault(name, value)
@@ -67,12 +73,20 @@ def join_by_sockets(
         size: int. All ranks.
         swap: gives each rank's bytes to all, in the order of the ranks; called once.
         secret: bytes. What only this job's ranks know.
-        address: str. Where the others reach this host.
+        address: str. Where the others reach this host; "": as ``CHOROS_NETWORK`` says.
         timeout: float. Seconds that the ranks wait for each other.
     """
     leave()
+    address = address or own_address(os.environ.get("CHOROS_NETWORK", ""))
     _joined["group"] = _nearest(TcpGroup(rank, size, swap, secret, address, timeout))
     return _joined["group"]
+
+
+def give_up(reason: str) -> None:
+    """Have this rank's waits in the group of ``join``, now or later, raise ``PeerFailed``; any thread may call."""
+    for group in list(_joined.values()):
+        if hasattr(group, "give_up"):
+            group.give_up(reason)
 
 
 def leave() -> None:

@@ -158,6 +158,7 @@ class Board:
         telling: Telling. What this rank and the others are about.
         warn_after: float. Seconds after which a wait is told on stderr, once; never by default.
         trace: Trace. Is told of each wait; None by default.
+        broken: str. Why nothing works here any more; "" while it does.
 
     Raises:
         BadInput: if the rank was taken before.
@@ -171,7 +172,7 @@ class Board:
         self.meetings = 0
         self.warn_after, self._warned = math.inf, 0
         self.trace: Trace | None = None
-        self._broken = ""
+        self.broken = ""
         self._segment, self._fd = segment, segment.fd
         self._others = [other for other in range(size) if other != rank]
         self._mine = self._line(rank)
@@ -217,9 +218,9 @@ class Board:
             PeerFailed: if a rank that is awaited died or left, or the run was given up.
             MeetingTimeout: if the time is over; names who is missing.
         """
-        if self._broken:
+        if self.broken:
             raise PeerFailed(
-                f"{self.where}: this group failed before, so it cannot meet at {self._at(what)}: {self._broken}"
+                f"{self.where}: this group failed before, so it cannot meet at {self._at(what)}: {self.broken}"
             )
         self.meetings += 1
         target = self.meetings
@@ -231,7 +232,7 @@ class Board:
                 if self.words[line] < target:
                     self.waiter.wait(line, target, self.timeout, lambda waited: self._check(waited, target, what))
         except BaseException as error:
-            self._broken = f"{type(error).__name__}: {error}"
+            self.broken = f"{type(error).__name__}: {error}"
             raise
         finally:
             if begin and self.trace is not None:
@@ -319,7 +320,7 @@ class Board:
                     if waited >= self.timeout:
                         raise MeetingTimeout(f"{self.where}: {self._at(what)} did not end within {waited:.1f} s.", ())
         except BaseException as error:
-            self._broken = f"{type(error).__name__}: {error}"
+            self.broken = f"{type(error).__name__}: {error}"
             raise
         self.barrier(what)
 
@@ -340,7 +341,7 @@ class Board:
             return
         self.leave()
         begin, words = time.perf_counter(), self.words
-        limit = min(limit, GRACE) if self._broken else limit
+        limit = min(limit, GRACE) if self.broken else limit
         while any(words[self._line(r) + STATE] == JOINED and holder(self._fd, r) for r in self._others):
             if time.perf_counter() - begin >= limit:
                 return

@@ -110,6 +110,13 @@ class HostsGroup(MessageGroup):
         far.slot(whole.size, whole.dtype)[:] = whole
         whole[:] = far.sum_slots(whole.size, whole.dtype)
 
+    def give_up(self, reason: str) -> None:
+        """Have this host's waits, now or later, raise ``PeerFailed``; any thread may call."""
+        super().give_up(reason)
+        self._near.give_up(reason)
+        if self._far is not None:
+            self._far.give_up(reason)
+
     def _give_up(self, error: ChorosError) -> None:
         """Tell those of this host, who wait in its memory, that a rank of another one is missing."""
         self._broken = f"{type(error).__name__}: {error}"

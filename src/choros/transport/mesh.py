@@ -177,6 +177,8 @@ class Mesh:
                     self._warn(missing, waited, what)
 
     def _look(self, missing: set[int], waited: float, what: Callable[[], str]) -> None:
+        if self._broken:  # another thread has given up
+            raise PeerFailed(f"{self._where}: the run was given up while it waited at {what()}: {self._broken}")
         for rank, pid in self._beside.items():
             if rank in missing and not alive(pid):
                 raise PeerFailed(
@@ -198,6 +200,15 @@ class Mesh:
                 file=sys.stderr,
                 flush=True,
             )
+
+    @property
+    def broken(self) -> str:
+        """Why nothing works here any more; "" while it does."""
+        return self._broken
+
+    def give_up(self, reason: str) -> None:
+        """Have this rank's waits, now or later, raise ``PeerFailed``; any thread may call."""
+        self._broken = self._broken or reason
 
     # -- calls that another carries out
     def oversee(self, ready: Callable[[], bool], posted: Posted) -> None:

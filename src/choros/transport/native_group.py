@@ -106,6 +106,16 @@ class NativeGroup:
     def trace(self, trace: Trace | None) -> None:
         self.wide.trace = trace
 
+    @property
+    def broken(self) -> str:
+        """Why nothing works here any more; "" while it does."""
+        return str(getattr(self.wide, "broken", ""))
+
+    def give_up(self, reason: str) -> None:
+        """Have this rank's waits, now or later, raise ``PeerFailed``; any thread may call."""
+        if hasattr(self.wide, "give_up"):
+            self.wide.give_up(reason)
+
     def _carried(self, count: int, kind: np.dtype[Any]) -> bool:
         return kind.name in self.carrier.takes and count * kind.itemsize > _LEAST
 

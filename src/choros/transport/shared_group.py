@@ -15,6 +15,7 @@ import json
 import math
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -23,7 +24,18 @@ import numpy as np
 
 from choros.errors import BadInput, PeerFailed
 from choros.transport import Group, Trace
-from choros.transport.board import FREE, GROUP, LINE_WORDS, LINES, Board, abort, head_bytes, open_stamped, stamp
+from choros.transport.board import (
+    FREE,
+    GROUP,
+    LINE_WORDS,
+    LINES,
+    Board,
+    abort,
+    given_up,
+    head_bytes,
+    open_stamped,
+    stamp,
+)
 from choros.transport.calls import BARRIER, BROADCAST, GATHER, SUM, SUM_SLOTS, Posted, difference, spell
 from choros.transport.peers import machine, spread
 from choros.transport.segment import LINE, Segment, align
@@ -89,6 +101,7 @@ class SharedGroup:
                 self._segment.close()
             raise
         self._plans: dict[tuple[int, Any], _Plan] = {}
+        self._leaving, self._left = threading.RLock(), False
         if not words[_OPEN]:
             self._segment.touch(self._slot_offset(rank), self.slot_bytes)
 
@@ -300,12 +313,25 @@ class SharedGroup:
         """Return when every rank has come."""
         self._meet((BARRIER, 0, 0, 0))
 
+    @property
+    def broken(self) -> str:
+        """Why nothing works here any more; "" while it does."""
+        return self._board.broken or given_up(self._board.words) or ""
+
+    def give_up(self, reason: str) -> None:
+        """Have all ranks' waits, now or later, raise ``PeerFailed``; any thread may call."""
+        with self._leaving:
+            if not self._left:
+                abort(self._segment, reason)
+
     def close(self) -> None:
         """Leave: ranks that still wait for this one are told so. Views of slot and result stay readable."""
-        self._board.leave()
-        self._plans.clear()
-        if self._owned:
-            self._segment.close()
+        with self._leaving:
+            self._left = True
+            self._board.leave()
+            self._plans.clear()
+            if self._owned:
+                self._segment.close()
 
     def __enter__(self) -> Self:
         return self

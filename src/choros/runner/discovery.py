@@ -1,0 +1,174 @@
+"""Which hosts an elastic job may use now: a script is asked again and again, or the hosts are fixed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from choros.cluster import Slots
+from choros.errors import BadInput
+
+_LINE = re.compile(r"([\w.-]+)(?:\s*:\s*(\d{1,6}))?", re.ASCII)
+_EVERY = 1.0  # seconds between two questions
+LIMIT = 30.0  # seconds that the script may take
+
+
+def parse_found(text: str, each: int = 1) -> Slots:
+    r"""The hosts that a discovery script printed: a line ``host`` or ``host:slots`` each; empty lines do not count.
+
+    Args:
+        text: what it printed.
+        each: slots of a host whose line tells none.
+
+    Returns:
+        Each host and its slots, in the order printed; one with 0 slots is left out.
+
+    Raises:
+        BadInput: a line of another form, or a host that is there twice.
+
+    Example:
+        >>> parse_found("n1:4\n\nn2\n", each=2)
+        (('n1', 4), ('n2', 2))
+    """
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        pair = _LINE.fullmatch(line.strip())
+        if pair is None:
+            raise BadInput(f"line {number} is {line.strip()[:80]!r}, not of the form host or host:slots")
+        if pair[1] in found:
+            raise BadInput(f"line {number} names {pair[1]} a second time")
+        found[pair[1]] = each if pair[2] is None else int(pair[2])
+    return tuple((host, count) for host, count in found.items() if count)
+
+
+def script_of(text: str) -> list[str]:
+    """The words of ``--host-discovery-script``.
+
+    Args:
+        text: a program, and its arguments where it has any.
+
+    Raises:
+        BadInput: it is not there, or may not be run.
+
+    Example:
+        >>> script_of("echo localhost:2")[1:]
+        ['localhost:2']
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"--host-discovery-script {text!r} cannot be read: {error}") from None
+    program = shutil.which(words[0]) if words else None
+    if program is None:
+        there = bool(words) and os.path.exists(words[0])
+        what = "may not be run: chmod +x it" if there else "is not there"
+        raise BadInput(f"--host-discovery-script {text!r}: the program {what}")
+    return [os.path.abspath(program), *words[1:]]
+
+
+class Discovery:
+    """Asks a script about once a second, in a thread of its own; keeps the last answer that was one.
+
+    Args:
+        script: list of str. Program and arguments; empty where the hosts are fixed.
+        fixed: Slots. The hosts, then.
+        each: int. Slots of a host whose line tells none.
+        changed: is called, from the thread, when there is another answer.
+        say: gets a line for people where the script fails, hangs, or works again.
+        limit: float. Seconds that the script may take.
+
+    Attributes:
+        slots: Slots. The last answer; None before the first one.
+
+    Example:
+        >>> Discovery([], (("localhost", 2),)).slots
+        (('localhost', 2),)
+    """
+
+    def __init__(
+        self,
+        script: list[str],
+        fixed: Slots = (),
+        each: int = 1,
+        *,
+        changed: Callable[[], object] = lambda: None,
+        say: Callable[[str], object] = print,
+        limit: float = LIMIT,
+    ) -> None:
+        self.script, self.slots, self.problem = script, None if script else fixed, ""
+        self._each, self._changed, self._say, self._limit = each, changed, say, limit
+        self._over = threading.Event()
+        self._running: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._ask_on, name="choros-discovery", daemon=True)
+        if script:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more; a script that runs is ended."""
+        self._over.set()
+        self._end()
+        if self.script:
+            self._thread.join(5.0)
+
+    def _ask_on(self) -> None:
+        while not self._over.is_set():
+            try:
+                found, problem = parse_found(self._ask(), self._each), ""
+            except (BadInput, OSError, subprocess.TimeoutExpired) as error:
+                found, problem = self.slots or (), self._words(error)
+            if self._over.is_set():
+                return
+            if problem != self.problem:
+                kept = "the hosts that it named last are kept" if self.slots else "no hosts are known yet"
+                text = f"the host discovery script {problem}; {kept}" if problem else "the host discovery script works"
+                self._say(f"choros run: {text}")
+                self.problem = problem
+            if not problem and found != self.slots:
+                self.slots = found
+                self._changed()
+            self._over.wait(_EVERY)
+
+    def _words(self, error: Exception) -> str:
+        if isinstance(error, subprocess.TimeoutExpired):
+            return f"did not end within {self._limit:g} s and was ended"
+        if isinstance(error, OSError):
+            return f"cannot be started: {error.strerror}"
+        return str(error) if str(error).startswith("failed") else f"printed what cannot be read: {error}"
+
+    def _ask(self) -> str:
+        with subprocess.Popen(
+            self.script,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            self._running = process
+            try:
+                out, errors = process.communicate(timeout=self._limit)
+            except BaseException:
+                self._end()
+                raise
+            finally:
+                self._running = None
+        if process.returncode:
+            last = f": {errors.strip().splitlines()[-1][:200]}" if errors.strip() else ""
+            raise BadInput(f"failed with code {process.returncode}{last}")
+        return out
+
+    def _end(self) -> None:
+        process = self._running
+        if process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)

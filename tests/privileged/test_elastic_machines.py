@@ -1,0 +1,138 @@
+"""Elastic jobs on several machines, which are namespaces of this one: hosts that come, go, die and are cut off."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
+    reason="needs privileges: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
+)
+
+SCRIPT = """
+import os, sys, time
+sys.modules["tensorflow"] = None
+import numpy as np
+import choros.hvd as hvd
+
+hvd.init()
+state = hvd.elastic.ObjectState(step=0)
+
+@hvd.elastic.run
+def train(state):
+    place = f"{hvd.rank()} of {hvd.size()}, {hvd.local_rank()} of {hvd.local_size()} on {hvd.cross_rank()}"
+    print(f"said {place} of {hvd.cross_size()} at {os.uname().nodename} from step {min(state.step, 1)}", flush=True)
+    while True:
+        if (hvd.rank(), state.step) == (1, 5) and os.path.exists("kill"):
+            os.unlink("kill")
+            os.kill(os.getpid(), 9)
+        end = hvd.rank() == 0 and os.path.exists("end")
+        summed = hvd.allreduce(np.full(5000, float(end)), op=hvd.Sum)
+        total = hvd.allreduce(np.array([1.0, state.step]), op=hvd.Sum)
+        assert total.tolist() == [hvd.size(), state.step * hvd.size()], total
+        state.step += 1
+        state.commit()
+        if summed[0]:
+            return
+        time.sleep(0.01)
+
+train(state)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    jobs = []
+
+    def run(*words, head=(), **environment):
+        job = subprocess.Popen(
+            [*head, sys.executable, "-m", "choros", "run", *words, "script.py"],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        jobs.append(job)
+        alarm = threading.Timer(120, job.kill)
+        alarm.daemon = True
+        alarm.start()
+        return job
+
+    yield run
+    for job in jobs:
+        if job.poll() is None:
+            job.terminate()
+            try:
+                job.wait(20)
+            except subprocess.TimeoutExpired:
+                job.kill()
+        job.communicate(timeout=20)
+
+
+def lines(job, words, count):
+    """The groups of so many lines that fit, and all that was read."""
+    found, read = [], []
+    for line in job.stdout:
+        read.append(line)
+        if match := re.search(words, line):
+            found.append(match.groups())
+            if len(found) == count:
+                return sorted(found), "".join(read)
+    raise AssertionError("".join(read))
+
+
+PLACE = r"said (\d) of {}, (\d) of (\d) on (\d) of (\d) at (\w+) from step {}"
+
+
+def test_a_killed_rank_leaves_the_others_and_a_host_comes(start, ssh, tmp_path):
+    (tmp_path / "kill").touch()
+    (tmp_path / "hosts").write_text("one:2\ntwo:1\n")
+    job = start("-n", "3", "--min-np", "2", "--host-discovery-script", "cat hosts", "--ssh", str(ssh))
+    found, _ = lines(job, PLACE.format(3, 0), 3)
+    assert [each[1:] for each in found] == [
+        ("0", "2", "0", "2", "one"),
+        ("1", "2", "0", "2", "one"),
+        ("0", "1", "1", "2", "two"),
+    ]
+    found, said = lines(job, PLACE.format(2, 1), 2)
+    assert re.search(r"rank 1 \(process 1, pid \d+, host one\) exited with code 137; 2 of its generation go on", said)
+    assert [each[5] for each in found] == ["one", "two"]
+    (tmp_path / "new").write_text("one:2\ntwo:1\nthree:1\n")
+    (tmp_path / "new").rename(tmp_path / "hosts")
+    found, _ = lines(job, PLACE.format(3, 1), 3)
+    assert [each[5] for each in found] == ["one", "two", "three"]
+    (tmp_path / "end").touch()
+    out = job.communicate(timeout=60)[0]
+    assert job.returncode == 0, out
+
+
+@pytest.mark.parametrize("how", ["the network is cut", "the host dies"])
+def test_a_host_that_is_lost_is_left_out_within_seconds(start, network, how, tmp_path):
+    words = ("--min-np", "2", "-H", "one:2,two:1", "--ssh", str(network.ssh), "--network", "10.79.7.0/24")
+    job = start("-n", "3", *words, head=network.head, CHOROS_PULSE="6")
+    found, _ = lines(job, PLACE.format(3, 0), 3)
+    assert [each[5] for each in found] == ["one", "one", "two"]
+    if how == "the network is cut":
+        subprocess.run(["ip", "-n", f"{network.prefix}-two", "link", "set", "eth0", "down"], check=True)
+        why = r"gave no sign of life for \d s and is ended"
+    else:
+        pids = subprocess.run(["ip", "netns", "pids", f"{network.prefix}-two"], capture_output=True, text=True).stdout
+        for pid in pids.split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        why = r"exited with code \d+"
+    found, said = lines(job, PLACE.format(2, 1), 2)
+    assert re.search(rf"rank 2 \(process 2, pid \d+, host two\) {why}; 2 of its generation go on", said), said
+    assert [each[1:] for each in found] == [("0", "2", "0", "1", "one"), ("1", "2", "0", "1", "one")]
+    (tmp_path / "end").touch()
+    out = job.communicate(timeout=60)[0]
+    assert job.returncode == 0, out
