@@ -1,0 +1,83 @@
+"""Where training first met a number that is not finite: told once, by the rank whose own it was."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from choros.training.job import Tally
+from choros.types import Array
+
+_PROBES = 64  # values of a vector that are looked at: a gradient that is not finite is so in whole layers
+
+
+class Finite:
+    """Looks at what a rank brings to the others, and at what it gets of them.
+
+    Nothing is searched: some 64 values are looked at where the vector is in this process anyway. Of gradients under
+    loss scaling only the loss counts, as the optimizer leaves out a step of which they are not finite.
+
+    Args:
+        tally: called for the Tally that takes down where it was.
+        workers: int. How many train.
+        optimizer: the model's.
+
+    Attributes:
+        over: bool. Whether it was told, here or (what came from others was not finite) there.
+    """
+
+    def __init__(self, tally: Callable[[], Tally], workers: int, optimizer: Any) -> None:
+        self.tally, self.workers = tally, workers
+        self.scaled = hasattr(optimizer, "inner_optimizer")
+        self.over = False
+
+    def gradient(self, own: Array, epoch: int, step: int) -> None:
+        """Look at ``[n * g ..., n * loss, n]`` of this rank, before it is summed."""
+        if self.over:
+            return
+        if not math.isfinite(own[-2]):
+            self.tell("the loss", epoch, step)
+        elif not (self.scaled or _finite(own[:-2])):
+            self.tell("a gradient", epoch, step)
+
+    def total(self, summed: Array) -> None:
+        """Look at the sum over all ranks: what comes of it here is not this rank's doing."""
+        if not self.over:
+            self.over = not (math.isfinite(summed[-2]) and (self.scaled or _finite(summed[:-2])))
+
+    def weights(self, local: Array, epoch: int, step: int | None) -> None:
+        """Look at this rank's weights, before it meets the others."""
+        if not self.over and not _finite(local):
+            self.tell("a weight", epoch, step)
+
+    def met(self, local: Array) -> None:
+        """Look at what this rank goes on with after a meeting."""
+        self.over = self.over or not _finite(local)
+
+    def loss(self, loss: Any, epoch: int) -> None:
+        """Look at the loss of an epoch, where nothing was looked at within."""
+        if not self.over and isinstance(loss, float) and not math.isfinite(loss):
+            self.tell("the loss", epoch, None)
+
+    def tell(self, what: str, epoch: int, step: int | None) -> None:
+        """Take it down, and say it on stderr."""
+        self.over = True
+        tally = self.tally()
+        tally.lost_epoch, tally.lost_step = epoch, -1 if step is None else step
+        where = "" if step is None else f", step {step + 1}"
+        print(
+            f"choros: rank {tally.rank} of {self.workers} on {tally.host}: {what} is not finite, first seen "
+            f"in epoch {epoch + 1}{where}. Training goes on, and what is learnt from there on is not finite either, on "
+            "all ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
+            "keras.callbacks.TerminateOnNaN ends such a run. This is said once.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _finite(vector: Array) -> bool:
+    return bool(np.isfinite(vector[:: max(1, vector.size // _PROBES)]).all())
