@@ -2,7 +2,7 @@
 
     python drills/jobs.py --backend torch --number 20 --seed 1
 
-Each drill draws an algorithm, a rank, a moment and a way to fail. Then must hold: the job ends within its limit, started
+Each drill draws an algorithm, a rank, a moment and a way to fail. Then must hold: the job ends in time, started
 again where the harm calls for it; all ranks end with the same weights, those that train together with the bits of a job
 that nothing happened to (they go on from a checkpoint), those that train alone with each step in the centre once; no
 process, connection or shared memory is left, and no descriptor here. Prints JSON; ends with 1 where one went wrong.

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import torch
 
+from choros.backend import seeds
 from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
@@ -112,6 +113,12 @@ class TorchReplica(BaseReplica):
         with torch.no_grad():
             for variable, array in zip(variables, arrays, strict=True):
                 _write(variable.value, array)
+
+    def fold_seeds(self, rank: int, seed: int | None) -> None:
+        """Make random layers differ by rank; those without a seed of their own draw from PyTorch's generator."""
+        super().fold_seeds(rank, seed)
+        if seed is not None:
+            torch.manual_seed(int(seeds.mix(np.zeros(0), -1, rank, seed)[0]))
 
     def generators(self) -> list[Array]:
         """Return the state of PyTorch's generator of the CPU: Dropout without a seed draws from it."""
