@@ -129,7 +129,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self._open = self._warned = False
         self._counted = (0, 0)
         tally = Tally(rank(), host=platform.node())
-        how.finite = Finite(lambda: tally, how.size, model.optimizer)
+        how.finite = Finite(lambda: tally, how.size, model.optimizer, self._held)
         vars(model)["_get_metrics_result_or_logs"] = self._results
 
     def leave(self) -> None:
@@ -195,6 +195,11 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _iterations(self) -> int:
         return int(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer)))
+
+    def _held(self) -> Array:
+        """The weights as the present step has them, which the model need not have yet."""
+        step = self._owner.train_function
+        return step.weights() if isinstance(step, SplitStep) else self._weights()
 
     def _weights(self) -> Array:
         """The weights that are to be equal on all ranks, as one vector."""

@@ -174,8 +174,6 @@ class Flat:
         with Doing(self.group, "step", self.name, slot.nbytes):
             summed = self.group.sum_slots(self.size + 2, self.dtype)
         flags, weight = float(summed[-1]), float(summed[-2])
-        if self.how.finite is not None:
-            self.how.finite.total(summed)
         if flags:
             if flags >= STOP:
                 return None

@@ -12,26 +12,27 @@ import numpy as np
 from choros.training.job import Tally
 from choros.types import Array
 
-_PROBES = 64  # values of a vector that are looked at: a gradient that is not finite is so in whole layers
+_PROBES = 16  # values of a vector that are looked at: a gradient that is not finite is so in whole layers
 
 
 class Finite:
-    """Looks at what a rank brings to the others, and at what it gets of them.
+    """Looks at what a rank brings to the others.
 
-    Nothing is searched: some 64 values are looked at where the vector is in this process anyway. Of gradients under
+    Nothing is searched: 16 values or so are looked at where the vector is in this process anyway. Of gradients under
     loss scaling only the loss counts, as the optimizer leaves out a step of which they are not finite.
 
     Args:
         tally: called for the Tally that takes down where it was.
         workers: int. How many train.
         optimizer: the model's.
+        held: called for this rank's weights as they are.
 
     Attributes:
         over: bool. Whether it was told, here or (what came from others was not finite) there.
     """
 
-    def __init__(self, tally: Callable[[], Tally], workers: int, optimizer: Any) -> None:
-        self.tally, self.workers = tally, workers
+    def __init__(self, tally: Callable[[], Tally], workers: int, optimizer: Any, held: Callable[[], Array]) -> None:
+        self.tally, self.workers, self.held = tally, workers, held
         self.scaled = hasattr(optimizer, "inner_optimizer")
         self.over = False
 
@@ -39,15 +40,12 @@ class Finite:
         """Look at ``[n * g ..., n * loss, n]`` of this rank, before it is summed."""
         if self.over:
             return
-        if not math.isfinite(own[-2]):
-            self.tell("the loss", epoch, step)
-        elif not (self.scaled or _finite(own[:-2])):
-            self.tell("a gradient", epoch, step)
-
-    def total(self, summed: Array) -> None:
-        """Look at the sum over all ranks: what comes of it here is not this rank's doing."""
-        if not self.over:
-            self.over = not (math.isfinite(summed[-2]) and (self.scaled or _finite(summed[:-2])))
+        loss = math.isfinite(own[-2])
+        if loss and (self.scaled or _finite(own[:-2])):
+            return
+        if np.isfinite(self.held()).all():
+            self.tell("a gradient" if loss else "the loss", epoch, step)
+        self.over = True  # else it comes of an earlier sum, and who brought that has told
 
     def weights(self, local: Array, epoch: int, step: int | None) -> None:
         """Look at this rank's weights, before it meets the others."""
@@ -59,9 +57,9 @@ class Finite:
         self.over = self.over or not _finite(local)
 
     def loss(self, loss: Any, epoch: int) -> None:
-        """Look at the loss of an epoch, where nothing was looked at within."""
-        if not self.over and isinstance(loss, float) and not math.isfinite(loss):
-            self.tell("the loss", epoch, None)
+        """Look at the loss of an epoch in which nobody told of anything."""
+        if isinstance(loss, float) and not math.isfinite(loss) and self.tally().lost_epoch < 0:
+            self.tell("the loss" if self.workers == 1 else "the loss of all ranks", epoch, None)
 
     def tell(self, what: str, epoch: int, step: int | None) -> None:
         """Take it down, and say it on stderr."""

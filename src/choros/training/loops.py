@@ -114,7 +114,6 @@ class TogetherLoop:
         self.finite.gradient(slot, *self.at)
         begun = time.perf_counter()
         summed = run.group.sum_slots(count, self.replica.dtype)
-        self.finite.total(summed)
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
         self.replica.apply(summed)
@@ -151,9 +150,12 @@ class TogetherLoop:
             replica.set_others(mean_others(run, rows))
         replica.set_metric_state(group.sum(replica.metric_state()))
         logs: dict[str, float] = replica.metrics()
+        lost = False
         if group.size > 1:
-            logs |= mean_own_logs(self.same(epoch))
-        elif self.meeting is None:
+            said = self.same(epoch)
+            logs |= mean_own_logs(said)
+            lost = any(each[4] >= 0 for each in said)
+        if run.rank == 0 and not lost:
             self.finite.loss(logs.get("loss"), epoch)
         with run.at(self.centre()):
             if run.job.validates(epoch):
@@ -179,7 +181,7 @@ class TogetherLoop:
         run, shared = self.run, self.local if self.meeting is None else self.meeting.centre
         if self.meeting is None:
             self.replica.get(shared)
-        mine = [run.last_rows, self.replica.own_logs(), drift.mark(shared), run.tally.host]
+        mine = [run.last_rows, self.replica.own_logs(), drift.mark(shared), run.tally.host, run.tally.lost_epoch]
         said = [json.loads(text) for text in run.group.gather(json.dumps(mine).encode())]
         found = drift.compare([each[2] for each in said])
         if found is not None and found.far:
@@ -370,7 +372,7 @@ class AloneLoop:
 
 def finite(run: Run) -> Finite:
     """Return what sees where this rank's numbers first are not finite."""
-    return Finite(lambda: run.tally, run.job.workers, run.replica.model.optimizer)
+    return Finite(lambda: run.tally, run.job.workers, run.replica.model.optimizer, lambda: run.vectors()[0])
 
 
 def mean_others(run: Run, rows: int) -> Array:

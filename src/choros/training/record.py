@@ -24,7 +24,8 @@ class WorkerRecord:
         waiting: float. Share of its training time spent waiting for data.
         host: str. The machine it ran on.
         not_finite: (epoch, step), counted from 0, where its own loss, gradients or weights first were not finite, the
-            step -1 where only the epoch is known; None where they never were, or where another's were before.
+            step -1 where only the epoch is known (then, on rank 0, of whichever rank); None where they never were, or
+            where another's were before.
         startup, seconds: float. Seconds of start-up (until all were ready, and the first step of each shape, which
             compiles), and of training.
         samples_per_second: float. Rows of the other steps over ``seconds``.
