@@ -32,10 +32,13 @@ def mark(vector: Array) -> list[Any]:
     """
     if not vector.size:
         return [0, 0.0, []]
-    bits = int(vector.view(f"u{vector.itemsize}").sum(dtype=np.uint64))
-    starts = np.linspace(0, vector.size, min(_PARTS, vector.size), endpoint=False).astype(np.intp)
+    even = vector.nbytes // 8 * 8 // vector.itemsize
+    bits = int(vector[:even].view(np.uint64).sum()) + sum(vector[even:].view(f"u{vector.itemsize}").tolist())
+    parts = min(_PARTS, vector.size)
+    whole = vector.size // parts * parts
     with np.errstate(all="ignore"):  # what is not finite is told by others
-        sums = np.add.reduceat(vector, starts, dtype=np.float64)
+        sums = vector[:whole].reshape(parts, -1).sum(axis=1)
+        sums[-1] += vector[whole:].sum()
         return [bits, float(np.dot(vector, vector)) ** 0.5, sums.tolist()]
 
 

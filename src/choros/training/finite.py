@@ -12,13 +12,11 @@ import numpy as np
 from choros.training.job import Tally
 from choros.types import Array
 
-_PROBES = 16  # values of a vector that are looked at: a gradient that is not finite is so in whole layers
-
 
 class Finite:
     """Looks at what a rank brings to the others.
 
-    Nothing is searched: 16 values or so are looked at where the vector is in this process anyway. Of gradients under
+    Nothing is searched: four values are looked at where the vector is in this process anyway. Of gradients under
     loss scaling only the loss counts, as the optimizer leaves out a step of which they are not finite.
 
     Args:
@@ -40,7 +38,7 @@ class Finite:
         """Look at ``[n * g ..., n * loss, n]`` of this rank, before it is summed."""
         if self.over:
             return
-        loss = math.isfinite(own[-2])
+        loss = math.isfinite(own.item(-2))
         if loss and (self.scaled or _finite(own[:-2])):
             return
         if np.isfinite(self.held()).all():
@@ -78,4 +76,6 @@ class Finite:
 
 
 def _finite(vector: Array) -> bool:
-    return bool(np.isfinite(vector[:: max(1, vector.size // _PROBES)]).all())
+    """Whether the first value, the last and two between are finite, which takes a microsecond."""
+    value, last = vector.item, vector.size - 1
+    return last < 0 or math.isfinite(value(0) + value(last // 3) + value(last - last // 3) + value(last))
