@@ -38,6 +38,7 @@ bench: .venv-test/ready
 drills: .venv-test/ready
 	for backend in jax torch tensorflow; do \
 	    .venv-test/bin/python drills/run.py --backend $$backend --number $(DRILLS) >drills/$$backend.json || exit 1; \
+	    .venv-test/bin/python drills/jobs.py --backend $$backend --number $(DRILLS) >drills/jobs-$$backend.json || exit 1; \
 	done
 	.venv-test/bin/python drills/attack.py >drills/attack.json
 	.venv-test/bin/python drills/soak.py >drills/soak.json

@@ -69,7 +69,8 @@ def data_of(together: bool, flag: str, worker: int) -> Any:
 
         def __getitem__(self, index: int) -> Any:
             time.sleep(0.004)
-            if os.environ.get("CHOROS_WORKER") and sys.argv[-2] == str(worker) and os.path.exists(flag):
+            me = sys.argv[-2] if os.environ.get("CHOROS_WORKER") else os.environ.get("CHOROS_RANK")
+            if me == str(worker) and os.path.exists(flag):
                 os.unlink(flag)
                 raise OSError("the file system was away for a moment")
             rng = np.random.default_rng(index)

@@ -11,7 +11,7 @@
     │   └── BadData                    arrays, files or datasets that do not fit together
     ├── WorkerFailed (RuntimeError)    a worker raised, was killed or ran out of memory
     ├── CheckpointFailed (OSError)     a checkpoint could not be written or read; the last good one is untouched
-    ├── RanksDiffer (RuntimeError)     ranks called different collectives; raised on every rank, the next call works
+    ├── RanksDiffer (RuntimeError)     ranks do not do, or have, the same: other calls, other weights
     ├── PeerFailed (ConnectionError)   seen by a worker: another rank has gone or has given up
     └── MeetingTimeout (TimeoutError)  a wait reached its limit; the message names who was missing
 
@@ -61,7 +61,10 @@ class CheckpointFailed(ChorosError, OSError):
 
 
 class RanksDiffer(ChorosError, RuntimeError):
-    """Ranks did not make the same collective call; says what each sent. Raised on every rank; nothing was done."""
+    """Ranks did not make the same collective call, or have other weights than the others; says which, and what.
+
+    Of a call it is raised on every rank, nothing was done, and the next call works.
+    """
 
 
 class PeerFailed(ChorosError, ConnectionError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import platform
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +25,11 @@ from choros.hvd.reduction import Reduction
 from choros.hvd.rows import Shard
 from choros.hvd.split import SplitStep, built
 from choros.hvd.tensors import alike
+from choros.training import drift
+from choros.training.finite import Finite
+from choros.training.job import Tally
 from choros.transport import kind_of
+from choros.types import Array
 
 _told: list[bool] = []
 
@@ -111,7 +116,8 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         how: Reduction.
 
     Raises:
-        RanksDiffer: weights or rates differ at the start; epochs of unequal length; updates that were not reduced.
+        RanksDiffer: weights or rates differ at the start; weights at an epoch's end; epochs of unequal length; updates
+            that were not reduced.
     """
 
     def __init__(self, model: Any, how: Reduction) -> None:
@@ -120,13 +126,16 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self._plain = model._get_metrics_result_or_logs
         self._owner = model
         self.limits: list[Any] = []
-        self._open = False
+        self._open = self._warned = False
         self._counted = (0, 0)
+        tally = Tally(rank(), host=platform.node())
+        how.finite = Finite(lambda: tally, how.size, model.optimizer, self._held)
         vars(model)["_get_metrics_result_or_logs"] = self._results
 
     def leave(self) -> None:
         """Take back what this has put into the model."""
         vars(self._owner).pop("_get_metrics_result_or_logs", None)
+        self.how.finite = None
 
     def _results(self, logs: Any) -> Any:
         """Keras asks for the logs when an epoch's batches are over, and again after validation."""
@@ -150,26 +159,33 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the counts."""
         self._open = True
-        self._counted = self.how.taken, self._iterations()
+        self._counted = self._now()
+        self.how.at = epoch, self.how.taken
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compare the counts; take up what any rank's callbacks decided."""
+        """Compare the counts and the weights; take up what any rank's callbacks decided."""
         taken, updates = (now - then for now, then in zip(self._now(), self._counted, strict=True))
         scaled = hasattr(self._owner.optimizer, "inner_optimizer")  # which leaves out a step that is not finite
         problem = ""
         if updates > taken or (updates < taken and not scaled):
             problem = f"the optimizer made {updates} updates in this epoch, and {taken} gradients were reduced"
         rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
-        mine = [bool(self._owner.stop_training), rate, problem]
+        mine = [bool(self._owner.stop_training), rate, problem, drift.mark(self._weights()), platform.node()]
         said = self._calls.allgather_object(mine, name=f"end of epoch {epoch}")
-        problems = [f"rank {r}: {told}" for r, (_, _, told) in enumerate(said) if told]
+        problems = [f"rank {r}: {told}" for r, (_, _, told, *_) in enumerate(said) if told]
         if problems:
             raise RanksDiffer(
                 f"{'; '.join(problems)}. Something calls the optimizer past hvd.DistributedOptimizer: use "
                 "optimizer.apply, and no make_train_function of your own."
             )
-        self._owner.stop_training = any(stop for stop, _, _ in said)
-        if any(other != said[0][1] for _, other, _ in said) and isinstance(
+        found = drift.compare([each[3] for each in said])
+        if found is not None and found.far:
+            raise RanksDiffer(found.say([each[4] for each in said], epoch))
+        if found is not None and not (self._warned or self._calls.rank):
+            drift.warn(found, "they go on as they are")
+        self._warned = found is not None
+        self._owner.stop_training = any(each[0] for each in said)
+        if any(each[1] != said[0][1] for each in said) and isinstance(
             self._owner.optimizer.learning_rate, keras.Variable
         ):
             self._owner.optimizer.learning_rate = said[0][1]
@@ -180,13 +196,22 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
     def _iterations(self) -> int:
         return int(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer)))
 
-    def _compare(self) -> None:
+    def _held(self) -> Array:
+        """The weights as the present step has them, which the model need not have yet."""
+        step = self._owner.train_function
+        return step.weights() if isinstance(step, SplitStep) else self._weights()
+
+    def _weights(self) -> Array:
+        """The weights that are to be equal on all ranks, as one vector."""
         variables = self._owner.trainable_variables
         local = self.how.are_local(variables)
         shared = [v for v, own in zip(variables, local, strict=True) if not own]
-        flat = np.concatenate([np.zeros(1, "float32"), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
-        flat[0] = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
-        flat = flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
+        flat = np.concatenate([np.zeros(0, "float32"), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
+        return flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
+
+    def _compare(self) -> None:
+        rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
+        flat = np.insert(self._weights(), 0, rate)
         root = self._calls.broadcast(flat, name=f"weights of {alike(self._owner.name)}")
         near = bool(np.allclose(flat, root, rtol=1e-3, atol=1e-6, equal_nan=True))
         said = self._calls.allgather_object([near, float(flat[0])], name="whether the weights are equal")

@@ -13,6 +13,7 @@ from choros.errors import RanksDiffer
 from choros.hvd.compression import Compression, Compressor, checked
 from choros.hvd.context import collectives
 from choros.hvd.membership import is_elastic
+from choros.training.finite import Finite
 from choros.transport.doing import Doing
 from choros.types import Array, aligned
 
@@ -35,6 +36,7 @@ class Reduction:
         fitting: bool. True in ``fit``, which sees itself that the ranks' epochs are equally long.
         taken: int. Sets of gradients taken in so far; each is one step of the optimizer.
         made: int. Reductions so far.
+        finite: Finite, which looks at what is summed, or None. at: (epoch, step) that is told then.
         passing: bool. True while gradients that were reduced already pass through the optimizer.
     """
 
@@ -52,6 +54,8 @@ class Reduction:
         self.local: list[Any] = []
         self.local_layers: list[Any] = []
         self.taken = self.made = 0
+        self.finite: Finite | None = None
+        self.at = (0, 0)
         self.passing = self.fitting = False
 
     @property
@@ -170,6 +174,9 @@ class Flat:
             self._announce()
             np.multiply(self._kept, self._weight if self.how.op == AVERAGE else 1.0, out=slot[:-2])
         slot[-2], slot[-1] = self._weight, 0
+        if self.how.finite is not None:
+            epoch, taken = self.how.at
+            self.how.finite.gradient(slot, epoch, self.how.taken - taken - 1)
         with Doing(self.group, "step", self.name, slot.nbytes):
             summed = self.group.sum_slots(self.size + 2, self.dtype)
         flags, weight = float(summed[-1]), float(summed[-2])

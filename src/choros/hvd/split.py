@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from choros.backend import make_replica
 from choros.collectives import AVERAGE
@@ -19,6 +20,7 @@ from choros.hvd.context import collectives
 from choros.hvd.layers import SyncBatchNormalization, weighed
 from choros.hvd.reduction import Flat, Reduction
 from choros.hvd.tensors import alike
+from choros.types import Array
 
 
 class SplitStep:
@@ -52,6 +54,12 @@ class SplitStep:
     def current(self) -> bool:
         """Whether its ranks are those that there are now; what is compiled may depend on them."""
         return self.flat is None or self.flat.current
+
+    def weights(self) -> Array:
+        """The weights as the present step has them, as one vector."""
+        found = np.empty(self._replica.size, self._replica.dtype)
+        self._replica.get(found)
+        return found
 
     def end(self, stopping: bool) -> bool:
         """At the end of an epoch's batches; see ``Flat.end``."""

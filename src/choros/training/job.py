@@ -120,6 +120,9 @@ class Tally:
     seconds: float = 0.0  # of training, compiling left out
     first_rows: int = 0  # the rows of those first steps
     keeping: float = 0.0  # seconds of a processor, to keep the state
+    lost_epoch: int = -1  # in which, and after which step of it, this rank's own numbers first were not finite
+    lost_step: int = -1
+    host: str = ""  # last: the one that is no number
 
     def json(self) -> dict[str, Any]:
         """Return the tally as plain JSON."""

@@ -71,6 +71,8 @@ class Keeper:
     def leave(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
         """Leave the state of which training goes on with this batch of this epoch."""
         self.saved, begun = time.monotonic(), time.thread_time()
+        if batch and self.run.group.size > 1:  # at an epoch's end they have just been compared
+            self.loop.same(epoch, batch - 1)
         self.run.reporter.keep(self.part(epoch, batch, over), asked)
         self.run.tally.keeping += time.thread_time() - begun
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
+from typing import Any
 
 import numpy as np
 
-from choros.errors import MeetingTimeout, PeerFailed
+from choros.errors import MeetingTimeout, PeerFailed, RanksDiffer
 from choros.exchange import Alone, Schedule, Together
+from choros.training import drift
+from choros.training.finite import Finite
 from choros.training.job import Orders
 from choros.training.keeping import Keeper
 from choros.training.parts import adding
@@ -44,6 +47,7 @@ class TogetherLoop:
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0
         self.meeting: Together | None = None
+        self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
         self.keeper = None if run.job.keep is None else Keeper(self)
         if run.algorithm.level == "parameters" and run.job.meet != "never":
             self.meeting = Together(run.algorithm, run.group, self.local.copy())
@@ -63,6 +67,7 @@ class TogetherLoop:
                 self.rows_before = run.tally.rows
             step = self.reduce if self.gradients else self.window
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
+                self.at = (epoch, number)
                 step(batch)
                 run.group.timeout = run.job.timeout  # the first step had longer
                 run.leaving = self.report(epoch, number).stop
@@ -104,7 +109,9 @@ class TogetherLoop:
     def reduce(self, batch: Batch) -> None:
         """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""
         run, count = self.run, self.replica.size + 2
-        self.replica.gradients(batch, run.group.slot(count, self.replica.dtype))
+        slot = run.group.slot(count, self.replica.dtype)
+        self.replica.gradients(batch, slot)
+        self.finite.gradient(slot, *self.at)
         begun = time.perf_counter()
         summed = run.group.sum_slots(count, self.replica.dtype)
         run.tally.exchanging += time.perf_counter() - begun
@@ -127,8 +134,10 @@ class TogetherLoop:
         if self.meeting is None:
             return
         self.replica.get(self.local)  # waits for steps that the device has yet to finish: training, not exchanging
+        self.finite.weights(self.local, *self.at)
         begun = time.perf_counter()
         self.meeting.meet(self.local, self.schedule.reset(), self.rows)
+        self.finite.met(self.local)
         self.replica.set(self.local)
         self.rows = 0
         self.run.tally.exchanging += time.perf_counter() - begun
@@ -141,14 +150,51 @@ class TogetherLoop:
             replica.set_others(mean_others(run, rows))
         replica.set_metric_state(group.sum(replica.metric_state()))
         logs: dict[str, float] = replica.metrics()
+        lost = False
         if group.size > 1:
-            logs |= mean_own_logs(run)
+            said = self.same(epoch)
+            logs |= mean_own_logs(said)
+            lost = any(each[4] >= 0 for each in said)
+        if run.rank == 0 and not lost:
+            self.finite.loss(logs.get("loss"), epoch)
         with run.at(self.centre()):
             if run.job.validates(epoch):
                 logs |= run.validate(group)
             if run.rank == 0:
                 run.write_weights()
         return logs
+
+    def same(self, epoch: int, step: int | None = None) -> list[list[Any]]:
+        """See that all ranks have the same weights, or centre; where they differ by rounding, take those of one.
+
+        Args:
+            epoch: int. Of which it is the end, or in which.
+            step: int. After which of its steps; None is its end.
+
+        Returns:
+            Of each rank the rows of its last batch, and what its own step logged there.
+
+        Raises:
+            RanksDiffer: this rank's are others than those of most.
+            PeerFailed: another rank's are.
+        """
+        run, shared = self.run, self.local if self.meeting is None else self.meeting.centre
+        if self.meeting is None:
+            self.replica.get(shared)
+        mine = [run.last_rows, self.replica.own_logs(), drift.mark(shared), run.tally.host, run.tally.lost_epoch]
+        said = [json.loads(text) for text in run.group.gather(json.dumps(mine).encode())]
+        found = drift.compare([each[2] for each in said])
+        if found is not None and found.far:
+            error = RanksDiffer if run.rank in found.far else PeerFailed
+            raise error(found.say([each[3] for each in said], epoch, step))
+        if found is not None:
+            if not (self.warned or run.rank):
+                drift.warn(found, f"all take those of rank {found.usual}")
+            self.warned = True
+            shared[...] = run.group.broadcast(shared, found.usual)
+            if self.meeting is None:
+                self.replica.set(shared)
+        return said
 
     def obey(self, orders: Orders) -> None:
         """Take orders; new weights are a new centre."""
@@ -182,6 +228,7 @@ class AloneLoop:
         self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
         self.solo = LocalGroup()
         self.at = run.begin  # the epoch, and how many of its batches are done
+        self.finite = finite(run)
 
     def train(self) -> None:
         """Go through the epochs, waiting for nobody."""
@@ -241,10 +288,12 @@ class AloneLoop:
         if self.meeting is None:
             return
         self.replica.get(self.local)
+        self.finite.weights(self.local, self.at[0], self.at[1] - 1)
         self.replica.get_others(self.others)
         run.centre.place = word(*self.at)
         begun = time.perf_counter()
         run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
+        self.finite.met(self.local)
         self.go_on()
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
@@ -274,6 +323,7 @@ class AloneLoop:
         members: dict[str, float] = {}
         if self.meeting is None:  # every member of an ensemble is judged by itself
             run.score = replica.metrics().get("loss", math.inf)
+            self.finite.loss(run.score, epoch)
             if run.job.validates(epoch):
                 members = run.validate(self.solo)
                 run.score = members.get("val_loss", math.inf)
@@ -320,6 +370,11 @@ class AloneLoop:
         self.replica.finish()
 
 
+def finite(run: Run) -> Finite:
+    """Return what sees where this rank's numbers first are not finite."""
+    return Finite(lambda: run.tally, run.job.workers, run.replica.model.optimizer, lambda: run.vectors()[0])
+
+
 def mean_others(run: Run, rows: int) -> Array:
     """Return the mean of the moving statistics over the ranks, weighted by the rows that each trained."""
     own = np.empty(run.replica.others, run.replica.dtype)
@@ -333,11 +388,9 @@ def mean_others(run: Run, rows: int) -> Array:
     return mean
 
 
-def mean_own_logs(run: Run) -> dict[str, float]:
+def mean_own_logs(said: list[list[Any]]) -> dict[str, float]:
     """Return what a user's own ``train_step`` logged at the last step: the mean over ranks, weighted by rows."""
-    mine = json.dumps([run.last_rows, run.replica.own_logs()]).encode()
-    said = [json.loads(text) for text in run.group.gather(mine)]
-    told = [(rows, logs) for rows, logs in said if logs is not None and rows]
+    told = [(rows, logs) for rows, logs, *_ in said if logs is not None and rows]
     total = sum(rows for rows, _ in told)
     names = [name for name in (told[0][1] if told else {}) if any(logs[name][1] for _, logs in told)]
     return {name: sum(rows * logs[name][0] for rows, logs in told) / total for name in names}

@@ -22,7 +22,7 @@ from choros.transport.waiting import fence
 from choros.types import Array
 
 _HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch
-_NOW = 12  # values before a rank's metric state: its epoch, its tally
+_NOW = 14  # values before a rank's metric state: its epoch, its tally
 
 
 class Noticeboard:

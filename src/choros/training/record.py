@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from choros.training.job import Tally
+
+_SLOW, _SHORT, _FEW = 1.5, 1.0, 10  # times the others' median; seconds and steps below which nobody is called slow
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,10 @@ class WorkerRecord:
         staleness: float. Mean number of merges by others between two of its meetings; 0 where all meet together.
         exchanging: float. Share (0 to 1) of its training time spent in meetings, waiting included.
         waiting: float. Share of its training time spent waiting for data.
+        host: str. The machine it ran on.
+        not_finite: (epoch, step), counted from 0, where its own loss, gradients or weights first were not finite, the
+            step -1 where only the epoch is known (then, on rank 0, of whichever rank); None where they never were, or
+            where another's were before.
         startup, seconds: float. Seconds of start-up (until all were ready, and the first step of each shape, which
             compiles), and of training.
         samples_per_second: float. Rows of the other steps over ``seconds``.
@@ -34,6 +41,13 @@ class WorkerRecord:
     startup: float
     seconds: float
     samples_per_second: float
+    host: str = ""
+    not_finite: tuple[int, int] | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds a step outside meetings: computing, and waiting for data."""
+        return self.seconds * (1 - self.exchanging) / max(self.steps, 1)
 
     @classmethod
     def of(cls, tally: Tally) -> WorkerRecord:
@@ -50,6 +64,8 @@ class WorkerRecord:
             tally.startup,
             tally.seconds,
             (tally.rows - tally.first_rows) / seconds,
+            tally.host,
+            None if tally.lost_epoch < 0 else (tally.lost_epoch, tally.lost_step),
         )
 
 
@@ -142,6 +158,22 @@ class RunRecord:
             keeping=sum(tally.keeping for tally in tallies),
         )
 
+    def stragglers(self) -> dict[int, float]:
+        """Return the ranks whose steps take much longer than those of the others.
+
+        Returns:
+            By rank, how many times as long as the median of all others it takes for a step, meetings left out, where
+            that is more than 1.5. Empty for runs of less than a second or ten steps, which chance decides.
+        """
+        found = {}
+        for worker in self.workers:
+            others = [other.step_seconds for other in self.workers if other is not worker]
+            if others and worker.seconds >= _SHORT and worker.steps >= _FEW:
+                times = worker.step_seconds / max(median(others), 1e-9)
+                if times > _SLOW:
+                    found[worker.rank] = times
+        return found
+
     def line(self) -> str:
         """Say it in one line."""
         text = (
@@ -154,6 +186,15 @@ class RunRecord:
             text += f", meeting in {self.group}"
         if self.restarts:
             text += f", {len(self.restarts)} restart{'s' if len(self.restarts) > 1 else ''}"
+        lost = [worker for worker in self.workers if worker.not_finite is not None]
+        if lost:
+            worker = min(lost, key=lambda each: each.not_finite or ())
+            text += f", not finite from epoch {(worker.not_finite or (0,))[0] + 1} on (rank {worker.rank} first)"
+        for rank, times in self.stragglers().items():
+            worker = self.workers[rank]
+            where = f"rank {rank}" + (f" on {worker.host}" if worker.host else "")
+            text += f"; {where} takes {times:.1f} times as long for a step as the others"
+            text += ", most of it waiting for data" if worker.waiting > 0.5 else ""
         if len(self.workers) > 1 and self.startup > 4 * self.seconds:
             text += "; with so little to train, one process (model.fit) is faster: most of the time was start-up"
         elif len(self.workers) > 1 and self.exchanging > 0.5:

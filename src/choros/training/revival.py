@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
+from typing import Any
 
 from choros.training.job import Tally
 from choros.training.run import Run
@@ -13,7 +14,7 @@ from choros.transport.centre_state import place_of
 def leave(run: Run, epoch: int) -> None:
     """Leave on the board what a new process would need, right after an exchange."""
     begun = time.thread_time()
-    run.board.leave(run.rank, epoch, list(astuple(run.counted()))[1:], run.replica.metric_state())
+    run.board.leave(run.rank, epoch, list(astuple(run.counted()))[1:-1], run.replica.metric_state())
     run.tally.keeping += time.thread_time() - begun
 
 
@@ -28,8 +29,9 @@ def take_up(run: Run) -> bool:
         return False
     epoch, tally, state = left
     if run.job.counts_on:
-        figures = zip(fields(Tally)[1:], tally.tolist(), strict=False)
-        run.tally = Tally(run.rank, *(int(v) if field.type == "int" else v for field, v in figures))
+        figures = zip(fields(Tally)[1:-1], tally.tolist(), strict=False)
+        counted: dict[str, Any] = {field.name: int(v) if field.type == "int" else v for field, v in figures}
+        run.tally = replace(run.tally, **counted)
         run.before = run.tally.seconds
     if epoch != run.begin[0]:
         return False

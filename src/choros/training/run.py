@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +56,7 @@ class Run:
     again: bool = False
 
     def __post_init__(self) -> None:
-        self.tally = Tally(self.rank)
+        self.tally = Tally(self.rank, host=platform.node())
         self.begin = (self.job.initial_epoch, self.job.initial_batch)
         self.score = math.inf  # an Ensemble's member: its last loss, of validation where there is one
         self._reported = time.perf_counter()

@@ -1,0 +1,63 @@
+"""What each rank of a drill's job runs (``drills/jobs.py``): as on a host of its own, reached through the proxy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+if os.environ["KERAS_BACKEND"] != "tensorflow":
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]
+
+import run as local
+from proxy import go_through
+from run import ALONE, EPOCHS, TIMEOUT, TOGETHER, data_of, model_of
+
+BATCHES = 24  # an epoch's
+
+
+def main(name: str, room: Path, worker: int) -> None:
+    """Train, and leave what came of it.
+
+    Args:
+        name: of the algorithm.
+        room: where states are kept, and where it is said which process this is.
+        worker: the rank that raises where there is a file called "flag".
+    """
+    import keras
+
+    import choros
+    from choros.transport import hosts_group
+
+    rank, here = int(os.environ["CHOROS_RANK"]), hosts_group.machine()
+    (room / f"pid-{rank}").write_text(str(os.getpid()))
+    hosts_group.machine = lambda: f"{here} {rank}"
+    go_through(int(os.environ["DRILL_PROXY"]))
+    together, local.BATCHES = name in TOGETHER, BATCHES
+
+    class Say(keras.callbacks.Callback):  # type: ignore[misc]
+        looks_only = True
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            print(f"batch {self.epoch} {batch}", flush=True)
+
+    model = model_of(together)
+    algorithm = getattr(choros, name)(**{**TOGETHER, **ALONE}[name])
+    trainer = choros.Trainer(model, algorithm, timeout=TIMEOUT, first_timeout=60.0)
+    kept = {"checkpoint": choros.Checkpoint(room / "states", every=7, keep=2), "resume": True} if together else {}
+    source = data_of(together, str(room / "flag"), worker)
+    done = trainer.fit(source, epochs=EPOCHS, seed=3, verbose=0, callbacks=[Say()], **kept).run
+    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
+    weight = float(model.get_weights()[0].reshape(-1)[0])
+    found = {"digest": digest, "weight": weight, "rows": done.rows, "group": done.group}
+    (room / f"end-{rank}").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

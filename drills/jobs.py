@@ -1,0 +1,204 @@
+"""Drills of jobs: two ranks of ``choros run --restarts``, which meet over sockets through a proxy that cuts and delays.
+
+    python drills/jobs.py --backend torch --number 20 --seed 1
+
+Each drill draws an algorithm, a rank, a moment and a way to fail. Then must hold: the job ends in time, started
+again where the harm calls for it; all ranks end with the same weights, those that train together with the bits of a job
+that nothing happened to (they go on from a checkpoint), those that train alone with each step in the centre once; no
+process, connection or shared memory is left, and no descriptor here. Prints JSON; ends with 1 where one went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from proxy import Proxy
+from run import ALONE, BACKENDS, EPOCHS, RATE, ROWS, TOGETHER, WORKERS
+
+BATCHES = 24  # as in job.py
+WAYS = ("kill", "stop", "raise", "cut", "delay", "full")
+LIMIT, RESTARTS, SMALL = 180.0, 2, 512  # seconds; starts again; bytes that a file may have where the disk is full
+
+
+class Job:
+    """One job, its output read as it comes; ``harm`` is done at a moment."""
+
+    def __init__(self, name: str, room: Path, proxy: Proxy, worker: int) -> None:
+        self.room, self.proxy, self.worker, self.mark = room, proxy, worker, secrets.token_hex(8)
+        command = [sys.executable, "-m", "choros", "run", "-n", str(WORKERS), "--restarts", str(RESTARTS)]
+        script = [str(Path(__file__).with_name("job.py")), name, str(room), str(worker)]
+        meeting = {"CHOROS_GROUP": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
+        self.process = subprocess.Popen(
+            [*command, "--threads", "1", *script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **meeting, "DRILL_PROXY": str(proxy.port), "DRILL": self.mark},
+        )
+        self.harmed = self.back = None
+        self.output: list[str] = []
+
+    def follow(self, how: str, moment: tuple[int, int, float] | None) -> int:
+        """Read to the end, do harm at the moment; return the exit code."""
+        watch = threading.Timer(LIMIT, lambda: os.killpg(self.process.pid, signal.SIGKILL))
+        watch.start()
+        furthest = (-1, -1)
+        for line in self.process.stdout or ():
+            self.output.append(line)
+            _, found, told = line.partition("batch ")
+            if not found or len(told.split()) != 2:
+                continue
+            epoch, batch = map(int, told.split())
+            if moment is not None and self.harmed is None and (epoch, batch) >= moment[:2]:
+                time.sleep(moment[2])
+                self.harmed = time.monotonic()
+                self.harm(how)
+            elif self.restarts and self.harmed is not None and self.back is None and (epoch, batch) > furthest:
+                self.back = time.monotonic() - self.harmed
+            furthest = max(furthest, (epoch, batch))
+        code = self.process.wait()
+        watch.cancel()
+        return code
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return sum("started again" in line for line in self.output)
+
+    def harm(self, how: str) -> None:
+        """Do the job harm."""
+        pid = int((self.room / f"pid-{0 if how == 'full' else self.worker}").read_text())
+        if how == "raise":
+            (self.room / "flag").touch()
+        elif how == "cut":
+            self.proxy.cut()
+        elif how == "delay":
+            self.proxy.delay(0.05, 2.0)
+        else:
+            with contextlib.suppress(ProcessLookupError):  # it was done
+                if how == "full":  # rank 0 writes the states; new processes have room again
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (SMALL, SMALL))
+                else:
+                    os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    def left(self) -> list[str]:
+        """The processes of this job that are still there."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"DRILL={self.mark}".encode() in (entry / "environ").read_bytes():
+                    found.append(entry.name)
+        return found
+
+
+def wrong(name: str, how: str, job: Job, code: int, whole: str) -> list[str]:
+    """What of a job is not as it must be."""
+    restarts = job.restarts
+    found = [] if code == 0 else [f"it ended with {code}: {''.join(job.output[-12:])}"]
+    fatal = how != "delay" and job.harmed is not None
+    if restarts > int(fatal) or (fatal and not restarts and name in TOGETHER):
+        found.append(f"{restarts} restarts after: {how}")
+    ends = [json.loads(path.read_text()) for path in sorted(job.room.glob("end-*"))]
+    if len(ends) != WORKERS or len({end["digest"] for end in ends}) != 1:
+        return [*found, f"the ranks ended with {ends}"]
+    if name in TOGETHER and whole and ends[0]["digest"] != whole:
+        found.append("the weights are not those of a job without a failure")
+    steps = EPOCHS * BATCHES
+    if name == "DOWNPOUR" and ends[0]["weight"] != -RATE * steps:
+        found.append(f"the centre holds {-ends[0]['weight'] / RATE:g} steps, not {steps}")
+    if name in ALONE and ends[0]["rows"] != steps * ROWS:
+        found.append(f"{ends[0]['rows']} rows, not {steps * ROWS}")
+    if restarts and how == "full" and not any("CheckpointFailed" in line for line in job.output):
+        found.append("CheckpointFailed was not told")
+    return found
+
+
+def run(name: str, how: str, worker: int, moment: tuple[int, int, float] | None, whole: str) -> dict[str, Any]:
+    """One job: what came of it, and what was wrong."""
+    before, begun, proxy = len(os.listdir("/proc/self/fd")), time.monotonic(), Proxy()
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(name, Path(folder), proxy, worker)
+        code = job.follow(how, moment)
+        found = wrong(name, how, job, code, whole)
+        ends = [json.loads(path.read_text())["digest"] for path in Path(folder).glob("end-*")]
+    if job.process.stdout is not None:
+        job.process.stdout.close()
+    until = time.monotonic() + 10.0
+    while (left := [*job.left(), *(["a connection"] * proxy.open)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    proxy.close()
+    found += [f"left behind: {left}"] if left else []
+    found += [f"in shared memory: {name}" for name in os.listdir("/dev/shm") if "choros" in name]
+    while (now := len(os.listdir("/proc/self/fd"))) > before and time.monotonic() < until:
+        time.sleep(0.05)
+    found += [f"{now - before} descriptors more than before"] if now > before else []
+    facts = {"restarts": job.restarts, "recovered": job.back, "wrong": found}
+    return {**facts, "seconds": time.monotonic() - begun, "digest": ends[0] if ends else ""}
+
+
+def drill(number: int, seed: int, wholes: dict[str, str]) -> dict[str, Any]:
+    """One drill, drawn from the seed; ``wholes`` keeps the bits of jobs that nothing happened to."""
+    rng = random.Random(f"job/{seed}/{number}")
+    name, how = rng.choice([*TOGETHER, *ALONE]), rng.choice(WAYS)
+    if how == "full" and name in ALONE:  # which have no checkpoints on several hosts
+        name = rng.choice(list(TOGETHER))
+    worker = rng.randrange(WORKERS)
+    batches = BATCHES if name in TOGETHER else BATCHES // WORKERS
+    moment = (rng.randrange(EPOCHS), rng.randrange(batches - 4), rng.uniform(0.0, 0.05))
+    if name in TOGETHER and name not in wholes:
+        first = run(name, "", 0, None, "")
+        if first["wrong"]:
+            return {"number": number, "algorithm": name, "how": "none", **first}
+        wholes[name] = first["digest"]
+    facts = {"number": number, "algorithm": name, "how": how, "worker": worker, "moment": moment}
+    return {**facts, **run(name, how, worker, moment, wholes.get(name, ""))}
+
+
+def main() -> int:
+    """Make the drills, and print what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
+    parser.add_argument("--number", type=int, default=20, help="how many drills")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of those to be made again")
+    options = parser.parse_args()
+    os.environ["KERAS_BACKEND"] = options.backend
+    done: list[dict[str, Any]] = []
+    wholes: dict[str, str] = {}
+    for number in options.only or range(options.number):
+        done.append(drill(number, options.seed, wholes))
+        print(json.dumps(done[-1]), file=sys.stderr, flush=True)
+    back = {way: sorted(one["recovered"] for one in done if one["how"] == way and one["recovered"]) for way in WAYS}
+    facts = {
+        "backend": options.backend,
+        "seed": options.seed,
+        "drills": len(done),
+        "wrong": [one for one in done if one["wrong"]],
+        "ways": {way: sum(one["how"] == way for one in done) for way in WAYS},
+        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
+        "restarts": sum(one["restarts"] for one in done),
+        "recovered_seconds": {way: [statistics.median(each), each[-1]] for way, each in back.items() if each},
+        "longest_seconds": max(one["seconds"] for one in done),
+    }
+    print(json.dumps(facts, indent=1))
+    return 1 if facts["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

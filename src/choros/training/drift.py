@@ -1,0 +1,116 @@
+"""Whether the ranks of a run still have equal weights: compared where they meet anyway, at an epoch's end."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from choros.types import Array
+
+_PARTS = 16  # sums that a vector is told by
+_FAR = 1e-3  # of the weights' norm; rounding alone, on unlike processors, stays below
+
+
+def mark(vector: Array) -> list[Any]:
+    """Return what tells two vectors apart, and how far apart they are, as plain JSON of some hundred bytes.
+
+    Args:
+        vector: flat, contiguous float array.
+
+    Returns:
+        The sum of the bits, the norm, and the sums of 16 stretches: two vectors at a distance d have sums that lie
+        about d from each other or, where the difference leans to one side, further.
+
+    Example:
+        >>> mark(np.zeros(2, np.float32))
+        [0, 0.0, [0.0, 0.0]]
+    """
+    if not vector.size:
+        return [0, 0.0, []]
+    even = vector.nbytes // 8 * 8 // vector.itemsize
+    bits = int(vector[:even].view(np.uint64).sum()) + sum(vector[even:].view(f"u{vector.itemsize}").tolist())
+    parts = min(_PARTS, vector.size)
+    whole = vector.size // parts * parts
+    with np.errstate(all="ignore"):  # what is not finite is told by others
+        sums = vector[:whole].reshape(parts, -1).sum(axis=1)
+        sums[-1] += vector[whole:].sum()
+        return [bits, float(np.dot(vector, vector)) ** 0.5, sums.tolist()]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Ranks whose weights are not those of most.
+
+    Attributes:
+        far: ranks that must not go on, each with its distance over the norm of the weights.
+        near: ranks that differ by rounding.
+        usual: int. A rank that has what most have.
+    """
+
+    far: dict[int, float]
+    near: dict[int, float]
+    usual: int
+
+    def say(self, hosts: Sequence[str], epoch: int, step: int | None = None) -> str:
+        """Name the ranks that are far from the others.
+
+        Args:
+            hosts: by rank.
+            epoch: int. Counted from 0.
+            step: int. After which of its steps; None is the epoch's end.
+        """
+        named = ", ".join(f"rank {r} on {hosts[r]} (by {found:.2g} of their norm)" for r, found in self.far.items())
+        when = f"at the end of epoch {epoch + 1}" if step is None else f"in epoch {epoch + 1} after step {step + 1}"
+        return (
+            f"The weights of {named} differ {when} from those of rank {self.usual} on {hosts[self.usual]}, and should "
+            "be equal. The usual causes: something sets weights on one rank alone (a callback, a layer), a layer that "
+            "is not deterministic was given other settings there, or the memory of a host is bad. Go on from a "
+            "checkpoint that was written before, without that host if it happens again."
+        )
+
+
+def compare(marks: Sequence[list[Any]]) -> Drift | None:
+    """Compare what ``mark`` gave on each rank; None where all are equal, or where none is finite.
+
+    Example:
+        >>> one, other = np.ones(8, np.float32), np.full(8, 2, np.float32)
+        >>> compare([mark(one), mark(one)]), compare([mark(one), mark(one), mark(other)]).far
+        (None, {2: 1.0})
+    """
+    if all(each[0] == marks[0][0] for each in marks):
+        return None
+    counts = Counter(bits for bits, _, _ in marks)
+    most = max(counts.values())
+    usual = next(rank for rank, (bits, _, _) in enumerate(marks) if counts[bits] == most)
+    bits, norm, sums = marks[usual]
+    far: dict[int, float] = {}
+    near: dict[int, float] = {}
+    for rank, (others_bits, _, others_sums) in enumerate(marks):
+        if others_bits == bits:
+            continue
+        distance = float(np.linalg.norm(np.subtract(others_sums, sums)) / max(norm, np.finfo(np.float32).tiny))
+        if np.isfinite(sums).all() or np.isfinite(others_sums).all():
+            (near if distance <= _FAR else far)[rank] = distance
+    return Drift(far, near, usual) if far or near else None
+
+
+def warn(drift: Drift, what: str) -> None:
+    """Say on stderr that ranks differ in the last bits.
+
+    Args:
+        drift: Drift.
+        what: what is done about it.
+    """
+    rank, distance = max(drift.near.items(), key=lambda each: each[1])
+    print(
+        f"choros: the weights of {len(drift.near)} ranks differ from those of rank {drift.usual} in their last bits "
+        f"(the most those of rank {rank}, by {distance:.1g} of their norm), as on unlike processors or with unlike "
+        f"libraries; {what}. This is said once.",
+        file=sys.stderr,
+        flush=True,
+    )

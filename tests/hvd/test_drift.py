@@ -1,0 +1,47 @@
+"""Ranks whose weights are set on one of them alone, and numbers that are not finite, are named."""
+
+SCRIPT = """
+import contextlib, io
+
+class Spoil(keras.callbacks.Callback):
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if rank == 1 and epoch == 1:
+            self.model.set_weights([weight * (1 + self.by) for weight in self.model.get_weights()])
+
+def fit(by=0.0, lost=(), optimizer=None):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.01)), "mse")
+    x = np.random.default_rng(rank).normal(size=(24, 4)).astype("float32")
+    y = x[:, :1].copy()
+    y[list(lost)] = np.nan
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(out):
+            model.fit(x, y, batch_size=6, epochs=3, shuffle=False, verbose=0, callbacks=[Spoil(by)])
+    except RanksDiffer as error:
+        return str(error), out.getvalue()
+    return "", out.getvalue()
+
+said["plain"] = fit()
+said["far"] = fit(0.1)
+said["near"] = fit(1e-5)
+said["lost"] = fit(lost=[15] if rank == 1 else [])
+said["scaled"] = fit(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=2.0**127))
+"""
+
+
+def test_who_differs_is_named(run):
+    every = run(2, SCRIPT)
+    for rank, said in enumerate(every):
+        assert said["plain"][0] == said["near"][0] == said["lost"][0] == said["scaled"][0] == ""
+        assert "The weights of rank 1 on " in said["far"][0]
+        assert "at the end of epoch 2 from those of rank 0 on " in said["far"][0]
+        assert ("in their last bits" in said["near"][1]) == (rank == 0)
+        assert ("rank 1 of 2 on " in said["lost"][1]) == (rank == 1)
+        assert "not finite" not in said["plain"][1] + said["scaled"][1]
+    assert "a gradient is not finite, first seen in epoch 1, step 3" in every[1]["lost"][1]

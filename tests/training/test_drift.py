@@ -1,0 +1,135 @@
+"""Ranks whose weights drift apart, numbers that are not finite, slow ranks: each is named."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import choros
+from choros.training import drift
+from choros.training.job import Tally
+from choros.training.record import RunRecord
+
+SCRIPT = """
+    import os, sys
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        sys.modules["tensorflow"] = None
+    import keras, numpy as np
+    import choros
+    from choros.cluster import Place
+    from choros.training.loops import TogetherLoop
+
+    rank = Place.here().rank
+    x = np.random.default_rng(0).normal(size=(60, 8)).astype("float32")
+    plain = {name: getattr(TogetherLoop, name) for name in ("reduce", "meet")}
+
+    def fit(algorithm, by, **how):
+        # a fault of rank 1: its weights change by themselves in the second epoch
+        def spoilt(self, *batch):
+            name = "reduce" if self.meeting is None else "meet"
+            plain[name](self, *batch)
+            if rank == 1 and self.at == (1, 4):
+                self.replica.get(self.local)
+                vector = self.local if self.meeting is None else self.meeting.centre
+                vector *= 1 + by
+                self.replica.set(vector)
+
+        TogetherLoop.reduce = TogetherLoop.meet = spoilt
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        choros.Trainer(model, algorithm).fit(x, x[:, :1], batch_size=6, epochs=3, verbose=0, **how)
+        return [float(np.abs(w).sum(dtype="float64")) for w in model.get_weights()]
+
+    for algorithm, how, when in (
+        ("allreduce", {}, "at the end of epoch 2"),
+        (choros.EASGD(window=5), {}, "at the end of epoch 2"),
+        ("allreduce", {"checkpoint": choros.Checkpoint(sys.argv[1], every=5)}, "in epoch 2 after step 5"),
+    ):
+        try:
+            fit(algorithm, 0.05, **how)
+        except (choros.errors.RanksDiffer, choros.errors.PeerFailed) as error:
+            assert isinstance(error, choros.errors.RanksDiffer) == (rank == 1), error
+            for words in ("rank 1 on ", "of their norm", when, "from those of rank 0 on "):
+                assert words in str(error), (words, error)
+        else:
+            raise AssertionError("not told")
+    same = fit("allreduce", 0.0)
+    assert np.allclose(same, fit("allreduce", 1e-6), rtol=1e-4)  # told once on stderr, and put right
+    print("fine")
+"""
+
+
+def test_a_rank_whose_weights_are_others_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", str(script), str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("fine") == 2
+    assert done.stderr.count("in their last bits") == 1, done.stderr
+
+
+def test_most_ranks_are_right():
+    rng = np.random.default_rng(0)
+    usual = rng.normal(size=1000).astype("float32")
+    other = usual + rng.normal(size=1000).astype("float32")
+    rounded = np.nextafter(usual, np.float32(9))
+    lost = np.full_like(usual, np.nan)
+    found = drift.compare([drift.mark(vector) for vector in (other, usual, usual, rounded, lost)])
+    assert found.usual == 1
+    assert set(found.far) == {0, 4}
+    assert 0.3 < found.far[0] < 3.0  # the distance is about the norm
+    assert set(found.near) == {3}
+    assert drift.compare([drift.mark(lost), drift.mark(-lost)]) is None  # told as not finite, not as drift
+
+
+def _model(kind="sgd"):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+    model.compile(kind, "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["allreduce", choros.LocalSGD(window=2), choros.AEASGD(window=2), "ensemble"], ids=str
+)
+def test_who_first_was_not_finite_is_named(algorithm, pools, capfd):
+    x = np.random.default_rng(0).normal(size=(80, 8)).astype("float32")
+    y = x[:, :1].copy()
+    y[33] = np.nan  # unshuffled, of batches of 8: the second row of the fifth
+    trainer = choros.Trainer(_model(), algorithm, pool=pools(2))
+    run = trainer.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0).run
+    named = [worker for worker in run.workers if worker.not_finite is not None]
+    assert named, run
+    assert all(worker.host for worker in run.workers)
+    if algorithm == "allreduce":
+        assert [(worker.rank, worker.not_finite) for worker in named] == [(0, (0, 4))]
+    assert named[0].not_finite[0] == 0
+    assert "not finite from epoch 1 on" in run.line()
+
+
+def test_loss_scaling_leaves_out_steps_without_a_word(pools):
+    import keras
+
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-2), initial_scale=2.0**127)
+    x = 10 * np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
+    model = _model(scaled)
+    run = choros.Trainer(model, "allreduce", pool=pools(2)).fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0).run
+    assert float(scaled.dynamic_scale) < 2.0**127  # the first steps were left out
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert all(worker.not_finite is None for worker in run.workers)
+
+
+@pytest.mark.parametrize(
+    ("steps", "slow"), [([20, 20, 20], {}), ([20, 20, 6], {}), ([20, 20, 10], {2: 2.0})], ids=["even", "few", "slow"]
+)
+def test_a_slow_rank_is_named(steps, slow):
+    tallies = [Tally(rank, steps=n, seconds=10.0, host=f"node{rank}") for rank, n in enumerate(steps)]
+    record = RunRecord.of(None, "alone", tallies, 0.0, [])
+    assert record.stragglers() == slow
+    assert ("rank 2 on node2 takes 2.0 times as long" in record.line()) == bool(slow)
