@@ -37,6 +37,8 @@ def train(state):
         assert total.tolist() == [hvd.size(), state.step * hvd.size()], total
         state.step += 1
         state.commit()
+        if state.step == 2:
+            print("has committed", flush=True)
         if summed[0]:
             return
         time.sleep(0.01)
@@ -119,6 +121,7 @@ def test_a_host_that_is_lost_is_left_out_within_seconds(start, network, how, tmp
     job = start("-n", "3", *words, head=network.head, CHOROS_PULSE="6")
     found, _ = lines(job, PLACE.format(3, 0), 3)
     assert [each[5] for each in found] == ["one", "one", "two"]
+    lines(job, "(has committed)", 2)  # so that the others go on from a commit of their own
     if how == "the network is cut":
         subprocess.run(["ip", "-n", f"{network.prefix}-two", "link", "set", "eth0", "down"], check=True)
         why = r"gave no sign of life for \d s and is ended"
