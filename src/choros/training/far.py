@@ -12,6 +12,7 @@ from choros.training.noticeboard import Noticeboard
 from choros.types import Array
 
 _FRESH = 0.05  # seconds for which the orders that were read hold
+_NONE = np.zeros(0)
 
 
 class FarBoard:
@@ -24,15 +25,58 @@ class FarBoard:
     def __init__(self, line: Any) -> None:
         self._line, self._version, self._read = line, 0.0, 0.0
         self._head: list[float] = []
+        self._rank, self._beats, self._asks = 0, 0, False
+        self._own: tuple[int, list[float], Array] | None = None  # what ``leave`` was given last
 
-    def _orders(self) -> list[float]:
-        if not self._head or time.monotonic() - self._read > _FRESH:
-            self._head = self._line.ask({"op": "head"})[0]["head"]
+    def _orders(self, fresh: bool = False) -> list[float]:
+        if fresh or not self._head or time.monotonic() - self._read > _FRESH:
+            told = {"op": "head", "rank": self._rank, "beats": self._beats, "asks": self._asks}
+            self._head = self._line.ask(told)[0]["head"]
             self._read = time.monotonic()
         return self._head
 
     def beat(self, rank: int) -> None:
-        """Say nothing: nobody watches the steps of ranks that are not the caller's children."""
+        """Count a step, which is told with the next question."""
+        self._rank, self._beats = rank, self._beats + 1
+
+    def ask(self) -> None:
+        """Ask for a checkpoint and the end, with the next question: this is called within a signal's handler."""
+        self._asks = True
+
+    @property
+    def code(self) -> int | None:
+        """With which code ranks are to end their process; None: they are not."""
+        code = self._orders()[6]
+        return int(code) - 1 if code else None
+
+    @property
+    def halted(self) -> int:
+        """The number of the rest that is asked for, or 0."""
+        return int(self._orders()[8])
+
+    def rest(self, rank: int, number: float) -> None:
+        """Say that this rank does not go to the centre before that halt is over, and where it is; look anew then."""
+        epoch, tally, state = self._own or (-1, [], _NONE)
+        told = {"op": "rest", "rank": rank, "number": number, "epoch": epoch, "tally": tally}
+        self._line.ask(told, [state])
+        self._read = 0.0
+
+    def leave(self, rank: int, epoch: int, tally: list[float], state: Array) -> None:
+        """Keep this rank's tally and metric state for the next rest."""
+        self._own = epoch, tally, np.array(state, np.float64)
+
+    def left(self, rank: int) -> tuple[int, Array, Array] | None:
+        """Return what this rank left last, in another process."""
+        told, arrays = self._line.ask({"op": "left", "rank": rank})
+        return (int(told["epoch"]), arrays[0].copy(), arrays[1].copy()) if arrays else None
+
+    def ended(self, epoch: int, rank: int) -> bool:
+        """Tell whether this rank has added to an epoch."""
+        return bool(self._line.ask({"op": "ended", "epoch": epoch, "rank": rank})[0]["ended"])
+
+    def complete(self, epoch: int) -> bool:
+        """Tell whether all ranks have added to an epoch."""
+        return bool(self._line.ask({"op": "complete", "epoch": epoch})[0]["complete"])
 
     @property
     def stopped(self) -> bool:
@@ -105,7 +149,24 @@ def answer(board: Noticeboard, mail: Mail, head: dict[str, Any], arrays: list[Ar
     """
     op = head["op"]
     if op == "head":
+        if head["beats"]:
+            board.beaten(int(head["rank"]), int(head["beats"]))
+        if head["asks"]:
+            board.ask()
         return {"head": board.head()}, []
+    if op == "rest":
+        rank = int(head["rank"])
+        if head["tally"]:
+            board.leave(rank, int(head["epoch"]), head["tally"], arrays[0])
+        board.rest(rank, float(head["number"]))
+        return {}, []
+    if op == "left":
+        left = board.left(int(head["rank"]))
+        return {"epoch": left[0] if left else -1}, list(left[1:]) if left else []
+    if op == "ended":
+        return {"ended": board.ended(int(head["epoch"]), int(head["rank"]))}, []
+    if op == "complete":
+        return {"complete": board.complete(int(head["epoch"]))}, []
     if op == "add":
         parts = (np.asarray(a, np.float64) for a in arrays)
         return {"complete": board.add(int(head["epoch"]), int(head["rank"]), *parts)}, []

@@ -20,9 +20,10 @@ from choros.backend.base import model_variables
 from choros.backend.caller import assign_vectors
 from choros.backend.devices import choose_devices
 from choros.data import FileSource
-from choros.errors import BadInput, PeerFailed
+from choros.errors import PeerFailed
 from choros.training.agreement import agree, facts_of
 from choros.training.conductor import Conductor, values
+from choros.training.halting import HostsKeeper, Resting
 from choros.training.job import Orders, Plan, Tally
 from choros.training.loops import train
 from choros.training.meeting import meet
@@ -30,11 +31,12 @@ from choros.training.nurse import CentreKeeper
 from choros.training.parts import adding, build_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
+from choros.training.revival import state_of
 from choros.training.run import Run, vectors
 from choros.training.saver import Saver
 from choros.training.state import Part, State, cut, from_blobs, to_blobs
 from choros.training.travel import unpack_model
-from choros.transport import Group, centre_state
+from choros.transport import Group
 from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
 from choros.transport.shared_centre import SharedCentre
@@ -50,7 +52,8 @@ class JoinedReporter:
 
     def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any, saver: Any = None) -> None:
         self.saver: Saver = saver or Saver(None)
-        self.keeper: CentreKeeper | None = None  # rank 0's, of a centre in this host's memory
+        self.keeper: CentreKeeper | None = None  # rank 0's, of the centre
+        self.resting: Resting | None = None  # another rank's, where the centre is between hosts
         self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
@@ -162,6 +165,9 @@ class JoinedReporter:
                 self.keeper.keep(asked=True)
                 code = self.saver.leave().code
                 self.run.board.leave_with(code if isinstance(code, int) else 1)
+                self.keeper.let_go()
+        if self.resting is not None:
+            self.resting.look()
         self.leave()
 
     def leave(self) -> None:
@@ -172,6 +178,8 @@ class JoinedReporter:
         """
         code = self.run.board.code if self.saver.checkpoint is not None else None
         if code is not None:
+            if self.resting is not None:
+                self.resting.done()
             raise Leaving(code)
 
     def see_out(self) -> None:
@@ -252,10 +260,13 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     if saver.latest is not None and not job.alone:
         one.state = saver.latest.of_rank(rank)
     if job.alone and saver.checkpoint is not None:
+        between = not isinstance(centre, SharedCentre)
         if rank == 0:
-            reporter.keeper = CentreKeeper(near(centre), board, saver, job, conductor)
+            reporter.keeper = (HostsKeeper if between else CentreKeeper)(centre, board, saver, job, conductor)
+        elif between:
+            reporter.resting = Resting(board, rank, job.timeout)
         base.barrier()
-        centre_state.look_again(near(centre))
+        state_of(centre).look_again(centre)
         one.again = saver.latest is not None
     one.reporter = reporter
 
@@ -269,9 +280,11 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
 
     conductor.fetch = fetch
     try:
-        with saver.listening(lambda: board.ask()):  # boards of other hosts have none
+        with saver.listening(board.ask):
             with told_of_an_exit(rank, job.workers):
                 train(one)
+            if reporter.resting is not None:
+                reporter.resting.done()
             if job.alone and not rank:
                 reporter.see_out()
             try:
@@ -342,17 +355,6 @@ def _share_history(base: Group, conductor: Any) -> None:
     told = json.loads(base.gather(said.encode())[0])
     if told is not None and own is not None and base.rank:
         own.epoch, own.history = told
-
-
-def near(centre: Any) -> SharedCentre:
-    """Return a centre that this host's memory holds.
-
-    Raises:
-        BadInput: it is divided among several hosts.
-    """
-    if not isinstance(centre, SharedCentre):
-        raise BadInput("checkpoint= is not there for ranks of several hosts that train alone: meet together.")
-    return centre
 
 
 def decode_together(group: Group, source: Any) -> None:

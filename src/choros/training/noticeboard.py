@@ -21,8 +21,9 @@ from choros.transport.segment import Segment
 from choros.transport.waiting import fence
 from choros.types import Array
 
-_HEAD = 8  # values before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch
+_HEAD = 16  # before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch, halt
 _NOW = 14  # values before a rank's metric state: its epoch, its tally
+DONE = float(1 << 52)  # at rest for good
 
 
 class Noticeboard:
@@ -43,7 +44,7 @@ class Noticeboard:
         self._version = 0.0
         flat = segment.array(np.float64, self._count(workers, epochs, values), 0)
         self._head, flat = flat[:_HEAD], flat[_HEAD:]
-        self._beats, flat = flat[: 8 * workers : 8], flat[8 * workers :]
+        self._beats, self._rests, flat = flat[: 8 * workers : 8], flat[1 : 8 * workers : 8], flat[8 * workers :]
         self._turns, flat = flat[:workers], flat[workers:]
         self._left, flat = (
             flat[: workers * 2 * (_NOW + values)].reshape(workers, 2, -1),
@@ -65,6 +66,10 @@ class Noticeboard:
     def beat(self, rank: int) -> None:
         """Say that ``rank`` has done a step, of training or validation."""
         self._beats[rank] += 1
+
+    def beaten(self, rank: int, count: int) -> None:
+        """Say how many steps a rank of another host has done."""
+        self._beats[rank] = count
 
     def beats(self) -> Array:
         """Steps done by each rank."""
@@ -127,6 +132,24 @@ class Noticeboard:
     def opened(self) -> int:
         """The latest epoch that may begin, of workers that wait for all at an epoch's end."""
         return int(self._head[7])
+
+    # -- a moment in which nobody is at the centre
+    def halt(self, number: int) -> None:
+        """Have all ranks rest until ``number`` is another one; 0: go on."""
+        self._head[8] = number
+
+    @property
+    def halted(self) -> int:
+        """The number of the rest that is asked for, or 0."""
+        return int(self._head[8])
+
+    def rest(self, rank: int, number: float) -> None:
+        """Say that a rank does not go to the centre before the halt of this number is over."""
+        self._rests[rank] = number
+
+    def rests(self, rank: int) -> float:
+        """Return of which halt a rank said so last."""
+        return float(self._rests[rank])
 
     def rate(self) -> float | None:
         """Return the learning rate of orders given since this process last looked, or None."""
@@ -216,5 +239,5 @@ class Noticeboard:
 
     def close(self) -> None:
         """Let the segment go."""
-        del self._head, self._beats, self._turns, self._left, self._ended, self._parts
+        del self._head, self._beats, self._rests, self._turns, self._left, self._ended, self._parts
         self.segment.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.training.revival import state_of
 from choros.training.state import State
 from choros.transport import centre_state
 from choros.transport.shared_centre import SharedCentre
@@ -26,14 +27,14 @@ class CentreKeeper:
         conductor: of the callbacks.
     """
 
-    def __init__(self, centre: SharedCentre, board: Any, saver: Any, job: Any, conductor: Any) -> None:
+    def __init__(self, centre: Any, board: Any, saver: Any, job: Any, conductor: Any) -> None:
         self.centre, self.board, self.saver, self.job, self.conductor = centre, board, saver, job, conductor
         self.kept, self.steps = time.monotonic(), 0.0
         if saver.latest is None:
-            centre_state.begin_at(centre, job.initial_epoch, job.initial_batch)
+            state_of(centre).begin_at(centre, job.initial_epoch, job.initial_batch)
         else:
             _, groups = saver.latest.parts[0]
-            centre_state.put(centre, groups["header"][0], groups["centre"])
+            state_of(centre).put(centre, groups["header"][0], groups["centre"])
             board.put_back(groups["board"])
 
     def look(self) -> None:
@@ -56,13 +57,16 @@ class CentreKeeper:
         if self.saver.checkpoint is None:
             return
         begun = time.thread_time()
-        header, vectors = centre_state.take(self.centre)
+        header, vectors = state_of(self.centre).take(self.centre)
         over = self.conductor.epoch is None
         epoch = self.job.epochs if over else self.conductor.epoch
         groups = {"centre": vectors, "header": [header], "board": self.board.whole(epoch - self.job.initial_epoch)}
         stopped = over and self.board.stopped
         self.saver.kept(State({"epoch": epoch, "batch": 0, "over": stopped}, {0: ({}, groups)}), asked)
         self.saver.busy += time.thread_time() - begun
+
+    def let_go(self) -> None:
+        """All have been told to end."""
 
 
 class Nurse(CentreKeeper):
@@ -75,6 +79,7 @@ class Nurse(CentreKeeper):
 
     def __init__(self, engine: Any, centre: SharedCentre) -> None:
         super().__init__(centre, engine.board, engine.saver, engine.job, engine.conductor)
+        self.near = centre
         self.engine, self.mender = engine, engine.mender
         self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
         self.beats, self.moved = self.board.beats(), np.full(self.job.workers, time.monotonic())
@@ -87,7 +92,7 @@ class Nurse(CentreKeeper):
         if not self.mender.retry:
             return False
         engine = self.engine
-        place = centre_state.place_of(self.centre, rank)
+        place = centre_state.place_of(self.near, rank)
         self.mender.count(engine.pool.failure(rank, event), place, whole=False)
         engine.pool.replace(rank)
         engine.ready.discard(rank)
@@ -112,7 +117,7 @@ class Nurse(CentreKeeper):
         stepping = set(np.flatnonzero(beats).tolist()) - self.starting - done.keys()
         late = [rank for rank in stepping if now - self.moved[rank] > limit]
         if late and self.mender.left:
-            holder = centre_state.holder(self.centre)
+            holder = centre_state.holder(self.near)
             rank = holder if holder in late else late[0]
             text = f"choros: worker {rank} has done no step for {limit:.0f} s: it is ended"
             print(text, file=sys.stderr, flush=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from choros.training.job import Tally
 from choros.training.run import Run
-from choros.transport.centre_state import place_of
+from choros.transport import centre_state, sharded_state
+from choros.transport.shared_centre import SharedCentre
 
 
 def leave(run: Run, epoch: int) -> None:
@@ -23,7 +24,7 @@ def take_up(run: Run) -> bool:
 
     What was trained after that exchange was never brought to the centre, and is trained again.
     """
-    run.begin = place_of(run.centre, run.rank) or run.begin
+    run.begin = state_of(run.centre).place_of(run.centre, run.rank) or run.begin
     left = run.board.left(run.rank)
     if left is None:
         return False
@@ -37,3 +38,8 @@ def take_up(run: Run) -> bool:
         return False
     run.replica.set_metric_state(state)
     return True
+
+
+def state_of(centre: Any) -> Any:
+    """Return what takes and puts back a centre's state: ``centre_state``, or the same for one between hosts."""
+    return centre_state if isinstance(centre, SharedCentre) else sharded_state

@@ -19,6 +19,7 @@ from choros.errors import PeerFailed
 from choros.training.far import answer
 from choros.training.mail import Mail
 from choros.training.noticeboard import Noticeboard
+from choros.transport import sharded_state
 from choros.transport.segment import Segment
 from choros.transport.sharded_centre import Served, serve
 from choros.transport.shared_centre import SharedCentre
@@ -96,7 +97,7 @@ def main() -> int:
                     said, back = answer(*notes, head, arrays)
                 if said is not None:
                     return said, back
-            return serve(centre, head, arrays)
+            return sharded_state.answer(centre, head, arrays) or serve(centre, head, arrays)
 
         channel.answer(reply)
 

@@ -70,6 +70,7 @@ class ShardedCentre:
 
     Attributes:
         timeout: float. Seconds to wait for an answer or a lock.
+        place: int. Where the worker is, for the next exchange to commit (``centre_state.word``).
 
     Example: see ``tests/transport/test_sharded_centre.py``.
     """
@@ -80,7 +81,7 @@ class ShardedCentre:
         self._far = [(i, part, at) for i, (part, at) in enumerate(parts) if not isinstance(at, SharedCentre)]
         self._all: list[SharedCentre | Line] = [at for _, at in parts]
         longest = max((part.stop - part.start for _, part, _ in self._far), default=0)
-        self._longest, self._message = longest, _NONE
+        self._longest, self._message, self.place = longest, _NONE, 0
         if len(parts) > 1 and not rule.elementwise:
             raise BadInput(f"{type(rule).__name__} looks at the whole vector: its centre cannot be divided.")
 
@@ -94,8 +95,10 @@ class ShardedCentre:
         staleness = 0
         for i, part, line in self._far:
             message = self._propose(local[part], seen[part], window)
-            line.tell({"op": "exchange", "window": window}, [message, _mine(i, others)])
+            told = {"op": "exchange", "window": window, "place": self.place}
+            line.tell(told, [message, _mine(i, others)])
         for i, part, centre in self._near:
+            centre.place = self.place
             found = centre.exchange(local[part], seen[part], window, _mine(i, others))
             staleness = found if i == 0 else staleness
         for i, part, head, (shown, mean) in self._heard():
@@ -187,7 +190,7 @@ def serve(centre: SharedCentre, head: dict[str, Any], arrays: list[Array]) -> tu
     """
     if head["op"] == "exchange":
         message, others = arrays
-        before = centre.times_set
+        before, centre.place = centre.times_set, int(head["place"])
         staleness = centre.exchange(message, message, int(head["window"]), others)
         return {"staleness": staleness, "taken": centre.times_set != before}, [message, others]
     if head["op"] == "read":
