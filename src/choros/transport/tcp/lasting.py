@@ -40,7 +40,7 @@ class Lasting:
         self._place, self._secret, self._hello, self._who, self._timeout = place, secret, hello, who, timeout
         self._channel = Channel(dial(place, secret, hello, first), who, timeout)
         self._asked: tuple[Head, Sequence[Array]] = {}, ()
-        self._closed = False
+        self._closed, self._gone = False, ""
 
     @property
     def timeout(self) -> float:
@@ -64,6 +64,8 @@ class Lasting:
     def tell(self, head: Head, arrays: Sequence[Array] = ()) -> None:
         """Send; the arrays stay as they are until ``hear`` has the answer."""
         self._asked = head, arrays
+        if self._gone:
+            raise PeerFailed(self._gone)
         try:
             self._channel.tell(head, arrays)
         except PeerFailed:
@@ -104,8 +106,8 @@ class Lasting:
                     time.sleep(_PAUSE)
                     continue
                 why = f"and no other one answered for {self._timeout:g} s ({error})"
-            self._closed = True
-            raise PeerFailed(f"{self._who} has gone, {why}.")
+            self._closed, self._gone = True, f"{self._who} has gone, {why}."
+            raise PeerFailed(self._gone)
 
     def close(self) -> None:
         """End the conversation."""
