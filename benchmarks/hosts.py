@@ -110,10 +110,10 @@ def centre(rounds):
     from choros import algorithms
     from choros.training.serving import Server
     from choros.transport.mpi_group import MpiGroup
+    from choros.transport.served_centre import answers
     from choros.transport.sharded_centre import ShardedCentre
     from choros.transport.shared_centre import SharedCentre
-    from choros.transport.tcp.channel import Channel
-    from choros.transport.tcp.wire import dial
+    from choros.transport.tcp.lasting import Lasting
 
     group = MpiGroup(timeout=300)
     rule, none = algorithms.AEASGD(alpha=0.3), np.zeros(0, "float32")
@@ -121,21 +121,23 @@ def centre(rounds):
         server = place = None
         if group.rank == 0:
             segment = SharedCentre.create(np.zeros(count, "float32"), none, (), 2)
+            kept = answers(SharedCentre(segment))
             told = {"algorithm": algorithms.to_config(rule), "workers": 2, "epochs": 1, "values": 0, "timeout": 300.0}
             told |= {
                 "secret": "ab" * 32,
                 "centre": segment.fd,
+                "kept": kept.fd,
                 "board": None,
                 "mail": None,
                 "cores": [],
                 "address": HOSTS["choros-a"],
             }
-            server = Server(told, [segment.fd])
+            server = Server(told, [segment.fd, kept.fd])
             place = server.place
         place = group.gather(str(place).encode())[0].decode()
         stream = _stream(group)
         if group.rank == 1:
-            line = Channel(dial(place, bytes.fromhex("ab" * 32), {"rank": 1, "host": "b"}, 30), "the centre", 300.0)
+            line = Lasting(place, bytes.fromhex("ab" * 32), {"rank": 1, "host": "b"}, "the centre", 300.0, 30.0)
             far = ShardedCentre(rule, [(slice(0, count), line)])
             local, seen = np.ones(count, "float32"), np.zeros(count, "float32")
             far.read(local.copy(), none)

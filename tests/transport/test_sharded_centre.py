@@ -8,7 +8,8 @@ import pytest
 from choros import algorithms
 from choros.errors import BadInput, PeerFailed
 from choros.exchange.memory import MemoryCentre
-from choros.transport.sharded_centre import Served, ShardedCentre, serve
+from choros.transport.served_centre import ServedCentre, answers
+from choros.transport.sharded_centre import ShardedCentre
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import Door, dial
@@ -29,18 +30,19 @@ def hosts():
             vector, own = centre[cut].copy(), others if i == 0 else others[:0]
             segment = SharedCentre.create(vector, own, rule.start(vector, WORKERS), WORKERS)
             door = Door("127.0.0.1", b"secret")
-            rooms.extend([door, segment])
-            doors.append((door, segment))
+            kept = answers(SharedCentre(segment))
+            rooms.extend([door, segment, kept])
+            doors.append((door, segment, kept))
 
         def at(rank, host):
             parts = []
             for i, cut in enumerate(cuts):
-                door, segment = doors[i]
+                door, segment, kept = doors[i]
                 if i == host:
                     parts.append((cut, SharedCentre(segment, rule, rank, WORKERS)))
                 else:
                     line = Channel(dial(door.place, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
-                    guests.append(guest(door, segment, rule))
+                    guests.append(guest(door, segment, kept, rule))
                     parts.append((cut, line))
                     held.insert(0, line)
             found = ShardedCentre(rule, parts)
@@ -49,11 +51,11 @@ def hosts():
 
         return at
 
-    def guest(door, segment, rule):
+    def guest(door, segment, kept, rule):
         hello, end = door.next(5.0)
-        centre = SharedCentre(segment, Served(rule), hello["rank"], WORKERS, spin=0.0)
+        centre = ServedCentre(segment, rule, hello["rank"], WORKERS, kept)
         answer = Channel(end, "a worker", 5.0).answer
-        thread = threading.Thread(target=answer, args=(lambda head, arrays: serve(centre, head, arrays),), daemon=True)
+        thread = threading.Thread(target=answer, args=(centre.answer,), daemon=True)
         thread.start()
         return thread
 
@@ -128,7 +130,7 @@ def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_an
     with pytest.raises(BadInput, match="host 0: BadInput: rank 0 gave a others of shape"):
         centre.exchange(zero.copy(), zero.copy(), 1, np.zeros(3, "float32"))
     assert centre.read(np.empty_like(zero), none) == 0
-    line = centre._far[0][2]
+    line = centre._far[0][1].line
     with pytest.raises(BadInput, match="'explode'"):
         line.ask({"op": "explode"})
     line.close()

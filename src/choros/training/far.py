@@ -1,4 +1,7 @@
-"""The noticeboard and the mail of a run as ranks of other hosts see them: through the host that has them."""
+"""The noticeboard and the mail of a run as ranks of other hosts see them: through the host that has them.
+
+Each question may be asked twice, as the server may end before it has answered: then nothing is added or left twice.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +176,8 @@ def answer(board: Noticeboard, mail: Mail, head: dict[str, Any], arrays: list[Ar
     if op == "sums":
         return {}, list(board.sums(int(head["epoch"])))
     if op == "leave":
-        mail.leave(int(head["epoch"]), head["logs"], float(head["seconds"]))
+        if all(epoch != head["epoch"] for epoch, _, _ in read_lines(mail.since(0))):  # one rank leaves an epoch's
+            mail.leave(int(head["epoch"]), head["logs"], float(head["seconds"]))
         return {}, []
     if op == "since":
         return {"text": mail.since(int(head["taken"])).decode()}, []

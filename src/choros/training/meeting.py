@@ -25,11 +25,11 @@ from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
 from choros.transport.native_group import NativeGroup
 from choros.transport.segment import Segment, align
+from choros.transport.served_centre import answers
 from choros.transport.sharded_centre import ShardedCentre
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import share
-from choros.transport.tcp.channel import Channel
-from choros.transport.tcp.wire import dial
+from choros.transport.tcp.lasting import Lasting
 from choros.types import Array
 
 _DIVIDED = 1 << 20  # bytes of a centre that is worth dividing among the hosts
@@ -49,10 +49,11 @@ class Meeting:
     board: Any
     mail: Any
     held: list[Any] = field(default_factory=list)
+    server: Any = None
 
     def close(self) -> None:
-        """Leave."""
-        for one in (self.centre, self.group, self.mail, self.board, *self.held):
+        """Leave; what a server would be started again with goes after it."""
+        for one in (self.server, self.centre, self.group, self.mail, self.board, *self.held):
             if one is not None:
                 one.close()
 
@@ -147,22 +148,24 @@ def _between(
             "board": board.segment.fd if board else None,
             "mail": mail.segment.fd if mail else None,
         }
-    place = ""
+    place, server = "", None
     cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
-    if told and near.rank == 0:
+    if centre is not None and near.rank == 0:
         told["cores"] = sorted({core for some in cores for core in some})  # where the ranks of this host are
         told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
-        server = Server(told, [one.fd for one in segments])
-        held.insert(0, server)
+        kept = answers(centre)
+        held.append(kept)
+        server = Server({**told, "kept": kept.fd}, [one.fd for one in (*segments, kept)], base.rank)
         place = server.place
     places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]
-    lines: dict[int, Channel] = {}
+    lines: dict[int, Lasting] = {}
     for i in range(len(cuts)):
         if i != mine:
             where, host = places[hosts[i][0]]
             hello = {"rank": base.rank, "host": os.uname().nodename}
-            lines[i] = Channel(dial(where, secret, hello, base.timeout), f"The centre's server on {host}", job.timeout)
+            lines[i] = Lasting(where, secret, hello, f"The centre's server on {host}", job.timeout, base.timeout)
     parts: list[tuple[slice, Any]] = [(cut, lines.get(i, centre)) for i, cut in enumerate(cuts)]
+    whole = ShardedCentre(algorithm, parts)
     if board is None or mail is None:
-        return Meeting(LocalGroup(), ShardedCentre(algorithm, parts), FarBoard(lines[0]), FarMail(lines[0]), held)
-    return Meeting(LocalGroup(), ShardedCentre(algorithm, parts), board, mail, held)
+        return Meeting(LocalGroup(), whole, FarBoard(lines[0]), FarMail(lines[0]), held, server)
+    return Meeting(LocalGroup(), whole, board, mail, held, server)

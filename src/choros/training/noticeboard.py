@@ -22,6 +22,7 @@ from choros.transport.waiting import fence
 from choros.types import Array
 
 _HEAD = 16  # before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch, halt
+_LAST = 2  # of the rank that ended an epoch last; the others have a 1
 _NOW = 14  # values before a rank's metric state: its epoch, its tally
 DONE = float(1 << 52)  # at rest for good
 
@@ -166,11 +167,13 @@ class Noticeboard:
 
     # -- sums of metrics
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
-        """Add a rank's metric state to its epoch; True for the rank that makes the sum complete."""
+        """Add a rank's metric state to its epoch; True for the rank that completes it, also when it adds once more."""
         with self.locked():
-            self._parts[epoch, rank] = train, validation
-            self._ended[epoch, rank] = 1  # last: one that is killed before it has added nothing
-            return self.complete(epoch)
+            if not self._ended[epoch, rank]:
+                self._parts[epoch, rank] = train, validation
+                others = np.delete(self._ended[epoch], rank)
+                self._ended[epoch, rank] = _LAST if others.all() else 1  # now: one killed before it has added nothing
+            return bool(self._ended[epoch, rank] == _LAST)
 
     def ended(self, epoch: int, rank: int) -> bool:
         """Tell whether a rank has added to an epoch."""

@@ -2,7 +2,8 @@
 
 A worker proposes and adopts itself; only its message and what the centre shows cross the network, once each way. The
 merge is the host's own, under the same lock as for the workers of that host, so nothing differs but the way there.
-With several parts a worker sends to all hosts before it awaits any, and clock and staleness are each part's own.
+With several parts a worker sends to all hosts before it awaits any, and clock and staleness are each part's own. What
+it asks may be asked once more, of a server that was started again: ``choros.transport.served_centre``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NONE = np.zeros(0, np.float32)
 
 
 class Line(Protocol):
-    """What asks a host for something: ``choros.transport.tcp.channel.Channel``."""
+    """What asks a host for something: ``choros.transport.tcp.lasting.Lasting``."""
 
     timeout: Any
 
@@ -43,21 +44,24 @@ class Line(Protocol):
         ...
 
 
-class Served:
-    """A rule as the serving host needs it: a message has come, and the worker adopts what it is shown itself."""
+class _Far:
+    """A part that another host has, and what this worker knows of it, which it says with each exchange."""
 
-    uses_seen = False
+    def __init__(self, part: slice, line: Line) -> None:
+        self.part, self.line = part, line
+        self.sent = self.clock = self.times_set = 0
+        self.message, self.fresh = _NONE, True
 
-    def __init__(self, rule: Rule) -> None:
-        self.shows, self.elementwise, self.merge = rule.shows, rule.elementwise, rule.merge
+    def counts(self) -> dict[str, int]:
+        """How many exchanges it has made, and the clock and the setting that it saw last."""
+        return {"sent": self.sent, "clock": self.clock, "set": self.times_set}
 
-    def propose(self, local: Any, seen: Any, window: int) -> Any:
-        """Return the message as it came."""
-        return local
-
-    def adopt(self, local: Any, shown: Any) -> Any:
-        """Return what is shown."""
-        return shown
+    def met(self, head: dict[str, Any]) -> None:
+        """Take the counts of an answer to an exchange, or of a read before the first one."""
+        if "taken" in head or self.fresh:
+            self.clock, self.times_set = int(head["clock"]), int(head["set"])
+        self.sent += "taken" in head and not head["taken"]
+        self.fresh = self.fresh and "taken" not in head
 
 
 class ShardedCentre:
@@ -78,10 +82,9 @@ class ShardedCentre:
     def __init__(self, rule: Rule, parts: Sequence[tuple[slice, SharedCentre | Line]]) -> None:
         self._rule = rule
         self._near = [(i, part, at) for i, (part, at) in enumerate(parts) if isinstance(at, SharedCentre)]
-        self._far = [(i, part, at) for i, (part, at) in enumerate(parts) if not isinstance(at, SharedCentre)]
+        self._far = [(i, _Far(part, at)) for i, (part, at) in enumerate(parts) if not isinstance(at, SharedCentre)]
         self._all: list[SharedCentre | Line] = [at for _, at in parts]
-        longest = max((part.stop - part.start for _, part, _ in self._far), default=0)
-        self._longest, self._message, self.place = longest, _NONE, 0
+        self.place = 0
         if len(parts) > 1 and not rule.elementwise:
             raise BadInput(f"{type(rule).__name__} looks at the whole vector: its centre cannot be divided.")
 
@@ -93,41 +96,45 @@ class ShardedCentre:
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt; the first part's staleness. See ``SharedCentre.exchange``."""
         staleness = 0
-        for i, part, line in self._far:
-            message = self._propose(local[part], seen[part], window)
-            told = {"op": "exchange", "window": window, "place": self.place}
-            line.tell(told, [message, _mine(i, others)])
+        for i, far in self._far:
+            message = self._propose(far, local[far.part], seen[far.part], window)
+            told = {"op": "exchange", "window": window, "place": self.place, **far.counts()}
+            far.line.tell(told, [message, _mine(i, others)])
         for i, part, centre in self._near:
             centre.place = self.place
             found = centre.exchange(local[part], seen[part], window, _mine(i, others))
             staleness = found if i == 0 else staleness
-        for i, part, head, (shown, mean) in self._heard():
-            self._adopt(local[part], seen[part], shown, head["taken"])
+        for i, far, head, (shown, mean) in self._heard():
+            self._adopt(local[far.part], seen[far.part], shown, head["taken"])
             _mine(i, others)[:] = mean
             staleness = int(head["staleness"]) if i == 0 else staleness
         return staleness
 
-    def _heard(self) -> list[tuple[int, slice, dict[str, Any], list[Array]]]:
+    def _heard(self) -> list[tuple[int, _Far, dict[str, Any], list[Array]]]:
         """Return all answers; what one host has to complain of comes after all have answered."""
         found, wrong = [], None
-        for i, part, line in self._far:
+        for i, far in self._far:
             try:
-                found.append((i, part, *line.hear()))
+                head, arrays = far.line.hear()
             except ChorosError as error:
                 wrong = wrong or error
+            else:
+                if "clock" in head:
+                    far.met(head)
+                found.append((i, far, head, arrays))
         if wrong is not None:
             raise wrong
         return found
 
-    def _propose(self, local: Array, seen: Array, window: int) -> Array:
+    def _propose(self, far: _Far, local: Array, seen: Array, window: int) -> Array:
+        """Return the message for a part, which stays as it is until the answer has come."""
         if not self._rule.elementwise:
             return np.asarray(self._rule.propose(local, seen, window), local.dtype)
-        if self._message.size < self._longest or self._message.dtype != local.dtype:
-            self._message = aligned(self._longest, local.dtype)
-        message = self._message[: local.size]
+        if far.message.size != local.size or far.message.dtype != local.dtype:
+            far.message = aligned(local.size, local.dtype)
         for part in blocks(local.size, BLOCK):
-            message[part] = self._rule.propose(local[part], seen[part], window)
-        return message
+            far.message[part] = self._rule.propose(local[part], seen[part], window)
+        return far.message
 
     def _adopt(self, local: Array, seen: Array, shown: Array, taken: bool) -> None:
         if taken:
@@ -142,21 +149,28 @@ class ShardedCentre:
     def read(self, out: Array, others: Array) -> int:
         """Copy the centre out, each part whole; returns the first part's clock."""
         clock = 0
-        for _, _, line in self._far:
-            line.tell({"op": "read"})
+        for _, far in self._far:
+            far.line.tell({"op": "read"})
         for i, part, centre in self._near:
             found = centre.read(out[part], _mine(i, others))
             clock = found if i == 0 else clock
-        for i, part, head, (vector, mean) in self._heard():
-            out[part] = vector
+        for i, far, head, (vector, mean) in self._heard():
+            out[far.part] = vector
             _mine(i, others)[:] = mean
             clock = int(head["clock"]) if i == 0 else clock
         return clock
 
     def replace(self, centre: Array, others: Array) -> None:
-        """Set the centre and the moving statistics: every worker's next exchange takes them as they are."""
-        for i, part, line in self._far:
-            line.tell({"op": "replace"}, [centre[part], _mine(i, others)])
+        """Set the centre and the moving statistics: every worker's next exchange takes them as they are.
+
+        Each host is asked first how often its part was set, and sets it only where that is still so: asked twice, it
+        sets it once. Where somebody else set it meanwhile, theirs is the later one.
+        """
+        for _, far in self._far:
+            far.line.tell({"op": "times"})
+        times = [(i, far, head["set"]) for i, far, head, _ in self._heard()]
+        for i, far, before in times:
+            far.line.tell({"op": "replace", "set": before}, [centre[far.part], _mine(i, others)])
         for i, part, near in self._near:
             near.replace(centre[part], _mine(i, others))
         self._heard()
@@ -175,31 +189,6 @@ class ShardedCentre:
         """Free what this rank holds."""
         for at in self._all:
             at.close()
-
-
-def serve(centre: SharedCentre, head: dict[str, Any], arrays: list[Array]) -> tuple[dict[str, Any], list[Array]]:
-    """Answer one question of a worker of another host.
-
-    Args:
-        centre: this host's part, held with that worker's rank and a ``Served`` rule.
-        head: what it asks: "exchange", "read" or "replace".
-        arrays: its message or vector, and its moving statistics.
-
-    Raises:
-        BadInput: it asks for something else.
-    """
-    if head["op"] == "exchange":
-        message, others = arrays
-        before, centre.place = centre.times_set, int(head["place"])
-        staleness = centre.exchange(message, message, int(head["window"]), others)
-        return {"staleness": staleness, "taken": centre.times_set != before}, [message, others]
-    if head["op"] == "read":
-        vector, others = centre.blank()
-        return {"clock": centre.read(vector, others)}, [vector, others]
-    if head["op"] == "replace":
-        centre.replace(*arrays)
-        return {}, []
-    raise BadInput(f"A centre was asked to {head['op']!r}.")
 
 
 def _mine(part: int, others: Array) -> Array:

@@ -23,8 +23,8 @@ def take(centre: ShardedCentre) -> tuple[Array, list[Array]]:
     Raises:
         PeerFailed: a worker was in an exchange.
     """
-    for _, _, line in centre._far:
-        line.tell({"op": "take"})
+    for _, far in centre._far:
+        far.line.tell({"op": "take"})
     found = {i: centre_state.take(near) for i, _, near in centre._near}
     for i, _, _, (header, *vectors) in centre._heard():
         found[i] = header.copy(), [vector.copy() for vector in vectors]
@@ -39,8 +39,8 @@ def take(centre: ShardedCentre) -> tuple[Array, list[Array]]:
 def put(centre: ShardedCentre, header: Array, vectors: list[Array]) -> None:
     """Go on from what ``take`` gave, on so many hosts as there are now; rank 0 calls, before any worker exchanges."""
     vector, others, *memory = vectors
-    for _, part, line in centre._far:
-        line.tell({"op": "put"}, [header, vector[part], others[:0], *(each[part] for each in memory)])
+    for _, far in centre._far:
+        far.line.tell({"op": "put"}, [header, vector[far.part], others[:0], *(each[far.part] for each in memory)])
     for i, part, near in centre._near:
         centre_state.put(near, header, [vector[part], others if i == 0 else others[:0], *(m[part] for m in memory)])
     centre._heard()
@@ -54,19 +54,20 @@ def begin_at(centre: ShardedCentre, epoch: int, batch: int) -> None:
 
 def place_of(centre: ShardedCentre, rank: int) -> tuple[int, int] | None:
     """Return where a worker was at its last exchange, as the first part knows."""
-    for i, _, line in centre._far:
+    for i, far in centre._far:
         if i == 0:
-            return centre_state.place(int(line.ask({"op": "place", "rank": rank})[0]["word"]))
+            return centre_state.place(int(far.line.ask({"op": "place", "rank": rank})[0]["word"]))
     return centre_state.place_of(centre._near[0][2], rank)
 
 
 def look_again(centre: ShardedCentre) -> None:
     """Take up, as a worker that has yet to exchange, what was put into the centre after it had come."""
-    for _, _, line in centre._far:
-        line.tell({"op": "look again"})
+    for _, far in centre._far:
+        far.line.tell({"op": "look again"})
     for _, _, near in centre._near:
         centre_state.look_again(near)
-    centre._heard()
+    for _, far, head, _ in centre._heard():
+        far.sent, far.times_set = int(head["sent"]), int(head["set"])
 
 
 def answer(
@@ -85,5 +86,5 @@ def answer(
         return {"word": 0 if found is None else centre_state.word(*found)}, []
     if head["op"] == "look again":
         centre_state.look_again(centre)
-        return {}, []
+        return {"sent": centre._sent, "set": centre._set}, []
     return None

@@ -24,7 +24,7 @@ from choros.transport.centre_layout import Layout
 from choros.transport.fuse import follow
 from choros.transport.lock import RobustLock
 from choros.transport.segment import Segment
-from choros.transport.values import blocks, dtype_code, dtype_name
+from choros.transport.values import blocks, dtype_code, dtype_name, read_only
 from choros.transport.waiting import SPIN, fence
 from choros.types import Array
 
@@ -129,7 +129,7 @@ class SharedCentre:
             (segment.array(k, n, pair[0]), segment.array(k, n, pair[1]))
             for (k, n), pair in zip(vectors, layout.areas, strict=True)
         ]
-        self._fixed = [tuple(_read_only(buffer) for buffer in pair) for pair in self._buffers]
+        self._fixed = [tuple(read_only(buffer) for buffer in pair) for pair in self._buffers]
         self._seen_at = at.ACTIVE + len(vectors) + (self.rank or 0)
         self._sent_at = self._seen_at + self.workers
         self._place_at = self._sent_at + self.workers
@@ -231,7 +231,7 @@ class SharedCentre:
             commit = self._words[at.COMMIT]
             header = self._headers[commit % 2].copy()
             if header[self._sent_at] != self._sent:
-                raise BadInput(f"{self._who}: another process exchanges under this rank; give each its own.")
+                return self._again(header, others)
             if header[at.SET] != self._set:
                 self._last_seen, self._set = self._copy(commit, local, others)
                 seen[:] = local
@@ -250,13 +250,17 @@ class SharedCentre:
         self._last_seen, self._sent, self._met = int(header[at.CLOCK]), self._sent + 1, True
         return staleness
 
+    def _again(self, header: Array, others: Array) -> int:
+        """Answer an exchange of a rank that has made another number of them than it knows of."""
+        raise BadInput(f"{self._who}: another process exchanges under this rank; give each its own.")
+
     def _commit(self, commit: int, header: Array) -> None:
         """Make a new header, and the buffers that it names, the centre: by one store, which is never half done."""
         self._headers[(commit + 1) % 2][:] = header
         fence()
         self._words[at.COMMIT] = commit + 1
 
-    def replace(self, centre: Array, others: Array) -> None:
+    def replace(self, centre: Array, others: Array, after: int | None = None) -> None:
         """Set the centre and the moving statistics, whole; neither a merge nor a contribution, the clock stays.
 
         Every worker's next exchange takes it as it is and merges nothing, so nothing of before is mixed into it.
@@ -264,11 +268,14 @@ class SharedCentre:
         Args:
             centre: what the centre becomes.
             others: what the averaged moving statistics become.
+            after: how often the centre had been set; where it has been since, this is done already. None is any.
         """
         self._fit(centre, others)
         with self._lock.hold(self.timeout, "setting the centre"):
             commit = self._words[at.COMMIT]
             header = self._headers[commit % 2].copy()
+            if after not in (None, header[at.SET]):
+                return
             for i, vector in enumerate((centre, others)):
                 active = int(header[at.ACTIVE + i])
                 self._buffers[i][1 - active][:] = vector
@@ -389,9 +396,3 @@ class SharedCentre:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _read_only(buffer: Array) -> Array:
-    view = buffer.view()
-    view.flags.writeable = False
-    return view

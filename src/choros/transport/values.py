@@ -50,6 +50,13 @@ def blocks(count: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, count)) for at in range(0, count, step)]
 
 
+def read_only(buffer: Array) -> Array:
+    """Return a view through which nothing is written."""
+    view = buffer.view()
+    view.flags.writeable = False
+    return view
+
+
 def add_in_order(inputs: list[Array], out: Array) -> None:
     """Sum arrays in the order of the ranks, so that the bits do not depend on who sums; overflow is silent.
 

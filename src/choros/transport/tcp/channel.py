@@ -29,6 +29,9 @@ class Channel:
         who: str. Who is at the other end, for people.
         timeout: float. Seconds in which something must move.
 
+    Attributes:
+        broken: bool. Whether the connection has ended; nothing goes over it any more.
+
     Example:
         >>> import threading
         >>> one, two = (Channel(end, "the test", 5.0) for end in socket.socketpair())
@@ -40,7 +43,7 @@ class Channel:
     """
 
     def __init__(self, end: socket.socket, who: str, timeout: float) -> None:
-        self._end, self.who = end, who
+        self._end, self.who, self.broken = end, who, False
         self._rooms: dict[int, Array] = {}
         self._timeout = _limit(timeout)
         end.settimeout(self._timeout)
@@ -177,6 +180,7 @@ class _Trouble:
                 "longer timeout."
             ) from None
         if isinstance(error, OSError) and not isinstance(error, ChorosError):
+            self.channel.broken = True
             raise PeerFailed(f"{self.channel.who} has gone ({error}): see what it printed last.") from None
 
 

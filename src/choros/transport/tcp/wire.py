@@ -34,6 +34,10 @@ class Nobody(PeerFailed):
     """No one was there who knows the secret."""
 
 
+class Refused(Nobody):
+    """Nothing hears there: the process that had the port has ended, or was never there."""
+
+
 class _CutOff(PeerFailed):
     """Who answered closed the line before either knew the other."""
 
@@ -48,6 +52,7 @@ class Door:
         address: str. The IPv4 address of this host to be reached at; "" for all that it has.
         secret: bytes. Who does not know it is turned away.
         ports: of which the first free one is taken. Defaults to one that the system chooses.
+        heard: the descriptor of a socket that hears already, made by ``listener``, which is then taken over.
 
     Attributes:
         place: str. ``address:port``, for ``dial``.
@@ -64,11 +69,12 @@ class Door:
         (None, None)
     """
 
-    def __init__(self, address: str, secret: bytes, ports: Sequence[int] = (0,)) -> None:
+    def __init__(self, address: str, secret: bytes, ports: Sequence[int] = (0,), heard: int | None = None) -> None:
         self.secret, self._came = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
         for port in ports:
             try:
-                self._socket = socket.create_server((address, port), backlog=_BACKLOG)
+                made = None if heard is None else socket.socket(fileno=heard)
+                self._socket = made or socket.create_server((address, port), backlog=_BACKLOG)
                 break
             except OSError as error:
                 wrong = error
@@ -190,7 +196,7 @@ def free_port(address: str) -> int:
 
 
 def listener(address: str) -> tuple[int, int]:
-    """Return a port of this host and the descriptor of a socket that hears there, for a library that takes it over.
+    """Return a port of this host and the descriptor of a socket that hears there, for who takes it over.
 
     Args:
         address: str. Of this host.
@@ -214,11 +220,11 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
 
     Raises:
         PeerFailed: who answers there does not know the secret, or does not take this one.
-        Nobody: nobody answers.
+        Nobody: nobody answers. Refused: the last to say so was the host itself, as nothing hears there.
     """
     host, _, last = place.rpartition(":")
     until, ports, why = time.monotonic() + timeout, [int(port) for port in last.split(",")], ""
-    cut = 0
+    cut, none = 0, False
     while True:
         for port in ports:
             left = until - time.monotonic()
@@ -229,11 +235,11 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
                 cut += isinstance(error, _CutOff)
                 if len(ports) == 1 and not (isinstance(error, _CutOff) and cut <= _AGAIN):
                     raise
-                why = str(error)
+                why, none = str(error), False
             except OSError as error:
-                why = why or str(error)
+                why, none = why or str(error), isinstance(error, ConnectionRefusedError)
         if time.monotonic() > until:
-            raise Nobody(f"Nobody answers at {place} ({why}): {_network(host)}")
+            raise (Refused if none else Nobody)(f"Nobody answers at {place} ({why}): {_network(host)}")
         time.sleep(0.05)
 
 

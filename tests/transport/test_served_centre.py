@@ -1,0 +1,233 @@
+"""A server of the centre that ends before it has answered: what it was asked is asked again, and is done once."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from choros import algorithms
+from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.training.far import FarBoard, FarMail, answer
+from choros.training.mail import LINE, Mail
+from choros.training.noticeboard import Noticeboard
+from choros.transport.centre_state import take
+from choros.transport.segment import Segment
+from choros.transport.served_centre import ServedCentre, answers
+from choros.transport.sharded_centre import ShardedCentre
+from choros.transport.shared_centre import SharedCentre
+from choros.transport.tcp import wire
+from choros.transport.tcp.channel import Channel
+from choros.transport.tcp.lasting import Lasting
+
+SIZE, OTHERS, WORKERS = 40_003, 5, 2
+RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.meets == "alone"]
+RULES += [lambda: algorithms.DOWNPOUR(adagrad=True), lambda: algorithms.ADAG(divide=True)]
+NAMES = [*(kind.__name__ for kind in RULES[:-2]), "DOWNPOUR(adagrad)", "ADAG(divide)"]
+NONE = np.zeros(0, "float32")
+
+
+class Host:
+    """A centre in memory, its rank 0, and rank 1 elsewhere; ``harm`` breaks the connection at a question, once."""
+
+    def __init__(self, rule, centre, others):
+        self.rule, self.segment = rule, SharedCentre.create(centre, others, rule.start(centre, WORKERS), WORKERS)
+        self.near = SharedCentre(self.segment, rule, 0, WORKERS)
+        self.kept = answers(self.near)
+        self.board = Noticeboard.create(WORKERS, 2, 3)
+        self.mail = Mail(Segment.create(3 * LINE), self.board)
+        self.door = wire.Door("127.0.0.1", b"secret")
+        self.harm = {}  # at which question: before or after it is answered, and what happens then
+        self.came, self.served, self.closed = 0, [], False
+        self.porter = threading.Thread(target=self.welcome, daemon=True)
+        self.porter.start()
+        self.line = Lasting(self.door.place, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
+        self.far = ShardedCentre(rule, [(slice(0, len(centre)), self.line)])
+
+    def welcome(self):
+        while not self.closed:
+            try:
+                hello, end = self.door.next(0.1)
+            except MeetingTimeout:
+                continue
+            self.came += 1
+            centre = ServedCentre(self.segment, self.rule, hello["rank"], WORKERS, self.kept)  # as a new process has it
+            channel = Channel(end, "rank 1", 20.0)
+
+            def reply(head, arrays, centre=centre, channel=channel):
+                when, meanwhile = self.harm.pop(head["op"], (None, None))
+                if when == "before":
+                    channel.close()
+                    return {}, []
+                said, back = answer(self.board, self.mail, head, arrays)
+                if said is None:
+                    said, back = centre.answer(head, arrays)
+                if when == "after":
+                    meanwhile()
+                    channel.close()
+                return said, back
+
+            self.served.append(threading.Thread(target=channel.answer, args=(reply,), daemon=True))
+            self.served[-1].start()
+
+    def close(self):
+        self.line.close()
+        self.closed = True
+        for thread in (self.porter, *self.served):
+            thread.join(20.0)
+        for one in (self.door, self.near, self.kept, self.segment, self.mail, self.board):
+            one.close()
+
+
+@pytest.fixture
+def host():
+    made = []
+
+    def make(rule, centre, others=NONE):
+        made.append(Host(rule, centre, others))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def turns(one, when, steps):
+    """Both ranks exchange in turn; rank 1's third one is cut, and rank 0's comes before it is asked for once more."""
+    (begin, own), found = one.near.blank(), []
+    one.far.read(begin, own)
+    one.near.read(begin, own)
+    mine = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
+
+    def meet(rank, turn):
+        for vector, step in zip(mine[rank][::2], steps[rank, turn], strict=True):
+            vector += step
+        local, seen, others = mine[rank]
+        found.append([rank, [one.near, one.far][rank].exchange(local, seen, 4, others)])
+
+    for turn in range(5):
+        if turn == 2 and when:
+            one.harm["exchange"] = when, lambda: meet(0, 2)
+        meet(1, turn)
+        if turn != 2 or when != "after":
+            meet(0, turn)
+    return sorted(found), mine
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("make", RULES, ids=NAMES)
+def test_an_exchange_that_was_cut_gives_the_bits_of_one_that_was_not(host, make, when):
+    rule, rng = make().bound(WORKERS, 0.01, strict=False), np.random.default_rng(3)
+
+    def draw():
+        return rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+
+    start, steps = draw(), {(rank, turn): draw() for rank in range(WORKERS) for turn in range(5)}
+    one, cut = host(rule, *start), host(rule, *start)
+    (stale, whole), (stale_too, found) = turns(one, "", steps), turns(cut, when, steps)
+    assert (one.came, cut.came, cut.harm) == (1, 2, {})
+    assert stale == stale_too
+    for mine, theirs in zip(whole, found, strict=True):
+        for vector, other in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(vector, other)
+    (header, vectors), (header_too, vectors_too) = take(one.near), take(cut.near)
+    np.testing.assert_array_equal(header, header_too)
+    for vector, other in zip(vectors, vectors_too, strict=True):
+        np.testing.assert_array_equal(vector, other)
+    assert cut.near.contributions == [5, 5]
+
+
+def test_a_centre_that_was_set_is_taken_by_a_worker_whose_server_is_another_one(host):
+    """What it learnt before is void, also where it is the new server's first question; and its next one counts."""
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
+    one.far.read(seen.copy(), NONE)
+    one.near.replace(np.full(SIZE, 5, "float32"), NONE)
+    one.harm["exchange"] = "after", lambda: None
+    assert one.far.exchange(local, seen, 1, NONE) == 0
+    assert set(local) == set(seen) == {5.0}
+    local += 1
+    one.harm["exchange"] = "after", lambda: one.near.replace(np.full(SIZE, 9, "float32"), NONE)
+    one.far.exchange(local, seen, 1, NONE)  # it was merged, and then the centre was set
+    assert set(local) == {6.0}
+    one.far.exchange(local, seen, 1, NONE)
+    assert set(local) == {9.0}
+    assert (one.came, one.near.contributions) == (3, [0, 1])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_centre_is_set_once_and_read_again(host, when):
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    mine, seen, out = (np.zeros(SIZE, "float32") for _ in range(3))
+
+    def bring():
+        one.near.exchange(mine, seen, 1, NONE)
+        mine.__iadd__(1)
+        one.near.exchange(mine, seen, 1, NONE)
+
+    one.harm["replace"] = when, bring
+    one.far.replace(np.full(SIZE, 7, "float32"), NONE)
+    if when == "before":
+        bring()
+    one.harm["read"] = when, lambda: None
+    one.far.read(out, NONE)
+    assert set(out) == {8.0}  # what was brought after it was set is not lost by its being set again
+    assert one.came == 3
+
+
+def test_who_has_another_number_of_exchanges_is_not_served(host):
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
+    one.far.exchange(local, seen, 1, NONE)
+    one.far._far[0][1].sent = 5
+    with pytest.raises(BadInput, match="another process exchanges under this rank"):
+        one.far.exchange(local, seen, 1, NONE)
+    with pytest.raises(BadInput, match="'explode'"):
+        one.line.ask({"op": "explode"})
+    assert one.came == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_notes_of_another_host_are_left_once(host, when):
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    board, mail = FarBoard(one.line), FarMail(one.line)
+    ones = np.ones(3)
+    one.harm["add"] = when, lambda: one.board.add(0, 0, ones, ones)
+    assert board.add(0, 1, ones, ones) is False  # rank 0 ends it last, also where rank 1 asks once more after that
+    if when == "before":
+        assert one.board.add(0, 0, ones, ones) is True
+    assert one.board.add(0, 0, ones, ones) is True
+    assert one.board.add(1, 0, ones, ones) is False
+    one.harm["add"] = when, lambda: None
+    assert board.add(1, 1, ones, ones) is True
+    one.harm |= {op: (when, lambda: None) for op in ("leave", "since", "sums", "head")}
+    mail.leave(1, {"loss": 0.5}, 2.0)
+    assert mail.take() == [(1, {"loss": 0.5}, 2.0)]
+    mail.leave(0, {"loss": 0.25}, 3.0)
+    assert mail.take() == [(0, {"loss": 0.25}, 3.0)]
+    assert [part.tolist() for part in board.sums(1)] == [[2.0] * 3] * 2
+    assert not board.stopped
+    assert one.mail.take() == [(1, {"loss": 0.5}, 2.0), (0, {"loss": 0.25}, 3.0)]
+    assert (one.harm, one.came) == ({}, 7)
+
+
+def test_a_server_whose_rank_has_gone_too_is_an_error(host):
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    one.door.close()
+    one.harm["read"] = "before", None
+    for _ in range(2):
+        with pytest.raises(PeerFailed, match="The host has gone, and so has the rank that would start another one"):
+            one.far.read(np.zeros(SIZE, "float32"), NONE)
+
+
+def test_a_server_that_is_not_back_in_time_is_an_error(host, monkeypatch):
+    monkeypatch.setattr(wire, "_SHAKE", 0.2)
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    port, heard = wire.listener("127.0.0.1")  # as of a rank that lives, and starts no server
+    try:
+        one.line._place, one.line.timeout = f"127.0.0.1:{port}", 1.0
+        one.harm["read"] = "before", None
+        with pytest.raises(PeerFailed, match=r"The host has gone, and no other one answered for 1 s \("):
+            one.far.read(np.zeros(SIZE, "float32"), NONE)
+    finally:
+        os.close(heard)
