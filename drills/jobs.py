@@ -2,10 +2,11 @@
 
     python drills/jobs.py --backend torch --number 20 --seed 1
 
-Each drill draws an algorithm, a rank, a moment and a way to fail. Then must hold: the job ends in time, started
-again where the harm calls for it; all ranks end with the same weights, those that train together with the bits of a job
-that nothing happened to (they go on from a checkpoint), those that train alone with each step in the centre once; no
-process, connection or shared memory is left, and no descriptor here. Prints JSON; ends with 1 where one went wrong.
+Each drill draws an algorithm, a rank, a moment and a way to fail ("server" kills that of the centre, once to three
+times). Then must hold: the job ends in time, started again where the harm calls for it; all ranks end with the same
+weights, those that train together with the bits of a job that nothing happened to (they go on from a checkpoint), those
+that train alone with each step in the centre once; no process, connection or shared memory is left, and no descriptor
+here. Prints JSON; ends with 1 where one went wrong.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +33,15 @@ from proxy import Proxy
 from run import ALONE, BACKENDS, EPOCHS, RATE, ROWS, TOGETHER, WORKERS
 
 BATCHES = 24  # as in job.py
-WAYS = ("kill", "stop", "raise", "cut", "delay", "full")
+WAYS = ("kill", "stop", "raise", "cut", "delay", "full", "server")
 LIMIT, RESTARTS, SMALL = 180.0, 2, 512  # seconds; starts again; bytes that a file may have where the disk is full
 
 
 class Job:
     """One job, its output read as it comes; ``harm`` is done at a moment."""
 
-    def __init__(self, name: str, room: Path, proxy: Proxy, worker: int) -> None:
-        self.room, self.proxy, self.worker, self.mark = room, proxy, worker, secrets.token_hex(8)
+    def __init__(self, name: str, room: Path, proxy: Proxy, worker: int, kills: Sequence[float]) -> None:
+        self.kills, self.room, self.proxy, self.worker, self.mark = kills, room, proxy, worker, secrets.token_hex(8)
         command = [sys.executable, "-m", "choros", "run", "-n", str(WORKERS), "--restarts", str(RESTARTS)]
         script = [str(Path(__file__).with_name("job.py")), name, str(room), str(worker)]
         meeting = {"CHOROS_GROUP": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
@@ -81,8 +83,16 @@ class Job:
         """How often it was started again."""
         return sum("started again" in line for line in self.output)
 
+    @property
+    def servers(self) -> int:
+        """How often a server of the centre was started again."""
+        return sum("goes on with the same centre, restart" in line for line in self.output)
+
     def harm(self, how: str) -> None:
         """Do the job harm."""
+        if how == "server":
+            threading.Thread(target=self.kill_servers).start()
+            return
         pid = int((self.room / f"pid-{0 if how == 'full' else self.worker}").read_text())
         if how == "raise":
             (self.room / "flag").touch()
@@ -97,6 +107,20 @@ class Job:
                 else:
                     os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
+    def kill_servers(self) -> None:
+        """Kill the server of the centre, and the next ones, some of which have not begun to serve."""
+        done = set[str]()
+        for pause in self.kills:
+            time.sleep(pause)
+            while self.process.poll() is None:
+                fresh = [pid for pid in self.left() if pid not in done and serves(pid)]
+                if fresh:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(fresh[0]), signal.SIGKILL)
+                    done.add(fresh[0])
+                    break
+                time.sleep(0.01)
+
     def left(self) -> list[str]:
         """The processes of this job that are still there."""
         found = []
@@ -107,11 +131,19 @@ class Job:
         return found
 
 
+def serves(pid: str) -> bool:
+    """Whether a process is a server of the centre."""
+    try:
+        return b"choros.training.serving" in Path("/proc", pid, "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def wrong(name: str, how: str, job: Job, code: int, whole: str) -> list[str]:
     """What of a job is not as it must be."""
     restarts = job.restarts
     found = [] if code == 0 else [f"it ended with {code}: {''.join(job.output[-12:])}"]
-    fatal = how != "delay" and job.harmed is not None
+    fatal = how not in ("delay", "server") and job.harmed is not None
     if restarts > int(fatal) or (fatal and not restarts and name in TOGETHER):
         found.append(f"{restarts} restarts after: {how}")
     ends = [json.loads(path.read_text()) for path in sorted(job.room.glob("end-*"))]
@@ -129,11 +161,18 @@ def wrong(name: str, how: str, job: Job, code: int, whole: str) -> list[str]:
     return found
 
 
-def run(name: str, how: str, worker: int, moment: tuple[int, int, float] | None, whole: str) -> dict[str, Any]:
+def run(
+    name: str,
+    how: str,
+    worker: int,
+    moment: tuple[int, int, float] | None,
+    whole: str,
+    kills: Sequence[float] = (),
+) -> dict[str, Any]:
     """One job: what came of it, and what was wrong."""
     before, begun, proxy = len(os.listdir("/proc/self/fd")), time.monotonic(), Proxy()
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(name, Path(folder), proxy, worker)
+        job = Job(name, Path(folder), proxy, worker, kills)
         code = job.follow(how, moment)
         found = wrong(name, how, job, code, whole)
         ends = [json.loads(path.read_text())["digest"] for path in Path(folder).glob("end-*")]
@@ -148,26 +187,29 @@ def run(name: str, how: str, worker: int, moment: tuple[int, int, float] | None,
     while (now := len(os.listdir("/proc/self/fd"))) > before and time.monotonic() < until:
         time.sleep(0.05)
     found += [f"{now - before} descriptors more than before"] if now > before else []
-    facts = {"restarts": job.restarts, "recovered": job.back, "wrong": found}
+    facts = {"restarts": job.restarts, "servers": job.servers, "recovered": job.back, "wrong": found}
     return {**facts, "seconds": time.monotonic() - begun, "digest": ends[0] if ends else ""}
 
 
-def drill(number: int, seed: int, wholes: dict[str, str]) -> dict[str, Any]:
+def drill(number: int, seed: int, wholes: dict[str, str], ways: Sequence[str] = WAYS) -> dict[str, Any]:
     """One drill, drawn from the seed; ``wholes`` keeps the bits of jobs that nothing happened to."""
     rng = random.Random(f"job/{seed}/{number}")
-    name, how = rng.choice([*TOGETHER, *ALONE]), rng.choice(WAYS)
+    name, how = rng.choice([*TOGETHER, *ALONE]), rng.choice(ways)
     if how == "full" and name in ALONE:  # which have no checkpoints on several hosts
         name = rng.choice(list(TOGETHER))
+    kills: list[float] = []  # seconds before each
+    if how == "server":  # of which those that train together have none
+        name, kills = rng.choice(list(ALONE)), [0.0, *(rng.uniform(0.0, 2.0) for _ in range(rng.randrange(3)))]
     worker = rng.randrange(WORKERS)
     batches = BATCHES if name in TOGETHER else BATCHES // WORKERS
-    moment = (rng.randrange(EPOCHS), rng.randrange(batches - 4), rng.uniform(0.0, 0.05))
+    moment = (rng.randrange(EPOCHS - bool(kills)), rng.randrange(batches - 4), rng.uniform(0.0, 0.05))
     if name in TOGETHER and name not in wholes:
         first = run(name, "", 0, None, "")
         if first["wrong"]:
             return {"number": number, "algorithm": name, "how": "none", **first}
         wholes[name] = first["digest"]
-    facts = {"number": number, "algorithm": name, "how": how, "worker": worker, "moment": moment}
-    return {**facts, **run(name, how, worker, moment, wholes.get(name, ""))}
+    facts = {"number": number, "algorithm": name, "how": how, "worker": worker, "moment": moment, "kills": kills}
+    return {**facts, **run(name, how, worker, moment, wholes.get(name, ""), kills)}
 
 
 def main() -> int:
@@ -177,12 +219,13 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=20, help="how many drills")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="*", help="the numbers of those to be made again")
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS, help="the ways to fail, of which it draws")
     options = parser.parse_args()
     os.environ["KERAS_BACKEND"] = options.backend
     done: list[dict[str, Any]] = []
     wholes: dict[str, str] = {}
     for number in options.only or range(options.number):
-        done.append(drill(number, options.seed, wholes))
+        done.append(drill(number, options.seed, wholes, options.ways))
         print(json.dumps(done[-1]), file=sys.stderr, flush=True)
     back = {way: sorted(one["recovered"] for one in done if one["how"] == way and one["recovered"]) for way in WAYS}
     facts = {
@@ -192,6 +235,7 @@ def main() -> int:
         "wrong": [one for one in done if one["wrong"]],
         "ways": {way: sum(one["how"] == way for one in done) for way in WAYS},
         "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
+        "servers": sum(one["servers"] for one in done),
         "restarts": sum(one["restarts"] for one in done),
         "recovered_seconds": {way: [statistics.median(each), each[-1]] for way, each in back.items() if each},
         "longest_seconds": max(one["seconds"] for one in done),
