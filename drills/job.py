@@ -50,9 +50,10 @@ def main(name: str, room: Path, worker: int) -> None:
     model = model_of(together)
     algorithm = getattr(choros, name)(**{**TOGETHER, **ALONE}[name])
     trainer = choros.Trainer(model, algorithm, timeout=TIMEOUT, first_timeout=60.0)
-    kept = {"checkpoint": choros.Checkpoint(room / "states", every=7, keep=2), "resume": True} if together else {}
+    kept = choros.Checkpoint(room / "states", every=7, keep=2)
     source = data_of(together, str(room / "flag"), worker)
-    done = trainer.fit(source, epochs=EPOCHS, seed=3, verbose=0, callbacks=[Say()], **kept).run
+    how = {"epochs": EPOCHS, "seed": 3, "verbose": 0, "callbacks": [Say()]}
+    done = trainer.fit(source, **how, checkpoint=kept, resume=True).run
     digest = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
     weight = float(model.get_weights()[0].reshape(-1)[0])
     found = {"digest": digest, "weight": weight, "rows": done.rows, "group": done.group}
