@@ -1,5 +1,6 @@
 """The files of a checkpoint: whole or absent, whatever happens to the process, the disk or the file."""
 
+import hashlib
 import os
 import resource
 import signal
@@ -69,6 +70,37 @@ def test_one_that_is_not_whole_is_left_out_and_the_one_before_is_used(how, tmp_p
     assert store.latest().facts == {"number": 1}
     assert f"choros: {path} is left out" in capsys.readouterr().err
     assert store.save({"number": 3}, []).name == "checkpoint-00000003.choros"  # no number is used twice
+
+
+@pytest.mark.parametrize("what", ["a directory", "a pipe", "more than fits into memory", "a link to nothing"])
+def test_what_has_the_name_of_one_but_is_none_does_no_harm(what, tmp_path, capsys):
+    store = Store(tmp_path, keep=2)
+    store.save({"number": 1}, arrays(1))
+    newest, oldest = tmp_path / "checkpoint-00000002.choros", tmp_path / "checkpoint-00000000.choros"
+    if what == "a directory":
+        oldest.mkdir()
+        newest.mkdir()
+    elif what == "a pipe":
+        os.mkfifo(newest)
+    elif what == "a link to nothing":
+        newest.symlink_to("nothing")
+    else:
+        newest.touch()
+        os.truncate(newest, 1 << 43)
+    assert store.latest().facts == {"number": 1}
+    assert f"choros: {newest} is left out" in capsys.readouterr().err
+    for number in (3, 4):
+        store.save({"number": number}, [])
+    assert store.latest().facts == {"number": 4}
+
+
+def test_arrays_before_the_file_are_refused(tmp_path, capsys):
+    path = Store(tmp_path).save({}, [])
+    header = b'{"facts": {}, "arrays": [["int8", [64], -64]]}'
+    content = b"choros checkpoint 1\n" + len(header).to_bytes(8, "little") + header + bytes(100)
+    path.write_bytes(content + hashlib.blake2b(content, digest_size=32).digest())
+    assert Store(tmp_path).latest() is None
+    assert "an array begins at -64" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_the_last_good_one(tmp_path):

@@ -218,6 +218,14 @@ def test_a_disk_that_is_full_ends_the_run_and_leaves_the_last_good_one(pools, da
     assert small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True).epoch == [2]
 
 
+def test_workers_that_wait_for_nobody_meet_once_more_after_the_last_validation(pools, data, make_model, tmp_path):
+    x, y = data()
+    trainer = choros.Trainer(make_model(), choros.AEASGD(window=64), workers=2, pool=pools(2))
+    how = {"checkpoint": tmp_path, "validation_data": (x, y)}
+    history = trainer.fit(x, y, batch_size=10, epochs=2, verbose=0, **how)
+    assert [worker.exchanges for worker in history.run.workers] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [

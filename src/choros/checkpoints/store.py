@@ -112,7 +112,8 @@ class Store:
                 f"({error.strerror or error}); {last}. Make room there, or give another directory."
             ) from error
         for old in before[: len(before) + 1 - self.keep]:
-            old.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a directory of that name is nobody's checkpoint
+                old.unlink(missing_ok=True)
         return path
 
     def latest(self) -> Saved | None:
@@ -120,7 +121,7 @@ class Store:
         for path in reversed(self.paths()):
             try:
                 return read(path)
-            except (CheckpointFailed, OSError) as error:
+            except (CheckpointFailed, OSError, MemoryError) as error:
                 print(f"choros: {path} is left out: {error}", file=sys.stderr, flush=True)
         return None
 
@@ -134,6 +135,8 @@ def read(path: Path) -> Saved:
     Raises:
         CheckpointFailed: it is not whole, or was altered.
     """
+    if not path.is_file():  # a pipe would be waited for
+        raise CheckpointFailed("it is no file")
     whole = np.fromfile(path, np.uint8)
     start = len(_MAGIC) + _LENGTH
     if len(whole) < start + _DIGEST or whole[: len(_MAGIC)].tobytes() != _MAGIC:
@@ -148,6 +151,8 @@ def read(path: Path) -> Saved:
         for kind, shape, offset in header["arrays"]:
             if dtype_of(kind).hasobject:
                 raise TypeError(f"{kind} is no type of numbers")  # its bytes would be taken for places in memory
+            if offset < 0:
+                raise ValueError(f"an array begins at {offset}")  # numpy takes that for memory before the file's
             array = np.ndarray(tuple(shape), dtype_of(kind), content, offset)
             array.flags.writeable = False
             arrays.append(array)

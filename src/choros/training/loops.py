@@ -270,6 +270,7 @@ class AloneLoop:
             if run.board.stopped:
                 break
         if self.schedule.pending:
+            self.replica.reset_metrics()  # who validated the last epoch has more of them than the board has room for
             self.meet()
 
     def wait_for_all(self, epoch: int) -> None:
