@@ -27,6 +27,8 @@ import re
 import textwrap
 from typing import Any
 
+AGAIN = 75  # EX_TEMPFAIL: the exit code of who was asked to end, and has left a checkpoint to go on from
+
 
 class ChorosError(Exception):
     """The root: ``except ChorosError`` catches whatever Choros raises on purpose."""

@@ -187,6 +187,20 @@ def test_signals_are_handed_on(number, code, gone):
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_warning_after_which_the_ranks_have_left_a_checkpoint(number, gone):
+    body = (
+        "import os, signal, sys, time\n"
+        f"def told(*_): time.sleep(0.2); sys.exit(75)\nsignal.signal({int(number)}, told)\n"
+        "print(os.getpid(), flush=True)\ntime.sleep(100)"
+    )
+    with launcher(body) as process:
+        pids = ranks_of(process, 2)
+        process.send_signal(number)
+        assert process.wait(30) == 75
+    assert all(gone(pid) for pid in pids)
+
+
 def test_a_second_signal_kills(gone):
     body = "import os, signal, time\nsignal.signal(2, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\ntime.sleep(100)"
     with launcher(body, grace=60) as process:

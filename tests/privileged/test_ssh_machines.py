@@ -38,6 +38,10 @@ if how == "train":
         weights = hvd.allgather_object([w.tolist() for w in model.get_weights()])
         assert weights == weights[:1] * 3
         assert history["loss"][1] < history["loss"][0]
+elif how == "leave":
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+    print("ready", flush=True)
+    time.sleep(60)
 elif how != "go":
     if rank == 2:
         exec(how)
@@ -109,6 +113,18 @@ def test_when_the_head_is_told_to_end_or_dies_all_ranks_end(run, number):
     while subprocess.run(["pgrep", "-f", r"script\.py"], stdout=subprocess.DEVNULL).returncode == 0:
         assert time.monotonic() < limit
         time.sleep(0.1)
+
+
+def test_a_warning_to_the_head_reaches_all_ranks(run):
+    job = run("leave")
+    ready = 0
+    for line in job.stdout:
+        ready += "ready" in line
+        if ready == 3:
+            break
+    job.send_signal(signal.SIGUSR1)
+    out = job.communicate(timeout=30)[0]
+    assert job.returncode == 75, out
 
 
 def test_a_host_that_cannot_be_reached_is_named(run, ssh):

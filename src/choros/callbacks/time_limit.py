@@ -15,10 +15,9 @@ from typing import Any
 
 import keras
 
-from choros.checkpoints.policy import AGAIN
 from choros.checkpoints.store import sync
 from choros.cluster import Place
-from choros.errors import BadInput
+from choros.errors import AGAIN, BadInput
 
 _TURNS = 3  # after so many turns that ended in the same epoch there is no other
 _FACTS = "choros.json"

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from choros.checkpoints.store import Store
-from choros.errors import BadInput
-
-AGAIN = 75  # EX_TEMPFAIL: not done, to be tried again
+from choros.errors import AGAIN, BadInput
 
 
 class Checkpoint:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from choros.errors import BadInput
+from choros.errors import AGAIN, BadInput
 from choros.launch import start
 from choros.launch.child import Child, Ended
 from choros.launch.failure import signalled
@@ -28,6 +28,7 @@ from choros.launch.output import Output
 
 GRACE = 5.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, which ranks end by in their own time
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Outcome:
 
     Attributes:
         code: int. 0 when all ranks succeeded; else the exit code of the rank that failed first, or 128 and the number
-            of the signal that ended it or this process.
+            of the signal that ended it or this process; 75 where that signal ended the ranks in a checkpoint.
         signal: int. The signal that this process was sent, 0 where none was.
         failed: tuple of (rank, Ended, str). Who failed before anything was done to the ranks, and the last lines that
             they printed; several where they failed together.
@@ -67,6 +68,7 @@ def run(
 
     The first rank that exits with a code other than 0, or by a signal, ends the others: SIGTERM, then SIGKILL after
     ``grace`` seconds. SIGINT, SIGTERM and SIGHUP are handed to the ranks, with the same limit; a second one kills.
+    SIGUSR1 and SIGUSR2 are handed to the ranks, and that is all.
     When this process is killed, the kernel kills the ranks.
 
     Args:
@@ -152,6 +154,7 @@ class Ranks:
         self.ended: dict[int, Ended] = {}
         self.failed: list[tuple[int, Ended, str]] = []
         self._asked: list[int] = []  # the signals that this process was sent
+        self._warned: list[int] = []  # those that it has yet to hand on
         self._deadline = float("inf")  # when those that are left are killed
         self._began = time.monotonic()
         self._waking = threading.RLock()
@@ -169,7 +172,7 @@ class Ranks:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in _FORWARDED}
+        before = {number: signal.getsignal(number) for number in (*_FORWARDED, *WARNINGS)}
         taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]  # nohup ignores SIGHUP
         for number in taken:
             signal.signal(number, self._forward)
@@ -219,7 +222,8 @@ class Ranks:
             if len(self._asked) > 1 or time.monotonic() > self._deadline:
                 self._signal(signal.SIGKILL)
         if self._asked:
-            return Outcome(128 + self._asked[0], self._asked[0])
+            codes = {ended.code for ended in self.ended.values()}
+            return Outcome(AGAIN if codes in ({AGAIN}, {0, AGAIN}) else 128 + self._asked[0], self._asked[0])
         if self.failed:
             return Outcome(self.failed[0][1].code, 0, tuple(self.failed))
         return Outcome(128 + signal.SIGPIPE if self._broken else 0)
@@ -268,7 +272,7 @@ class Ranks:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """A signal for this process: ``watch`` hands it on."""
-        self._asked.append(number)
+        (self._warned if number in WARNINGS else self._asked).append(number)
         self.wake()
 
     def wake(self) -> None:
@@ -290,6 +294,8 @@ class Ranks:
         poll.poll(longest * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_out, 1 << 12)
+        while self._warned:
+            self._signal(self._warned.pop(0))
 
     def _nobody_reads(self) -> None:
         if not self._broken:

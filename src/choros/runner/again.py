@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from choros.errors import AGAIN
 from choros.launch.run import Outcome
 
 TURN = "CHOROS_RESTART"  # tells ranks how often their job was started before
-_ASKED = 75  # EX_TEMPFAIL: the ranks were asked to end, and have left a checkpoint
 
 
 def again(start: Callable[[dict[str, str]], Outcome], restarts: int) -> Outcome:
@@ -28,7 +28,7 @@ def again(start: Callable[[dict[str, str]], Outcome], restarts: int) -> Outcome:
     """
     for turn in range(restarts + 1):
         outcome = start({TURN: str(turn)} if restarts else {})
-        if outcome.code in (0, _ASKED) or outcome.signal or turn == restarts:
+        if outcome.code in (0, AGAIN) or outcome.signal or turn == restarts:
             break
         left = f"{restarts - turn - 1} restarts left"
         print(

@@ -1,7 +1,8 @@
 """The ranks of one host of a job: ``python -m choros.runner.agent``, which ``choros run`` starts there, by ssh or here.
 
-One line of JSON on stdin tells what to do; when stdin closes, because the other end was told to stop or has died, the
-ranks are ended. The lines of the ranks go to stdout and stderr, marked with their ranks.
+One line of JSON on stdin tells what to do; a line with the number of a signal is a warning for the ranks. When stdin
+closes, because the other end was told to stop or has died, the ranks are ended. The lines of the ranks go to stdout and
+stderr, marked with their ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def main() -> int:
         print(f"{told['note']} {ended.code}", file=sys.stderr, flush=True)
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        for line in sys.stdin.buffer:  # a scheduler's warning, to be handed on
+            os.kill(os.getpid(), int(line))
         os.kill(os.getpid(), signal.SIGTERM)  # which the engine hands to the ranks
 
     try:

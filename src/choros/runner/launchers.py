@@ -18,6 +18,7 @@ from typing import Any
 from choros.cluster import Slots
 from choros.errors import BadInput, MeetingTimeout
 from choros.launch import start
+from choros.launch.run import WARNINGS
 from choros.launch.start import PARENT
 from choros.machine import MPICH_UNDER_PMI2, PMI, find_mpi
 from choros.runner.head import HEAD
@@ -127,7 +128,7 @@ class _Job:
 
     def run(self) -> int:
         """Wait for the end; what this process is told to end by goes on to the launcher."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS):
             signal.signal(number, lambda number, _: self._process.send_signal(number))
         while (code := self._process.poll()) is None:
             try:

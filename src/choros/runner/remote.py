@@ -1,7 +1,7 @@
 """One host of a job, as ``choros run`` holds it: a process that speaks with the agent there, by ssh or here.
 
 ``CHOROS_AGENT`` holds two descriptors: what the agent is told, and the memory for when its first rank failed. SIGTERM
-closes the agent's stdin, by which it ends its ranks.
+closes the agent's stdin, by which it ends its ranks; SIGUSR1 and SIGUSR2 are told it, for its ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
+
+from choros.launch.run import WARNINGS
 
 _SSH = 255  # its own failures
 
@@ -35,13 +38,17 @@ def main() -> int:
     def stop(*_: Any) -> None:
         threading.Thread(target=_close, args=(agent.stdin,), daemon=True).start()
 
+    def warn(number: int, _: Any) -> None:
+        with suppress(OSError, ValueError):  # it has ended, or is to
+            os.write(agent.stdin.fileno(), b"%d\n" % number)  # type: ignore[union-attr]
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
-    try:
+    with suppress(BrokenPipeError):  # it has ended, and said why
         agent.stdin.write(json.dumps(told).encode() + b"\n")
         agent.stdin.flush()
-    except BrokenPipeError:
-        pass  # it has ended, and said why
+    for number in WARNINGS:
+        signal.signal(number, warn)
     for line in agent.stderr:
         if line.startswith(note):
             stamp = {"at": time.monotonic_ns(), "code": int(line[len(note) :])}

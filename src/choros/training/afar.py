@@ -8,8 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from choros.checkpoints import Checkpoint
-from choros.checkpoints.policy import AGAIN
-from choros.errors import ChorosError
+from choros.errors import AGAIN, ChorosError
 from choros.training.job import Job, Orders
 from choros.training.parcel import put, shown
 from choros.training.saver import Saver
