@@ -83,12 +83,17 @@ class Child:
         if self._ended is None:
             self._peak = max(self._peak, peak_memory(self.pid))
 
-    def send_signal(self, number: int) -> None:
-        """Signal the process and whatever it has started in its session's group; nothing when it has ended."""
+    def send_signal(self, number: int, alone: bool = False) -> None:
+        """Signal the process and whatever it has started in its session's group; nothing when it has ended.
+
+        Args:
+            number: of the signal.
+            alone: only the process itself, as what it started would end by a warning.
+        """
         with self._lock:
             if self._ended is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, number)
+                    (os.kill if alone else os.killpg)(self.pid, number)
 
     def check(self) -> Ended | None:
         """How it ended, or None while it runs. What it left behind in its group is killed, and it is reaped."""

@@ -295,7 +295,9 @@ class Ranks:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_out, 1 << 12)
         while self._warned:
-            self._signal(self._warned.pop(0))
+            number = self._warned.pop(0)
+            for child in self.keeper.children:
+                child.send_signal(number, alone=True)
 
     def _nobody_reads(self) -> None:
         if not self._broken:
