@@ -180,11 +180,20 @@ def test_a_warning_ends_a_fit_in_a_checkpoint(name, number, pools, data, make_mo
                 for pid in (*pools(2).start().pids, os.getpid()):
                     os.kill(pid, number)
 
+    x, y = data()
+
+    class Slowly(keras.utils.PyDataset):  # workers that wait for nobody would be done before they are warned
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            time.sleep(0.04)
+            return x[index * 6 : index * 6 + 6], y[index * 6 : index * 6 + 6]
+
     def fit(**how):
-        x, y = data()
         model = make_model(dropout=0.3)
         trainer = choros.Trainer(model, name, workers=2, pool=pools(2))
-        return model, trainer.fit(x, y, batch_size=6, epochs=8, seed=4, verbose=0, **how)
+        return model, trainer.fit(Slowly(), epochs=8, seed=4, verbose=0, **how)
 
     whole, _ = fit()
     handler = signal.getsignal(number)
