@@ -39,6 +39,13 @@ def stages(estimator):
     ]
 
 
+def test_a_grid_of_algorithms_holds_what_is_saved():
+    estimator = KerasEstimator(algorithm=choros.AEASGD)
+    assert estimator.value("algorithm")["name"] == "AEASGD"
+    grid = ParamGridBuilder().addGrid(estimator.algorithm, ["allreduce", choros.AEASGD(window=4)]).build()
+    assert [one[estimator.algorithm] for one in grid] == ["allreduce", {"name": "AEASGD", "window": 4, "alpha": None}]
+
+
 def test_a_pipeline_with_validation_and_an_evaluator(frame, tmp_path):
     model = classifier()
     before = model.get_weights()
