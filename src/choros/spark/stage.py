@@ -13,6 +13,7 @@ import numpy as np
 from choros.errors import BadInput, WorkerFailed
 from choros.spark import barrier
 from choros.spark.columns import Columns
+from choros.spark.failures import Cancelled
 from choros.spark.process import keras_here
 from choros.spark.rank import Rank, results
 from choros.spark.rows import Held, Sent
@@ -87,6 +88,8 @@ class Stage:
                     try:
                         found = self._attempt(self._rank(job, home, line), line)
                         break
+                    except Cancelled:
+                        raise
                     except WorkerFailed as error:
                         epoch = plan.conductor.epoch if line.begun else job.initial_epoch
                         if not left or epoch is None:
