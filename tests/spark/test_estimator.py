@@ -101,6 +101,7 @@ def test_what_cannot_work_is_told_before_any_task(frame):
         "momentum": (dict(momentum=0.5), BadInput, "AllReduce has no 'momentum'"),
         "workers": (dict(workers=9), BadInput, "2 task slots"),
         "epochs": (dict(epochs=0), BadInput, "epochs"),
+        "restarts": (dict(maxRestarts=-1), BadInput, "max_restarts=-1"),
     }
     for name, (how, error, words) in wrong.items():
         with pytest.raises(error, match=words):

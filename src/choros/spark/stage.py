@@ -49,6 +49,9 @@ class _Spoken(Line):
 class Stage:
     """One run.
 
+    Raises:
+        BadInput: fewer restarts than none.
+
     Attributes:
         plan: what to do.
         session: SparkSession.
@@ -71,6 +74,10 @@ class Stage:
     max_restarts: int = 0
     network: str = ""
     echo: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise BadInput(f"max_restarts={self.max_restarts}: give a whole number, 0 or more.")
 
     def run(self) -> tuple[RunRecord, list[Any]]:
         """Train; returns the record of the run and the members of an Ensemble, with the model trained.
