@@ -132,6 +132,11 @@ def test_bad_rows_are_told_from_both_sides(spark):
     made, columns = normalise(nulls, "features", "label", nulls="drop")
     found = run(made, lambda task: str(len(task.data.x)).encode(), 2, columns=columns)
     assert sum(map(int, found)) == 9
+    inside = spark.createDataFrame(
+        [([[1.0], [None if i == 3 else 2.0]], i) for i in range(10)], "features array<array<float>>, label int"
+    )
+    made, columns = normalise(inside, "features", "label", nulls="drop")
+    assert sorted(row.choros_y1 for row in made.collect()) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     made, columns = normalise(nulls.where("label > 1"), "features", "label")
     with pytest.raises(BadData, match="no rows"):
         run(made, lambda task: b"", 2, columns=columns)

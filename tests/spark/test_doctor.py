@@ -1,5 +1,8 @@
 """The doctor asks every executor, also one that has no choros, and says which lacks what."""
 
+import pytest
+
+from choros.errors import BadInput
 from choros.spark import doctor
 
 
@@ -33,3 +36,19 @@ def test_what_differs_is_told():
         "KERAS_BACKEND=jax",
     ):
         assert sum(words in one and " on a " in one for one in found) == 1, words
+
+
+def test_it_finds_a_java_and_starts_no_cluster_for_its_help(monkeypatch, capsys):
+    asked = []
+
+    def started(master, name):
+        asked.append(master)
+        raise BadInput("Spark needs Java 17 or later: install one.")
+
+    monkeypatch.setattr(doctor, "session", started)
+    with pytest.raises(SystemExit):
+        doctor.main(["--help"])
+    assert asked == []
+    assert doctor.main(["spark://head:7077"]) == 1
+    assert asked == ["spark://head:7077"]
+    assert "needs Java" in capsys.readouterr().err

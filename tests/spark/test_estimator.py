@@ -39,6 +39,13 @@ def stages(estimator):
     ]
 
 
+def test_a_grid_of_algorithms_holds_what_is_saved():
+    estimator = KerasEstimator(algorithm=choros.AEASGD)
+    assert estimator.value("algorithm")["name"] == "AEASGD"
+    grid = ParamGridBuilder().addGrid(estimator.algorithm, ["allreduce", choros.AEASGD(window=4)]).build()
+    assert [one[estimator.algorithm] for one in grid] == ["allreduce", {"name": "AEASGD", "window": 4, "alpha": None}]
+
+
 def test_a_pipeline_with_validation_and_an_evaluator(frame, tmp_path):
     model = classifier()
     before = model.get_weights()
@@ -94,6 +101,7 @@ def test_what_cannot_work_is_told_before_any_task(frame):
         "momentum": (dict(momentum=0.5), BadInput, "AllReduce has no 'momentum'"),
         "workers": (dict(workers=9), BadInput, "2 task slots"),
         "epochs": (dict(epochs=0), BadInput, "epochs"),
+        "restarts": (dict(maxRestarts=-1), BadInput, "max_restarts=-1"),
     }
     for name, (how, error, words) in wrong.items():
         with pytest.raises(error, match=words):

@@ -108,6 +108,8 @@ def test_members_and_what_cannot_be(spark, rows):
         fit(spark, make(), "allreduce", *rows, checkpoint="state")
     with pytest.raises(BadInput, match="spark://head:7077"):
         choros.Spark("head:7077")
+    with pytest.raises(BadInput, match="A session on spark://.* not on spark://head:7077: stop it"):
+        choros.Trainer(make(), workers=2, launcher=choros.Spark("spark://head:7077"))
     model = make()
     before = model.get_weights()
 

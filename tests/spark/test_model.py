@@ -5,6 +5,7 @@ import time
 import keras
 import numpy as np
 import pytest
+from keras.src.backend.common import global_state
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import StandardScaler, VectorAssembler
 from pyspark.ml.functions import vector_to_array
@@ -12,6 +13,8 @@ from pyspark.sql import functions as F
 
 from choros.errors import BadData, BadInput
 from choros.spark import KerasModel
+from choros.spark.outputs import describe, outputs_of
+from choros.spark.predict import values
 
 ROWS = 1500  # more than a batch of prediction, and no multiple of it
 
@@ -199,6 +202,20 @@ def test_what_cannot_work_is_told(spark, frame):
         KerasModel(model, featuresCol=names).transform(nulls).collect()
 
 
+def test_outputs_of_a_dict_go_by_its_keys():
+    given = keras.Input((2,))
+    outputs = {"z": keras.layers.Dense(3, name="first")(given), "a": keras.layers.Dense(1, name="second")(given)}
+    model = keras.Model(given, outputs)
+    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", {"z": logits, "a": "mse"})
+    assert outputs_of(model) == [("a", (1,)), ("z", (3,))]
+    one, two = describe(model, "auto", "p", "q", "r")
+    assert (one.kind, one.prediction) == ("value", "p_a")
+    assert (two.kind, two.prediction, two.logits) == ("classes", "p_z", True)
+    arrays = {"x": np.ones((4, 2), "float32")}
+    assert [one.shape for one in values(model, "x", arrays, 4, 4)] == [(4, 1), (4, 3)]
+
+
 def test_classes_of_ones_own_travel_and_are_told_of_when_loaded(frame, x, tmp_path):
     class Doubled(keras.layers.Layer):
         def call(self, inputs):
@@ -216,3 +233,17 @@ def test_classes_of_ones_own_travel_and_are_told_of_when_loaded(frame, x, tmp_pa
     with keras.saving.custom_object_scope({"Doubled": Doubled}):
         again = KerasModel.load(str(tmp_path / "own"))
     np.testing.assert_array_equal(again.keras_model.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def test_a_lambda_is_saved_as_keras_saves_it_and_read_by_ones_own_wish(spark, tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda inputs: inputs * 2.0)])
+    KerasModel(model).save(str(tmp_path / "own"))
+    with pytest.raises(BadInput, match="enable_unsafe_deserialization"):
+        KerasModel.load(str(tmp_path / "own"))
+    keras.config.enable_unsafe_deserialization()
+    try:
+        again = KerasModel.load(str(tmp_path / "own"))
+    finally:
+        global_state.set_global_attribute("safe_mode_saving", None)  # Keras has no way back of its own
+    rows = np.ones((2, 4), "float32")
+    np.testing.assert_array_equal(again.keras_model.predict(rows, verbose=0), 2.0 * rows)

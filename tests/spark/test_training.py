@@ -108,18 +108,29 @@ def test_members_of_an_ensemble_have_rows_and_weights_of_their_own(spark):
     assert all(member.evaluate(x, y, verbose=0)[1] > 0.5 for member in members)
 
 
+def parent(pid):
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_ours(pid):
+    """Whether a process descends from this one: other sessions of this machine are left alone."""
+    while pid > 1:
+        if (pid := parent(pid)) == os.getpid():
+            return True
+    return False
+
+
 def python_workers():
     """The processes of tasks: children of Spark's daemons."""
     found = []
     for place in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             words = (place / "cmdline").read_bytes()
-            parent = (place / "stat").read_text().rpartition(")")[2].split()[1]
-            above = pathlib.Path(f"/proc/{parent}/cmdline").read_bytes()
+            above = pathlib.Path(f"/proc/{parent(place.name)}/cmdline").read_bytes()
+            if b"pyspark.daemon" in words and b"pyspark.daemon" in above and is_ours(int(place.name)):
+                found.append(int(place.name))
         except OSError:
             continue
-        if b"pyspark.daemon" in words and b"pyspark.daemon" in above:
-            found.append(int(place.name))
     return found
 
 
@@ -147,6 +158,19 @@ def test_a_killed_worker_costs_at_most_an_epoch(spark, capfd):
     np.testing.assert_allclose(history.history["loss"], other.history["loss"], rtol=1e-6)
     for one, two in zip(ours.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-6)
+
+
+def test_a_job_that_somebody_cancels_does_not_begin_again(spark, capfd):
+    import keras
+
+    class Cancel(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            spark.sparkContext.cancelAllJobs()
+
+    frame, *_ = higgs(spark)
+    with pytest.raises(WorkerFailed, match="cancelled in Spark"):
+        fit(frame, make(), epochs=50, callbacks=[Cancel()], max_restarts=3)
+    assert "beginning again" not in capfd.readouterr().err
 
 
 def test_a_worker_that_raises_is_told_with_its_traceback(spark):

@@ -240,8 +240,26 @@ def normalise(
     if nulls == "drop":
         used = sorted({column for leaf in maker.leaves.values() for column in leaf.columns})
         frame = frame.dropna(subset=[quoted(name) for name in used])
+        for name in used:
+            if (holed := _holed(F.col(quoted(name)), frame.schema[name].dataType)) is not None:
+                frame = frame.filter(~holed)
     made = frame.select(*(["*"] if keep else []), *maker.made, *([] if mark is None else [mark.alias(MARK)]))
     return made, Columns(maker.leaves, x, y, weights, mark is not None)
+
+
+def _holed(column: Any, kind: Any) -> Any:
+    """Whether an array has a null in it, as an expression; None where its type has none."""
+    if not isinstance(kind, T.ArrayType):
+        return None
+    deeper = isinstance(kind.elementType, T.ArrayType)
+    if not (kind.containsNull or deeper):
+        return None
+
+    def hole(one: Any) -> Any:
+        inside = _holed(one, kind.elementType)
+        return one.isNull() if inside is None else one.isNull() | inside
+
+    return F.exists(column, hole)
 
 
 def _mark(maker: _Maker, validation: float | str | None, seed: int) -> Any:

@@ -8,14 +8,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from choros.errors import brief
+from choros.errors import BadInput, brief
 from choros.launch.failure import amount
 from choros.spark.failures import translate
+from choros.spark.java import session
 from choros.spark.slots import setting, slots
 
 PACKAGES = ("choros", "keras", "numpy", "pyarrow", "pandas", "cloudpickle", "jax", "torch", "tensorflow", "pyspark")
@@ -179,18 +181,23 @@ def report(facts: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *(wrong or ["Nothing is wrong."])])
 
 
-def main() -> int:
-    """Examine the session that spark-submit or the environment configures; 1 where something is wrong."""
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.builder.appName("choros doctor").getOrCreate()
+def main(words: Sequence[str] | None = None) -> int:
+    """Examine a cluster, or the one that spark-submit or the environment configures; 1 where something is wrong."""
+    parser = argparse.ArgumentParser("python -m choros.spark.doctor", description="Says which executor lacks what.")
+    parser.add_argument("master", nargs="?", default="", help="URL of the cluster (default: Spark's own settings)")
+    asked = parser.parse_args(words)
     try:
-        facts = examine(session)
+        found = session(asked.master, "choros doctor")
+    except BadInput as error:
+        print(brief(error), file=sys.stderr)
+        return 1
+    try:
+        facts = examine(found)
     except Exception as error:
         print(brief(error), file=sys.stderr)
         return 1
     finally:
-        session.stop()
+        found.stop()
     print(report(facts))
     return 1 if findings(facts) else 0
 

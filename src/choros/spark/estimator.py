@@ -18,12 +18,18 @@ from choros.spark.model import KerasModel
 from choros.spark.options import by_name
 from choros.spark.outputs import features_of, inputs_of, outputs_of
 from choros.spark.params import ColumnParams, param
-from choros.spark.storage import KerasReader, KerasWriter
+from choros.spark.storage import KerasReader, KerasWriter, written
 from choros.spark.training import train
 
 _OF_MODEL = ("featuresCol", "predictionCol", "probabilityCol", "rawPredictionCol", "task", "predictBatchSize", "nulls")
 _copying = threading.Lock()  # CrossValidator fits in several threads, and Keras counts names for all of them
 _OPTIONS = ("window", "alpha", "rho", "momentum")
+
+
+def _plain(algorithm: Any) -> Any:
+    """What JSON can hold, so that grids of algorithms are saved too."""
+    of_ours = isinstance(algorithm, (type, algorithms.Algorithm))
+    return algorithms.to_config(by_name(algorithm)) if of_ours else algorithm
 
 
 class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: ignore[misc,type-arg]
@@ -47,7 +53,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
 
     labelCol = param("labelCol", "the target: a column, a list of columns, or a dict; '' is none")
     weightCol = param("weightCol", "sample weights: a column, or a list or dict as the outputs are; '' is none")
-    algorithm = param("algorithm", "an algorithm's name, or its configuration (choros.algorithms())")
+    algorithm = param("algorithm", "an algorithm, its name or its configuration (choros.algorithms())", _plain)
     workers = param("workers", "workers that train at once; auto is all free task slots")
     epochs = param("epochs", "passes over the rows", TypeConverters.toInt)
     batchSize = param("batchSize", "rows of a global batch, divided among the workers", TypeConverters.toInt)
@@ -88,19 +94,10 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         )
         self.setParams(**params)
 
-    def setParams(self, **given: Any) -> Any:
-        """Set parameters by name; None leaves one as it is."""
-        algorithm = given.get("algorithm")
-        if isinstance(algorithm, (type, algorithms.Algorithm)):
-            given = {**given, "algorithm": algorithms.to_config(by_name(algorithm))}
-        return super().setParams(**given)
-
     @property
     def keras_bytes(self) -> bytes:
         """The compiled model as the bytes of a ``.keras`` file."""
-        from choros.training.travel import pack_model
-
-        return pack_model(self._given())[0]
+        return written(self._given())
 
     def write(self) -> KerasWriter:
         """Return what saves this stage."""

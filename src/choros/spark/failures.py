@@ -15,12 +15,17 @@ from choros.errors import BadInput, ChorosError, WorkerFailed
 from choros.launch.failure import failure, is_echo, raised
 
 _SAID = re.compile(r"<choros:([A-Za-z0-9+/=]+)>")
+_CANCELLED = re.compile(r"\bJob \d+ cancelled\b|\[OPERATION_CANCELED\b")
 _MOST = 16_000  # characters of a traceback
 _WAIT = 2.0  # seconds in which the task that failed first is heard first
 _ELSEWHERE = (
     "The executors' Python needs what this one has: install it there (pip install 'choros[spark]'), or ship an "
     "environment with spark.archives and PYSPARK_PYTHON."
 )
+
+
+class Cancelled(WorkerFailed):
+    """Somebody cancelled the job, who would not have it begin again."""
 
 
 class TaskFailed(RuntimeError):
@@ -45,7 +50,8 @@ def report(error: BaseException, rank: int, size: int) -> TaskFailed:
     if is_echo(event):
         time.sleep(_WAIT)  # Spark ends this process as soon as the other one has failed
     text = json.dumps({"rank": rank, "size": size, "event": event})
-    return TaskFailed(f"<choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
+    words = _short(f"worker {rank} of {size}: {event['type']}: {event['message']}")  # for those who read Spark's logs
+    return TaskFailed(f"{words} <choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
 
 
 def translate(error: BaseException, size: int) -> BaseException:
@@ -61,6 +67,13 @@ def translate(error: BaseException, size: int) -> BaseException:
     told = [json.loads(zlib.decompress(base64.b64decode(one))) for one in dict.fromkeys(_SAID.findall(text))]
     for one in sorted(told, key=lambda each: is_echo(each["event"])):
         return _told(one)
+    if _CANCELLED.search(text):
+        return Cancelled(
+            "The training was cancelled in Spark (on its page, by cancelAllJobs, cancelJobGroup or interruptAll), and "
+            "does not begin again.",
+            rank=0,
+            traceback=text,
+        )
     if "SPARK-24819" in text or "requires more slots" in text:
         return BadInput(
             f"This cluster cannot run {size} workers at once, which Spark found when it had waited for them: give "

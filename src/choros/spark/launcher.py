@@ -53,8 +53,16 @@ class Spark:
         """The SparkSession, started when it is asked for first."""
         if self._session is None:
             from choros.spark.java import session
+            from choros.spark.slots import is_connect
 
-            self._session = session(self.where or "", **self.settings)
+            made = session(self.where or "", **self.settings)
+            there = "" if is_connect(made) else made.sparkContext.master
+            if self.where and there not in ("", self.where):
+                raise BadInput(
+                    f"A session on {there} is running in this process, not on {self.where}: stop it first "
+                    "(session.stop()), or train there: choros.Spark(session)."
+                )
+            self._session = made
         return self._session
 
     def size(self) -> int:

@@ -18,7 +18,7 @@ from choros.spark.outputs import describe, features_of, inputs_of
 from choros.spark.params import ColumnParams
 from choros.spark.predict import Order, answer, predict
 from choros.spark.process import keras_here
-from choros.spark.storage import KerasReader, KerasWriter
+from choros.spark.storage import KerasReader, KerasWriter, written
 
 
 class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[misc,type-arg]
@@ -65,7 +65,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
     @property
     def keras_bytes(self) -> bytes:
         """The model as the bytes of a ``.keras`` file."""
-        return self._packed()[0]
+        return written(self.keras_model)
 
     def write(self) -> KerasWriter:
         """Return what saves this stage."""

@@ -95,6 +95,9 @@ def outputs_of(model: Any) -> Named | None:
     """Return the names and row shapes of a model's outputs, None where it does not know them."""
     try:
         names = list(getattr(model, "output_names", None) or [one.name for one in model.outputs])
+        given = getattr(model, "_outputs_struct", None)
+        if isinstance(given, dict) and len(given) == len(names):  # the keys are what losses and targets go by
+            names = sorted(given)
         return [(str(name), tuple(one.shape[1:])) for name, one in zip(names, model.outputs, strict=True)]
     except (AttributeError, TypeError, ValueError):
         return None

@@ -13,6 +13,7 @@ import numpy as np
 from choros.errors import BadInput, WorkerFailed
 from choros.spark import barrier
 from choros.spark.columns import Columns
+from choros.spark.failures import Cancelled
 from choros.spark.process import keras_here
 from choros.spark.rank import Rank, results
 from choros.spark.rows import Held, Sent
@@ -48,6 +49,9 @@ class _Spoken(Line):
 class Stage:
     """One run.
 
+    Raises:
+        BadInput: fewer restarts than none.
+
     Attributes:
         plan: what to do.
         session: SparkSession.
@@ -71,6 +75,10 @@ class Stage:
     network: str = ""
     echo: bool = False
 
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise BadInput(f"max_restarts={self.max_restarts}: give a whole number, 0 or more.")
+
     def run(self) -> tuple[RunRecord, list[Any]]:
         """Train; returns the record of the run and the members of an Ensemble, with the model trained.
 
@@ -87,6 +95,8 @@ class Stage:
                     try:
                         found = self._attempt(self._rank(job, home, line), line)
                         break
+                    except Cancelled:
+                        raise
                     except WorkerFailed as error:
                         epoch = plan.conductor.epoch if line.begun else job.initial_epoch
                         if not left or epoch is None:

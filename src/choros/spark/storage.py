@@ -89,6 +89,24 @@ class KerasReader(MLReader):  # type: ignore[misc,type-arg]
         return stage
 
 
+def written(model: Any) -> bytes:
+    """Return a model as the bytes of the file that Keras writes, so that Keras reads all that it can.
+
+    Args:
+        model: keras.Model.
+
+    Raises:
+        BadInput: Keras cannot write it.
+    """
+    with tempfile.TemporaryDirectory(prefix="choros-") as folder:
+        file = Path(folder) / "model.keras"
+        try:
+            model.save(file)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BadInput(f"Keras cannot write the model {model.name!r}: {brief(error)}.") from error
+        return file.read_bytes()
+
+
 def read_keras(data: bytes) -> Any:
     """Return the model of a ``.keras`` file.
 
@@ -103,6 +121,11 @@ def read_keras(data: bytes) -> Any:
         try:
             return keras.saving.load_model(file)
         except (TypeError, ValueError) as error:
+            if "enable_unsafe_deserialization" in str(error):
+                raise BadInput(
+                    "The saved model has a Lambda layer, whose code Keras only runs where you trust who saved it: call "
+                    "keras.config.enable_unsafe_deserialization() first."
+                ) from error
             raise BadInput(
                 f"Keras cannot read the saved model: {brief(error)}. Classes and functions of your own must be known "
                 "by then: register them with keras.saving.register_keras_serializable, or load inside "
