@@ -25,9 +25,9 @@ SCRIPT = """
     x, y = rng.normal(size=(60, 8)).astype("float32"), rng.integers(0, 3, 60)
     x[:, 0] += y
 
-    def make(**other):
+    def make(activation="relu", **other):
         model = keras.Sequential(
-            [keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3, "softmax")]
+            [keras.Input((8,)), keras.layers.Dense(6, activation), keras.layers.Dense(3, "softmax")]
         )
         how = {"optimizer": keras.optimizers.Adam(1e-2), "loss": LOSS, "metrics": ["accuracy"]}
         model.compile(**how | other)
@@ -53,8 +53,9 @@ SCRIPT = """
     for words, how in {
         "optimizer (['SGD', ": {"compile": {"optimizer": "sgd"}},
         "optimizer (['Adam', ": {"compile": {"optimizer": keras.optimizers.Adam(beta_1=0.8)}},
-        "loss ('SparseCategoricalCrossentropy'": {"compile": {"loss": keras.losses.SparseCategoricalCrossentropy()}},
-        "metrics (3 and 5)": {"compile": {"metrics": []}},
+        "loss ('SparseCategoricalCrossentropy(reduction": {"compile": {"loss": keras.losses.SparseCategoricalCrossentropy()}},
+        "metrics ([[], []] and [['accuracy'], []])": {"compile": {"metrics": []}},
+        "things: model (layer 1 (Dense): activation 'tanh' and 'relu')": {"compile": {"activation": "tanh"}},
         "validation_data (60 and None)": {"validation_data": (x, y)},
         "rows, steps (50 and 60)": {"data": (x[:50], y[:50])},
         "seed (3 and None)": {"seed": 3},

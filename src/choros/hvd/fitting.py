@@ -19,15 +19,16 @@ import numpy as np
 
 from choros.backend import step_counter
 from choros.errors import RanksDiffer
+from choros.hvd.beginning import compare
 from choros.hvd.context import collectives, rank
 from choros.hvd.guards import guarded
 from choros.hvd.reduction import Reduction
 from choros.hvd.rows import Shard
 from choros.hvd.split import SplitStep, built
-from choros.hvd.tensors import alike
 from choros.training import drift
 from choros.training.finite import Finite
 from choros.training.job import Tally
+from choros.training.likeness import alike
 from choros.transport import kind_of
 from choros.types import Array
 
@@ -71,6 +72,7 @@ def _fit(plain: Any) -> Any:
         if how is None or collectives(how.process_set).size == 1:
             return plain(self, *args, **given)
         call = dict(zip(names, (self, *args), strict=False)) | given
+        compare(self, call, collectives(how.process_set))
         if call.get("verbose", "auto") == "auto" and rank():
             call["verbose"] = 2  # one line an epoch, where rank 0 has the bar
         if isinstance(call.get("x"), Shard):

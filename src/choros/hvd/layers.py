@@ -12,7 +12,7 @@ from keras import ops
 from choros.collectives import SUM
 from choros.hvd.collectives import allreduce
 from choros.hvd.context import is_initialized, rank, size
-from choros.hvd.tensors import alike
+from choros.training.likeness import alike
 
 _by_rows = [False]  # whether the ranks' gradients will be weighed by their rows
 

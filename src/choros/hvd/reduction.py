@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -113,7 +114,19 @@ class Flat:
         self._result = aligned(self.size, self.dtype) if self._local else None
         self._weight, self._passes, self._fresh = 0.0, 0, True
         if how.fitting:
-            calls.broadcast_object(None, name=self._whole)  # all ranks reduce the same variables alike
+            self._compare()
+
+    def _compare(self) -> None:
+        """See that all ranks reduce the same variables alike."""
+        said = self._calls.allgather_object([self._whole, platform.node()], name="gradients")
+        for number, (whole, host) in zip(self._calls.ranks, said, strict=True):
+            if whole != said[0][0]:
+                raise RanksDiffer(
+                    f"The ranks train different models, or were given different settings: rank {number} on {host} is "
+                    f"about to reduce {whole}, and rank {self._calls.ranks[0]} on {said[0][1]} {said[0][0]}. Build the "
+                    "same model on every rank, with rows of the same shape, and give hvd.DistributedOptimizer the same "
+                    "settings."
+                )
 
     @property
     def current(self) -> bool:

@@ -19,7 +19,7 @@ from choros.collectives import AVERAGE
 from choros.hvd.context import collectives
 from choros.hvd.layers import SyncBatchNormalization, weighed
 from choros.hvd.reduction import Flat, Reduction
-from choros.hvd.tensors import alike
+from choros.training.likeness import alike
 from choros.types import Array
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -89,13 +88,3 @@ def _symbolic(value: Any, name: str | None, where: str) -> BadInput:
         f"{name or 'The tensor'} is a {type(value).__name__} without values yet (inside a compiled function): "
         f"call the collective {where}."
     )
-
-
-def alike(name: str) -> str:
-    """A name without the numbers that Keras gives: a rank that has made another model before has higher ones.
-
-    Example:
-        >>> alike("sequential_25/batch_normalization_1"), alike("resnet50")
-        ('sequential/batch_normalization', 'resnet50')
-    """
-    return re.sub(r"_\d+(?=/|$)", "", name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
 import sys
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -14,23 +17,26 @@ from typing import Any
 from choros.data import packing
 from choros.errors import BadInput
 from choros.training.job import Job
+from choros.training.likeness import digest_of, first_difference, layers_of, named, settings, short
 from choros.transport import Group
 from choros.types import Batch
 
 _RANK_0 = ("seed", "per_batch", "batch_weights", "progress")  # of a job, what only rank 0 knows
-_APART = (*_RANK_0, "source", "validation")
+_APART = (*_RANK_0, "source", "validation", "host", "built")
+_OF_A_MODEL = ("model", "variables")
 _WORDS = {"fold_seed": "seed", "metric_values": "metrics", "averaged_metrics": "metrics", "meet": "algorithm or meet"}
-_LONG = 200  # letters of what one rank was told, in an error
-_UNLIKE = ("name", "learning_rate")  # of an optimizer: drawn, or taken from rank 0
+_digests: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+_ADVICE = "All ranks run the same script, with the same data and libraries."
 
 
-def agree(group: Group, job: Job, facts: dict[str, Any]) -> Job:
+def agree(group: Group, job: Job, facts: dict[str, Any], model: Any) -> Job:
     """Take rank 0's seed, and refuse ranks that were told to do different things.
 
     Args:
         group: all ranks.
         job: what this rank was told.
         facts: by name, of data and model what JSON can hold and must be the same on every rank.
+        model: keras.Model, of which the facts tell.
 
     Returns:
         The job, with what only rank 0 knows.
@@ -38,33 +44,60 @@ def agree(group: Group, job: Job, facts: dict[str, Any]) -> Job:
     Raises:
         BadInput: on every rank, if one differs from rank 0; names what differs.
     """
-    here = {"host": platform.node()}
-    said = []
-    for rank, text in enumerate(group.gather(json.dumps({**facts, **job.json(), **facts, **here}).encode())):
-        try:
-            said.append(dict(json.loads(text)))
-        except ValueError:
-            raise BadInput(
-                f"Rank {rank} does something else than a Trainer's fit here: all ranks run the same script, with the "
-                "same CHOROS_GROUP."
-            ) from None
+
+    def gather(told: Any) -> list[Any]:
+        found = []
+        for rank, text in enumerate(group.gather(json.dumps(told).encode())):
+            try:
+                found.append(json.loads(text))
+            except ValueError:
+                raise BadInput(
+                    f"Rank {rank} does something else than a Trainer's fit here: all ranks run the same script, with "
+                    "the same CHOROS_GROUP."
+                ) from None
+        return found
+
+    said = gather({**facts, **job.json(), **facts, "host": platform.node()})
+    if problem := difference(said, model, gather):
+        raise BadInput(f"{problem} {_ADVICE}")
+    return replace(job, **{name: said[0][name] for name in _RANK_0})
+
+
+def difference(
+    said: Sequence[dict[str, Any]],
+    model: Any,
+    gather: Callable[[Any], list[Any]],
+    ranks: Sequence[int] = (),
+    apart: Sequence[str] = (),
+) -> str:
+    """Say which rank was told something else than the first one, where it is, and what; "" where none was.
+
+    Args:
+        said: what each rank was told; the same list on every rank.
+        model: this rank's, of which the layers are told where models differ.
+        gather: gives what every rank gives it; called by all ranks or by none.
+        ranks: what they are called. Defaults to their numbers in ``said``.
+        apart: names of facts that may differ.
+    """
     first = said[0]
-    for rank, other in enumerate(said):
-        different = [name for name in other if name not in (*_APART, "host") and other[name] != first.get(name)]
-        if different:
-            name = different[0]
-            names = dict.fromkeys(_WORDS.get(each, each) for each in different)
-            raise BadInput(
-                f"Rank {rank} on {other['host']} and rank 0 on {first['host']} were told different things: "
-                f"{', '.join(names)} ({_short(other[name])} and {_short(first.get(name))}). All ranks run the same "
-                "script, with the same data and libraries."
-            )
-    return replace(job, **{name: first[name] for name in _RANK_0})
-
-
-def _short(told: Any) -> str:
-    text = repr(told)
-    return text if len(text) <= _LONG else text[:_LONG] + "..."
+    for place, other in enumerate(said):
+        skipped = {*_APART, *apart, *(_OF_A_MODEL if other.get("built") != first.get("built") else ())}
+        different = [name for name in other if name not in skipped and other[name] != first.get(name)]
+        if not different:
+            continue
+        name = different[0]
+        told = f"{short(other[name])} and {short(first.get(name))}"
+        if name == "model":  # the same for all: the ranks have equal libraries, which come before it
+            layers = gather(layers_of(model))
+            told = first_difference(layers[place], layers[0])
+            different = [each for each in different if each != "variables"]
+        names = ", ".join(dict.fromkeys(_WORDS.get(each, each) for each in different))
+        numbers = ranks or range(len(said))
+        return (
+            f"Rank {numbers[place]} on {other['host']} and rank {numbers[0]} on {first['host']} were told different "
+            f"things: {names} ({told})."
+        )
+    return ""
 
 
 def facts_of(model: Any, source: Any, validation: Any, batch_size: int) -> dict[str, Any]:
@@ -76,19 +109,39 @@ def facts_of(model: Any, source: Any, validation: Any, batch_size: int) -> dict[
         validation: of those to validate with, or None.
         batch_size: int. Global.
     """
-    facts: dict[str, Any] = {
-        "libraries": _libraries(),
-        "script": _script(),
+    facts = {
+        **facts_of_model(model),
         "rows": source.rows,
         "steps": source.steps(batch_size),
         "validation_data": None if validation is None else validation.rows,
-        "variables": [list(variable.shape) for variable in model.variables],
-        "optimizer": _optimizer(model.optimizer),
-        "loss": _named(model.loss),
     }
     if not source.indexed:
         facts["first_batch"] = digest(source.sample())
-    found: dict[str, Any] = json.loads(json.dumps(facts, default=_named))
+    found: dict[str, Any] = json.loads(json.dumps(facts))
+    return found
+
+
+def facts_of_model(model: Any) -> dict[str, Any]:
+    """Return, of libraries, script and model, what must be the same on every rank, as plain JSON.
+
+    The learning rate is not among it, nor names and seeds that each process draws.
+
+    Args:
+        model: keras.Model, compiled.
+    """
+    metrics = getattr(model, "_compile_metrics", None)
+    facts = {
+        "libraries": _libraries(),
+        "script": _script(),
+        "model": _layers(model),
+        "variables": [list(variable.shape) for variable in model.weights],
+        "optimizer": _optimizer(model.optimizer),
+        "loss": named(model.loss),
+        "metrics": [
+            named(getattr(metrics, which, None) or []) for which in ("_user_metrics", "_user_weighted_metrics")
+        ],
+    }
+    found: dict[str, Any] = json.loads(json.dumps(facts))
     return found
 
 
@@ -100,6 +153,15 @@ def digest(batch: Batch) -> str:
     return digest.hexdigest()
 
 
+def _layers(model: Any) -> str:
+    """The digest of a model's layers; kept, as it takes a tenth of a second of 200, until it is compiled anew."""
+    state = id(model.optimizer), [(layer.trainable, layer.built) for layer in model._flatten_layers()]
+    if _digests.get(model, (None, ""))[0] != state:
+        _digests[model] = state, digest_of(layers_of(model))
+    return _digests[model][1]
+
+
+@functools.cache
 def _libraries() -> dict[str, str]:
     import keras
 
@@ -124,18 +186,6 @@ def _script() -> str:
 
 
 def _optimizer(optimizer: Any) -> list[Any]:
-    config = optimizer.get_config()
-    return [type(optimizer).__name__, {name: value for name, value in config.items() if name not in _UNLIKE}]
-
-
-def _named(part: Any) -> Any:
-    """A loss, or a part of a configuration, as what tells two kinds of it apart."""
-    if part is None or isinstance(part, str | int | float | bool):
-        return part
-    if isinstance(part, list | tuple):
-        return [_named(each) for each in part]
-    if isinstance(part, dict):
-        return {str(name): _named(each) for name, each in part.items()}
-    if callable(getattr(part, "tolist", None)):
-        return part.tolist()
-    return getattr(part, "__name__", type(part).__name__)
+    own = {name: value for name, value in settings(optimizer).items() if name != "learning_rate"}
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [type(optimizer).__name__, own, *([] if inner is None else [_optimizer(inner)])]

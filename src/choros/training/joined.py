@@ -233,7 +233,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     if job.workers > 1:
         base = join(rank, job.workers, job.first_timeout)
         base.timeout = job.first_timeout
-        job = agree(base, job, facts_of(model, source, validation, job.batch_size))
+        job = agree(base, job, facts_of(model, source, validation, job.batch_size), model)
         for part in (source, validation):
             decode_together(base, part)
     made = None

@@ -1,0 +1,96 @@
+"""What tells two models apart: the same of the same code in any process, and another where a setting is another."""
+
+import keras
+import numpy as np
+import pytest
+
+from choros.training.agreement import facts_of_model
+from choros.training.likeness import first_difference, layers_of
+
+layers = keras.layers
+
+
+def stacked(act="relu", times=2, **how):
+    scaled = layers.Lambda((lambda x: x * 2) if times == 2 else lambda x: x * 3, output_shape=(6,))
+    parts = [layers.Dense(6, act), layers.GaussianNoise(0.3), scaled, layers.Dense(3)]
+    model = keras.Sequential([keras.Input((8,)), *parts])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": keras.optimizers.Adam(1e-2), "loss": loss, "metrics": ["accuracy"], **how})
+    return model
+
+
+def joined(factor=2.0, crossed=False):
+    given = keras.Input((8,))
+    one, other = layers.Dense(4, "relu")(given), layers.Dense(4)(given)
+    inner = keras.Sequential([layers.Dense(4), layers.BatchNormalization()])
+    found = layers.Subtract()([one, one] if crossed else [one, other])
+    model = keras.Model(given, layers.Softmax()(inner(found * factor)))
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+    return model
+
+
+class Own(keras.Model):
+    """Without a get_config: what it is given is nothing that Keras can write down."""
+
+    def __init__(self, act="relu", held=None):
+        super().__init__()
+        self.held = held or object()
+        self.parts = [layers.Dense(4, act), layers.Dense(2)]
+
+    def call(self, x):
+        return self.parts[1](self.parts[0](x))
+
+
+def own(act="relu"):
+    model = Own(act, object())
+    model.compile("sgd", "mse")
+    model(np.ones((1, 8)))
+    return model
+
+
+@pytest.mark.parametrize("make", [stacked, joined, own])
+def test_the_same_code_makes_the_same(make):
+    keras.utils.set_random_seed(1)
+    first = facts_of_model(make())
+    keras.utils.set_random_seed(2)
+    assert facts_of_model(make()) == first
+    assert first["variables"]
+
+
+@pytest.mark.parametrize("make", [stacked, joined])
+def test_a_file_makes_the_same(make, tmp_path):
+    """One rank may have gone on from a file where the others wait for its broadcast."""
+    model = make()
+    model.fit(np.ones((4, 8)), np.ones(4) if make is stacked else np.ones((4, 4)), verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras", safe_mode=False)
+    assert facts_of_model(again) == facts_of_model(model)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (lambda: stacked("tanh"), stacked, "layer 1 (Dense): activation 'tanh' and 'relu'"),
+        (lambda: stacked(times=3), stacked, "layer 3 (Lambda): function 'lambda "),
+        (lambda: joined(3.0), joined, "(Multiply): applied to [[[['KerasTensor', 3.0]"),
+        (lambda: joined(crossed=True), joined, "layer 2: Subtract and Dense"),
+        (lambda: own("tanh"), own, "layer 1 (Dense): activation 'tanh' and 'relu'"),
+        (own, stacked, "model: Own and Sequential"),
+    ],
+)
+def test_what_differs_is_named(one, other, words):
+    mine, its = one(), other()
+    assert facts_of_model(mine)["model"] != facts_of_model(its)["model"]
+    assert words in first_difference(layers_of(mine), layers_of(its))
+
+
+def test_loss_metrics_and_optimizer_are_told_apart_by_their_settings():
+    usual = facts_of_model(stacked())
+    for name, part in {
+        "loss": keras.losses.SparseCategoricalCrossentropy(),
+        "metrics": ["mae"],
+        "optimizer": keras.optimizers.Adam(1e-2, beta_1=0.8),
+    }.items():
+        other = facts_of_model(stacked(**{name: part}))
+        assert [each for each in usual if usual[each] != other[each]] == [name]
+    assert facts_of_model(stacked(optimizer=keras.optimizers.Adam(1e-3))) == usual
