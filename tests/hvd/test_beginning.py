@@ -70,7 +70,7 @@ def test_every_rank_is_told_who_differs_where_and_what_before_a_step(run):
         "activation": "model (layer 1 (Dense): activation 'tanh' and 'relu')",
         "units": "model (layer 1 (Dense): units 4 and 5)",
         "loss": "loss ('SparseCategoricalCrossentropy(",
-        "metrics": "metrics ([[], []] and [['accuracy'], []])",
+        "metrics": "metrics ([] and ['accuracy'])",
         "optimizer": "optimizer (['SGD', ",
         "rows": "batches (3 and 5)",
         "libraries": "libraries ({'keras': '3.0.0'} and ",

@@ -53,8 +53,8 @@ SCRIPT = """
     for words, how in {
         "optimizer (['SGD', ": {"compile": {"optimizer": "sgd"}},
         "optimizer (['Adam', ": {"compile": {"optimizer": keras.optimizers.Adam(beta_1=0.8)}},
-        "loss ('SparseCategoricalCrossentropy(reduction": {"compile": {"loss": keras.losses.SparseCategoricalCrossentropy()}},
-        "metrics ([[], []] and [['accuracy'], []])": {"compile": {"metrics": []}},
+        "loss ('SparseCategoricalCrossentropy(r": {"compile": {"loss": keras.losses.SparseCategoricalCrossentropy()}},
+        "metrics ([] and ['accuracy'])": {"compile": {"metrics": []}},
         "things: model (layer 1 (Dense): activation 'tanh' and 'relu')": {"compile": {"activation": "tanh"}},
         "validation_data (60 and None)": {"validation_data": (x, y)},
         "rows, steps (50 and 60)": {"data": (x[:50], y[:50])},

@@ -137,9 +137,8 @@ def facts_of_model(model: Any) -> dict[str, Any]:
         "variables": [list(variable.shape) for variable in model.weights],
         "optimizer": _optimizer(model.optimizer),
         "loss": named(model.loss),
-        "metrics": [
-            named(getattr(metrics, which, None) or []) for which in ("_user_metrics", "_user_weighted_metrics")
-        ],
+        "metrics": named(getattr(metrics, "_user_metrics", None) or []),
+        "weighted_metrics": named(getattr(metrics, "_user_weighted_metrics", None) or []),
     }
     found: dict[str, Any] = json.loads(json.dumps(facts))
     return found

@@ -107,7 +107,7 @@ def named(part: Any) -> Any:
     if isinstance(part, list | tuple):
         return [named(each) for each in part]
     if hasattr(part, "get_config"):
-        return f"{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in settings(part).items())})"
+        return f"{type(part).__name__}({', '.join(f'{name}={value}' for name, value in settings(part).items())})"
     return _plain(part)
 
 
