@@ -83,12 +83,12 @@ def facts_of(model: Any, source: Any, validation: Any, batch_size: int) -> dict[
         "steps": source.steps(batch_size),
         "validation_data": None if validation is None else validation.rows,
         "variables": [list(variable.shape) for variable in model.variables],
-        "optimizer": _optimizer(model.optimizer),
-        "loss": _named(model.loss),
+        "optimizer": optimizer_of(model.optimizer),
+        "loss": named(model.loss),
     }
     if not source.indexed:
         facts["first_batch"] = digest(source.sample())
-    found: dict[str, Any] = json.loads(json.dumps(facts, default=_named))
+    found: dict[str, Any] = json.loads(json.dumps(facts, default=named))
     return found
 
 
@@ -123,19 +123,20 @@ def _script() -> str:
         return ""
 
 
-def _optimizer(optimizer: Any) -> list[Any]:
+def optimizer_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer's class and settings, the learning rate left out."""
     config = optimizer.get_config()
     return [type(optimizer).__name__, {name: value for name, value in config.items() if name not in _UNLIKE}]
 
 
-def _named(part: Any) -> Any:
+def named(part: Any) -> Any:
     """A loss, or a part of a configuration, as what tells two kinds of it apart."""
     if part is None or isinstance(part, str | int | float | bool):
         return part
     if isinstance(part, list | tuple):
-        return [_named(each) for each in part]
+        return [named(each) for each in part]
     if isinstance(part, dict):
-        return {str(name): _named(each) for name, each in part.items()}
+        return {str(name): named(each) for name, each in part.items()}
     if callable(getattr(part, "tolist", None)):
         return part.tolist()
     return getattr(part, "__name__", type(part).__name__)
