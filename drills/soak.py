@@ -83,7 +83,9 @@ def model_of(width: int) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="ten at least: until then caches fill (default: 30)"
+    )
     options = parser.parse_args()
     import keras
     import numpy as np

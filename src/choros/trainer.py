@@ -286,7 +286,8 @@ class Trainer:
             layout=self._layout,
             hand_back=algorithm.level == "gradients" or self.workers == 1,
         )
-        job = saver.begin(job, lambda: facts_of(self.model, source), resume, self.restarts)
+        lead = not self._place.rank
+        job = saver.begin(job, lambda: facts_of(self.model, source), resume, self.restarts, lead)
         conductor.first = job.initial_batch
         if verbose and job.devices:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))

@@ -133,3 +133,17 @@ def test_a_slow_rank_is_named(steps, slow):
     record = RunRecord.of(None, "alone", tallies, 0.0, [])
     assert record.stragglers() == slow
     assert ("rank 2 on node2 takes 2.0 times as long" in record.line()) == bool(slow)
+
+
+def test_who_waits_for_callbacks_is_not_slow(pools):
+    import time
+
+    import keras
+
+    slowly = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.03))
+    x = np.random.default_rng(0).normal(size=(320, 8)).astype("float32")
+    trainer = choros.Trainer(_model(), "aeasgd", pool=pools(2))
+    first, second = trainer.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[slowly]).run.workers
+    assert first.calling * first.seconds >= 0.03 * first.steps
+    assert second.calling == 0.0
+    assert first.step_seconds < 0.03 < first.seconds / first.steps

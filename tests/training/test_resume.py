@@ -210,9 +210,9 @@ def test_a_warning_ends_a_fit_in_a_checkpoint(name, number, pools, data, make_mo
         same(model, whole, tolerance=0)
 
 
-def small(pools, data, make_model, **how):
-    x, y = data()
-    return choros.Trainer(make_model(), workers=2, pool=pools(2)).fit(
+def small(pools, data, make_model, *, model=None, seeded=0, **how):
+    x, y = data(seed=seeded)
+    return choros.Trainer(model or make_model(), workers=2, pool=pools(2)).fit(
         x, y, **{"batch_size": 10, "epochs": 2, "verbose": 0, **how}
     )
 
@@ -251,6 +251,46 @@ def test_what_does_not_fit_is_refused(how, words, pools, data, make_model, tmp_p
         how = {"checkpoint": tmp_path, **how}
     with pytest.raises(BadInput, match=words):
         small(pools, data, make_model, **how)
+
+
+def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_path, capfd):
+    import keras
+
+    def other(units=6, activation="relu"):
+        hidden = keras.layers.Dense(units, activation)
+        model = keras.Sequential([keras.Input((8,)), hidden, keras.layers.Dense(3, "softmax")])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    def other_loss():
+        model = make_model()
+        loss = lambda y, out: keras.losses.sparse_categorical_crossentropy(y, out)
+        model.compile(model.optimizer, loss, metrics=["accuracy"])
+        return model
+
+    small(pools, data, make_model, checkpoint=tmp_path, epochs=1, seed=8)
+    for words, how in {
+        r"optimizer\[0\]='Adam'; this one has 'AdamW'": {"model": make_model(keras.optimizers.AdamW(1e-2))},
+        r"optimizer\[1\]\['beta_1'\]=0.9; this one has 0.8": {"model": make_model(keras.optimizers.Adam(beta_1=0.8))},
+        "loss='sparse_categorical_crossentropy'; this one has 'lambda ": {"model": other_loss()},
+        "numbers that its metrics keep=5; this one has 3": {"model": make_model(metrics=())},
+        r"than this one: layer 1 \(Dense\): units 6 and 7": {"model": other(7)},
+        r"than this one: layer 1 \(Dense\): activation 'relu' and 'tanh'": {"model": other(activation="tanh")},
+        "first rows='": {"seeded": 1},
+        "first rows=' ": {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
+    }.items():
+        with pytest.raises(BadInput, match=words.rstrip()):
+            small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8, **how)
+    capfd.readouterr()
+    small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8)
+    assert "choros: training was kept in " in (said := capfd.readouterr().err)
+    assert "checkpoint-00000001.choros: it goes on with epoch 2, batch 0" in said
+
+
+def test_a_directory_that_cannot_be_written_to_is_found_before_training(pools, data, make_model, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointFailed, match="nothing was trained. Give another directory"):
+        small(pools, data, make_model, checkpoint=tmp_path / "file")
 
 
 def test_restarts_that_cannot_be_are_refused(make_model):

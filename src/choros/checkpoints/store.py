@@ -7,6 +7,7 @@ multiples of 64 bytes, and a digest of all of it. It holds no code, and reading 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +24,8 @@ from choros.types import Array, dtype_of
 
 _MAGIC = b"choros checkpoint 1\n"
 _ALIGN, _DIGEST, _LENGTH = 64, 32, 8  # bytes
-_NAME = re.compile(r"checkpoint-(\d{8,12})\.choros")
+_NAME = re.compile(r"checkpoint-(\d{8,18})\.choros")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY = re.compile(r"\.checkpoint-\d+\.\d+\.new")
 
 
@@ -107,14 +109,32 @@ class Store:
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
             last = f"the last good one is {before[-1]}" if before else "there is none yet"
-            raise CheckpointFailed(
-                f"A checkpoint could not be written to {self.directory} on {os.uname().nodename} "
-                f"({error.strerror or error}); {last}. Make room there, or give another directory."
-            ) from error
+            raise self._failed(error, last) from error
         for old in before[: len(before) + 1 - self.keep]:
             with contextlib.suppress(OSError):  # a directory of that name is nobody's checkpoint
                 old.unlink(missing_ok=True)
         return path
+
+    def try_out(self) -> None:
+        """Write a file that is empty, and remove it.
+
+        Raises:
+            CheckpointFailed: nothing can be written there.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            new = self.directory / f".checkpoint-0.{os.getpid()}.new"
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT, 0o600), "wb"):
+                new.unlink()
+        except OSError as error:
+            raise self._failed(error, "nothing was trained") from error
+
+    def _failed(self, error: OSError, last: str) -> CheckpointFailed:
+        remedy = "Make room there, or give" if error.errno in _FULL else "Give"
+        return CheckpointFailed(
+            f"A checkpoint could not be written to {self.directory} on {os.uname().nodename} "
+            f"({error.strerror or error}); {last}. {remedy} another directory."
+        )
 
     def latest(self) -> Saved | None:
         """Return the newest whole file's content, None where there is none; says on stderr which were not whole."""

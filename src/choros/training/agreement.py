@@ -89,7 +89,7 @@ def difference(
         told = f"{short(other[name])} and {short(first.get(name))}"
         if name == "model":  # the same for all: the ranks have equal libraries, which come before it
             layers = gather(layers_of(model))
-            told = first_difference(layers[place], layers[0])
+            told = first_difference(layers[place], layers[0]) or told
             different = [each for each in different if each != "variables"]
         names = ", ".join(dict.fromkeys(_WORDS.get(each, each) for each in different))
         numbers = ranks or range(len(said))
@@ -135,7 +135,7 @@ def facts_of_model(model: Any) -> dict[str, Any]:
         "script": _script(),
         "model": _layers(model),
         "variables": [list(variable.shape) for variable in model.weights],
-        "optimizer": _optimizer(model.optimizer),
+        "optimizer": optimizer_of(model.optimizer),
         "loss": named(model.loss),
         "metrics": named(getattr(metrics, "_user_metrics", None) or []),
         "weighted_metrics": named(getattr(metrics, "_user_weighted_metrics", None) or []),
@@ -184,7 +184,8 @@ def _script() -> str:
         return ""
 
 
-def _optimizer(optimizer: Any) -> list[Any]:
+def optimizer_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer's class and settings, the learning rate left out."""
     own = {name: value for name, value in settings(optimizer).items() if name != "learning_rate"}
     inner = getattr(optimizer, "inner_optimizer", None)
-    return [type(optimizer).__name__, own, *([] if inner is None else [_optimizer(inner)])]
+    return [type(optimizer).__name__, own, *([] if inner is None else [optimizer_of(inner)])]

@@ -122,6 +122,7 @@ class Tally:
     keeping: float = 0.0  # seconds of a processor, to keep the state
     lost_epoch: int = -1  # in which, and after which step of it, this rank's own numbers first were not finite
     lost_step: int = -1
+    calling: float = 0.0  # seconds in which it alone waited for callbacks
     host: str = ""  # last: the one that is no number
 
     def json(self) -> dict[str, Any]:

@@ -60,7 +60,9 @@ def digest_of(layers: list[Told]) -> str:
 
 
 def first_difference(mine: Sequence[Told], others: Sequence[Told]) -> str:
-    """Say where two results of ``layers_of`` begin to differ, and by what.
+    """Say where two results of ``layers_of`` begin to differ, and by what; "" where they do not.
+
+    Settings are compared that both tell: another version of Keras may know more of them.
 
     Example:
         >>> first_difference([["Net", {}], ["Dense", {"units": 3}]], [["Net", {}], ["Dense", {"units": 4}]])
@@ -70,10 +72,10 @@ def first_difference(mine: Sequence[Told], others: Sequence[Told]) -> str:
         where = f"layer {number}" if number else "model"
         if kind != theirs:
             return f"{where}: {kind} and {theirs}"
-        for name in [*own, *its]:
-            if own.get(name) != its.get(name):
-                return f"{where} ({kind}): {name} {short(own.get(name))} and {short(its.get(name))}"
-    return f"{len(mine) - 1} and {len(others) - 1} layers"
+        for name in [name for name in own if name in its]:
+            if own[name] != its[name]:
+                return f"{where} ({kind}): {name} {short(own[name])} and {short(its[name])}"
+    return "" if len(mine) == len(others) else f"{len(mine) - 1} and {len(others) - 1} layers"
 
 
 def short(told: Any) -> str:

@@ -255,7 +255,9 @@ class AloneLoop:
                 if self.schedule.due():
                     self.meet()
                 if run.job.per_batch and run.rank == 0:
+                    begun = time.perf_counter()
                     run.reporter.batch(epoch, number, self.replica.metrics())
+                    run.tally.calling += time.perf_counter() - begun
                 else:
                     run.progress(epoch, number)
                 run.reporter.look()

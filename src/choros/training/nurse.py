@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import platform
 import time
 from typing import Any
 
 import numpy as np
 
+from choros.errors import WorkerFailed
 from choros.training.revival import state_of
 from choros.training.state import State
 from choros.transport import centre_state
@@ -82,6 +83,7 @@ class Nurse(CentreKeeper):
         self.near = centre
         self.engine, self.mender = engine, engine.mender
         self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
+        self.hung: dict[int, str] = {}  # those that were ended here, and why
         self.beats, self.moved = self.board.beats(), np.full(self.job.workers, time.monotonic())
 
     def revive(self, rank: int, event: dict[str, Any], done: dict[int, Any]) -> bool:
@@ -93,7 +95,10 @@ class Nurse(CentreKeeper):
             return False
         engine = self.engine
         place = centre_state.place_of(self.near, rank)
-        self.mender.count(engine.pool.failure(rank, event), place, whole=False)
+        failure = engine.pool.failure(rank, event)
+        if rank in self.hung:
+            failure = WorkerFailed(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
+        self.mender.count(failure, place, whole=False)
         engine.pool.replace(rank)
         engine.ready.discard(rank)
         message, blobs, fds = engine.work
@@ -119,8 +124,9 @@ class Nurse(CentreKeeper):
         if late and self.mender.left:
             holder = centre_state.holder(self.near)
             rank = holder if holder in late else late[0]
-            text = f"choros: worker {rank} has done no step for {limit:.0f} s: it is ended"
-            print(text, file=sys.stderr, flush=True)
+            how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"
+            who = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
+            self.hung[rank] = f"{who} had done no step for {how}, and was ended"
             self.moved[:] = now
             self.engine.pool.end(rank)
         if self.saver.checkpoint is not None and self.saver.checkpoint.asked:

@@ -22,6 +22,7 @@ class WorkerRecord:
         staleness: float. Mean number of merges by others between two of its meetings; 0 where all meet together.
         exchanging: float. Share (0 to 1) of its training time spent in meetings, waiting included.
         waiting: float. Share of its training time spent waiting for data.
+        calling: float. Share of it in which this worker alone waited for callbacks.
         host: str. The machine it ran on.
         not_finite: (epoch, step), counted from 0, where its own loss, gradients or weights first were not finite, the
             step -1 where only the epoch is known (then, on rank 0, of whichever rank); None where they never were, or
@@ -43,11 +44,12 @@ class WorkerRecord:
     samples_per_second: float
     host: str = ""
     not_finite: tuple[int, int] | None = None
+    calling: float = 0.0
 
     @property
     def step_seconds(self) -> float:
-        """Seconds a step outside meetings: computing, and waiting for data."""
-        return self.seconds * (1 - self.exchanging) / max(self.steps, 1)
+        """Seconds a step outside meetings and callbacks: computing, and waiting for data."""
+        return self.seconds * max(0.0, 1 - self.exchanging - self.calling) / max(self.steps, 1)
 
     @classmethod
     def of(cls, tally: Tally) -> WorkerRecord:
@@ -66,6 +68,7 @@ class WorkerRecord:
             (tally.rows - tally.first_rows) / seconds,
             tally.host,
             None if tally.lost_epoch < 0 else (tally.lost_epoch, tally.lost_step),
+            min(1.0, tally.calling / seconds),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -14,11 +15,16 @@ import numpy as np
 
 from choros.backend.base import model_variables
 from choros.checkpoints import Checkpoint
+from choros.data.arrays import ArraySource
 from choros.errors import BadInput, CheckpointFailed
+from choros.training.agreement import digest, optimizer_of
 from choros.training.job import Job
+from choros.training.likeness import first_difference, layers_of, named
 from choros.training.state import Part, State
 
-_SAME = ("algorithm", "meet", "workers", "batch_size", "steps", "shuffle")  # of a job, what must not change
+# Of a job, what must not change.
+_SAME = ("algorithm", "meet", "workers", "batch_size", "steps", "shuffle", "metric_values")
+_WORDS = {"metric_values": "numbers that its metrics keep"}
 _WRITTEN = 600.0  # seconds in which a state is on the disk
 
 
@@ -47,7 +53,9 @@ class Saver:
         self._thread: threading.Thread | None = None
 
     # -- before training
-    def begin(self, job: Job, facts: Callable[[], dict[str, Any]], resume: bool, restarts: int) -> Job:
+    def begin(
+        self, job: Job, facts: Callable[[], dict[str, Any]], resume: bool, restarts: int, lead: bool = True
+    ) -> Job:
         """Return the job as it is to be run: what is kept when, and from where it goes on.
 
         Args:
@@ -55,9 +63,11 @@ class Saver:
             facts: gives, of model and data, what must be the same when training goes on.
             resume: whether to go on from the newest checkpoint.
             restarts: how often workers may be started again.
+            lead: whether this process writes, and says what is done.
 
         Raises:
             BadInput: the checkpoint is another training's.
+            CheckpointFailed: none can be written.
         """
         if self.checkpoint is None and not restarts:
             return job
@@ -67,7 +77,10 @@ class Saver:
             else {}
         )
         job = replace(job, keep=rule)
-        self._run = {name: getattr(job, name) for name in _SAME} | facts()
+        told = {name: getattr(job, name) for name in _SAME} | facts()
+        self._run = json.loads(json.dumps(told, default=named))
+        if self.checkpoint is not None and lead:
+            self.checkpoint.store.try_out()
         saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None
         if saved is not None:
             self.check(saved.facts["run"], saved.path)
@@ -78,11 +91,18 @@ class Saver:
                     "Give that one, or none."
                 )
             job = replace(job, seed=saved.facts["seed"])
+            place = f"epoch {saved.facts['epoch'] + 1}, batch {saved.facts['batch']}"
+            what = "it is over" if saved.facts["over"] else f"it goes on with {place}"
+            self._say(lead, f"training was kept in {saved.path}: {what}")
         elif resume and self.checkpoint is not None:
-            text = f"choros: there is no checkpoint in {self.checkpoint.store.directory}: training begins"
-            print(text, file=sys.stderr, flush=True)
+            self._say(lead, f"there is no checkpoint in {self.checkpoint.store.directory}: training begins")
         self._run = {**self._run, "seed": job.seed}
         return self.onward(job, again=False)
+
+    @staticmethod
+    def _say(lead: bool, text: str) -> None:
+        if lead:
+            print(f"choros: {text}", file=sys.stderr, flush=True)
 
     def check(self, then: dict[str, Any], path: Any) -> None:
         """Refuse a checkpoint of another training.
@@ -91,10 +111,17 @@ class Saver:
             BadInput: names what differs.
         """
         for name, now in self._run.items():
-            if then.get(name) != now:
+            if name == "layers":
+                if problem := first_difference(then[name], now):
+                    raise BadInput(
+                        f"{path} is of a training of another model than this one: {problem}. Go on with the same "
+                        "model, or give another directory."
+                    )
+            elif then.get(name) != now:
+                word, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
                 raise BadInput(
-                    f"{path} is of a training with {name}={then.get(name)!r}; this one has {now!r}. Go on with the "
-                    "same settings and data, or give another directory."
+                    f"{path} is of a training with {word}={was!r}; this one has {new!r}. Go on with the same settings "
+                    "and data, or give another directory."
                 )
 
     def onward(self, job: Job, again: bool = True) -> Job:
@@ -207,10 +234,43 @@ class Saver:
         return SystemExit(self.checkpoint.code())
 
 
+def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
+    """Return what differs of two that do: of lists as long as each other the first place, with its name.
+
+    Example:
+        >>> unlike("variables", [[3], [4, 5]], [[3], [4, 6]])
+        ('variables[1]', [4, 5], [4, 6])
+        >>> unlike("variables", [[3]], [[3], [4, 6]])
+        ('number of variables', 1, 2)
+        >>> unlike("optimizer", ["Adam", {"beta_1": 0.9}], ["Adam", {"beta_1": 0.8}])
+        ("optimizer[1]['beta_1']", 0.9, 0.8)
+    """
+    if isinstance(one, list) and isinstance(other, list):
+        if len(one) != len(other):
+            return f"number of {name}", len(one), len(other)
+        at: Any = next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    elif isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        at = next(at for at in one if one[at] != other[at])
+    else:
+        return name, one, other
+    if name == "variables":
+        return f"{name}[{at}]", one[at], other[at]
+    return unlike(f"{name}[{at!r}]", one[at], other[at])
+
+
 def facts_of(model: Any, source: Any) -> dict[str, Any]:
     """Return what must be the same of model and data when training goes on."""
-    shapes = [[list(variable.shape), str(np.dtype(variable.dtype).name)] for variable in model_variables(model)]
-    return {"rows": source.rows, "variables": shapes, "backend": _backend()}
+    facts = {
+        "layers": layers_of(model),
+        "rows": source.rows,
+        "variables": [[list(each.shape), str(np.dtype(each.dtype).name)] for each in model_variables(model)],
+        "backend": _backend(),
+        "optimizer": optimizer_of(model.optimizer),
+        "loss": named(model.loss),
+    }
+    if isinstance(source, ArraySource):  # what else yields batches may do so at random
+        facts["first rows"] = digest(source.sample(32))
+    return facts
 
 
 def _backend() -> str:
