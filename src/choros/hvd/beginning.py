@@ -11,7 +11,6 @@ import keras
 
 from choros.collectives import Collectives
 from choros.errors import RanksDiffer
-from choros.hvd.split import built
 from choros.training.agreement import difference, facts_of_model
 
 _warned: list[bool] = []
@@ -30,7 +29,8 @@ def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
     Raises:
         RanksDiffer: on every rank; names rank, host and what differs.
     """
-    mine = {**facts_of_model(model), "batches": batches(call), "built": built(model), "host": platform.node()}
+    built = all(layer.built for layer in model._flatten_layers())
+    mine = {**facts_of_model(model), "batches": batches(call), "built": built, "host": platform.node()}
 
     def gather(told: Any) -> list[Any]:
         return calls.allgather_object(told, name="what fit was given")

@@ -20,6 +20,7 @@ from choros.hvd.compression import Compression, Compressor, checked
 from choros.hvd.context import collectives
 from choros.hvd.graph import grad_name, no_second, operate
 from choros.hvd.tensors import arrive
+from choros.training.likeness import alike
 from choros.types import Array
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
@@ -224,7 +225,9 @@ def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) 
     variables = list(variables)
     for variable, place in zip(variables, _named(calls, "variable", variables), strict=True):
         x, back = arrive(variable)
-        label = f"{place} {getattr(variable, 'path', getattr(variable, 'name', ''))}".rstrip()
+        path = str(getattr(variable, "path", getattr(variable, "name", "")))
+        # a model that its data build has its own name in the path, which one from a file has not
+        label = f"{place} {alike('/'.join(path.split('/')[-2:]))}".rstrip()
         out = calls.broadcast(x, root, name=label)
         assign = getattr(variable, "assign", None)
         if assign is None:
