@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import secrets
 import signal
@@ -63,10 +64,10 @@ class Job:
         furthest = (-1, -1)
         for line in self.process.stdout or ():
             self.output.append(line)
-            _, found, told = line.partition("batch ")
-            if not found or len(told.split()) != 2:
+            told = re.search(r"batch (\d+) (\d+)\s*$", line)
+            if not told:
                 continue
-            epoch, batch = map(int, told.split())
+            epoch, batch = int(told[1]), int(told[2])
             if moment is not None and self.harmed is None and (epoch, batch) >= moment[:2]:
                 time.sleep(moment[2])
                 self.harmed = time.monotonic()
