@@ -1,5 +1,8 @@
 """What tells two models apart: the same of the same code in any process, and another where a setting is another."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -94,3 +97,20 @@ def test_loss_metrics_and_optimizer_are_told_apart_by_their_settings():
         other = facts_of_model(stacked(**{name: part}))
         assert [each for each in usual if usual[each] != other[each]] == [name]
     assert facts_of_model(stacked(optimizer=keras.optimizers.Adam(1e-3))) == usual
+
+
+def test_keras_is_not_made_to_load_tensorflow():
+    """Which Keras does to ask for its types, where it is installed: three seconds of every job."""
+    script = """
+import sys, keras
+from choros.training.agreement import facts_of_model
+parts = [keras.layers.Dense(3, kernel_regularizer="l2"), keras.layers.Dropout(0.1), keras.layers.BatchNormalization()]
+model = keras.Sequential([keras.Input((2,)), *parts])
+model.compile("adam", keras.losses.MeanSquaredError(), metrics=[keras.metrics.MeanAbsoluteError()])
+before = "tensorflow" in sys.modules
+facts_of_model(model)
+print(before, "tensorflow" in sys.modules)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    before, after = said.stdout.split()
+    assert before == after

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from choros.training.lean import lean
+
 _DRAWN = ("seed", "module", "registered_name", "shared_object_id", "build_config")  # by each process, or where it ran
 _NOT_OWN = ("name", "inner_optimizer")
 _LONG = 200  # letters of what one rank was told, in an error
@@ -87,7 +89,7 @@ def short(told: Any) -> str:
 def settings(thing: Any) -> dict[str, Any]:
     """Return what an object of Keras was made with, as what JSON can hold; nothing where it cannot tell."""
     try:
-        with warnings.catch_warnings():
+        with lean(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras warns of a lambda, as if it were to be saved
             config = dict(thing.get_config())
     except Exception:  # whatever a user's own get_config raises
