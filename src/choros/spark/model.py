@@ -145,8 +145,13 @@ def _by_columns(wide: Any, order: Order, added: list[Any]) -> Any:
 
 
 def _by_rows(wide: Any, order: Order, added: list[Any], fields: list[Any]) -> Any:
-    """Send whole rows to Python and back."""
-    return wide.mapInArrow(partial(predict, order), T.StructType([*fields, *added]))
+    """Send whole rows to Python and back, under names that are there once."""
+    names = [f"choros_kept{number}" for number in range(len(fields))]
+    kept = [
+        T.StructField(name, one.dataType, one.nullable, one.metadata) for name, one in zip(names, fields, strict=True)
+    ]
+    made = wide.toDF(*names, *order.columns.leaves).mapInArrow(partial(predict, order), T.StructType([*kept, *added]))
+    return made.toDF(*(one.name for one in [*fields, *added]))
 
 
 def _compiled(model: Any) -> Any:
