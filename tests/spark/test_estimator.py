@@ -1,7 +1,11 @@
 """KerasEstimator among Spark's own stages: pipelines, cross-validation, files; the given model stays as it is."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
@@ -10,8 +14,11 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import functions as F
 
 import choros
-from choros.errors import BadInput, UnknownAlgorithm
-from choros.spark import KerasEstimator
+from choros.errors import BadData, BadInput, UnknownAlgorithm
+from choros.spark import KerasEstimator, KerasModel
+from choros.spark.columns import Columns, Leaf
+from choros.spark.outputs import classed
+from choros.spark.pyarrow import to_array
 
 NAMES = ["a", "b", "c"]
 
@@ -94,17 +101,69 @@ def test_members_predict_together_and_classes_weigh(frame):
 
 
 def test_what_cannot_work_is_told_before_any_task(frame):
-    indexed = frame.withColumn("label", (F.col("a") > 0).cast("int"))
+    indexed = frame.withColumn("label", (F.col("a") > 0).cast("int")).withColumn("three", F.lit(2.0))
+    indexed = indexed.select("*", F.col("id").alias("ID"), F.array(F.lit(1.0), F.lit(0.0)).alias("hot"))
     wrong = {
         "window2": (dict(), BadInput, "no parameter"),
         "algorithm": (dict(algorithm="aesgd"), UnknownAlgorithm, "AEASGD"),
         "momentum": (dict(momentum=0.5), BadInput, "AllReduce has no 'momentum'"),
         "workers": (dict(workers=9), BadInput, "2 task slots"),
-        "epochs": (dict(epochs=0), BadInput, "epochs"),
-        "restarts": (dict(maxRestarts=-1), BadInput, "max_restarts=-1"),
+        "labels": (dict(labelCol="hot"), BadInput, "vectors of 2.*'categorical_crossentropy'"),
+        "twice": (dict(labelCol="id"), BadInput, r"label: the frame has 2 columns .*'id' \(id, ID\)"),
+        "classes": (dict(labelCol="three"), BadInput, r"label 2 in the column 'three'.*model has 2.*from 0 to 1"),
     }
     for name, (how, error, words) in wrong.items():
         with pytest.raises(error, match=words):
             KerasEstimator(classifier(), featuresCol=NAMES, **how, **({name: 1} if not how else {})).fit(indexed)
     with pytest.raises(BadInput, match="no model"):
         KerasEstimator(featuresCol=NAMES).fit(indexed)
+    one_hot = classifier()
+    one_hot.compile("sgd", "categorical_crossentropy")
+    with pytest.raises(BadInput, match="class numbers.*'sparse_categorical_crossentropy'.*OneHotEncoder"):
+        KerasEstimator(one_hot, featuresCol=NAMES).fit(indexed)
+
+
+WRONG = dict(
+    learningRate=-0.1, timeout=0, maxRestarts=-1, epochs=0, batchSize=0, window=-1, alpha=-1.0, rho=float("nan"),
+    momentum=-1.0, validationSplit=-0.1, predictBatchSize=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_numbers_that_cannot_be_are_refused_when_they_are_set(name):
+    with pytest.raises(BadInput, match=f"{name}={WRONG[name]}"):
+        KerasEstimator(**{name: WRONG[name]})
+    estimator = KerasEstimator()
+    with pytest.raises(BadInput, match=f"{name}={WRONG[name]}"):
+        estimator.copy({estimator.getParam(name): WRONG[name]}).value(name)
+
+
+@pytest.mark.parametrize("stage", [KerasEstimator(classifier()), KerasModel(classifier())], ids=["fit", "transform"])
+def test_a_frame_of_pandas_is_refused_with_what_makes_one_of_sparks(stage):
+    rows = pd.DataFrame({"features": [[1.0, 2.0, 3.0]], "label": [0]})
+    with pytest.raises(BadInput, match=r"pandas.DataFrame.*session.createDataFrame\(frame\)"):
+        getattr(stage, "fit" if isinstance(stage, KerasEstimator) else "transform")(rows)
+
+
+def test_classes_are_those_of_each_output():
+    given = keras.Input((2,))
+    kind, size = keras.layers.Dense(5, name="kind")(given), keras.layers.Dense(3, name="size")(given)
+    model = keras.Model(given, [kind, size])
+    leaves = {name: Leaf(name, (name,), "number") for name in ("choros_x0", "choros_y1", "choros_y2")}
+    sparse = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    for loss in ([sparse, "mse"], {"size": "mse", "kind": sparse}):
+        model.compile("sgd", loss)
+        for y in (["choros_y1", "choros_y2"], {"size": "choros_y2", "kind": "choros_y1"}):
+            if isinstance(loss, list) and isinstance(y, dict):
+                continue
+            found = classed(Columns(leaves, "choros_x0", y), model).leaves
+            assert [(one.classes, one.ignored) for one in found.values()] == [(None, None), (5, -1), (None, None)]
+    label = classed(Columns(leaves, "choros_x0", "choros_y1"), classifier()).leaves["choros_y1"]
+    for values, wrong in (([0, 1], ""), ([0, 2], "2"), ([-1, 0], "-1"), ([0.0, 0.5], "0.5")):
+        if not wrong:
+            assert to_array(pa.array(values), label).tolist() == values
+            continue
+        with pytest.raises(BadData, match=f"label {wrong} in the column 'choros_y1' is no class: the model has 2"):
+            to_array(pa.array(values), label)
+    ignoring = replace(label, ignored=-1)
+    assert to_array(pa.array([-1, 0]), ignoring).tolist() == [-1, 0]

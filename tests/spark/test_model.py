@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from choros.errors import BadData, BadInput
 from choros.spark import KerasModel
+from choros.spark.model import _ARROW_UDF
 from choros.spark.outputs import describe, outputs_of
 from choros.spark.predict import values
 
@@ -181,6 +182,36 @@ def test_a_stream_of_kafkas_shape_is_parsed_and_predicted(spark, frame):
         assert row["offset"] == row["value"]
         x = np.array([[row["value"] * (i + 1) / 50 - 1 for i in range(4)]], "float32")
         assert row["prediction"] == model.predict_on_batch(x).argmax()
+
+
+@pytest.mark.parametrize("way", ["columns", "rows"])
+def test_columns_of_one_name_are_passed_on(frame, x, way, monkeypatch):
+    monkeypatch.setattr("choros.spark.model._ARROW_UDF", way == "columns" and _ARROW_UDF)
+    two = frame.select("id", "features", F.lit(1).alias("z"), F.lit("2").alias("z"), F.lit(3).alias("Z")).limit(20)
+    model = dense(3, "softmax", "sparse_categorical_crossentropy")
+    found = KerasModel(model).transform(two)
+    assert found.columns == [*two.columns, "prediction", "probability"]
+    rows = found.collect()
+    assert {tuple(row)[2:5] for row in rows} == {(1, "2", 3)}
+    expected = model.predict(x, verbose=0).argmax(axis=1)
+    assert [row.prediction for row in rows] == [expected[row.id] for row in rows]
+    with pytest.raises(BadData, match=r"features: the frame has 3 columns .*'z' \(z, z, Z\)"):
+        KerasModel(model, featuresCol="z").transform(two)
+
+
+def test_case_tells_columns_apart_only_where_the_session_says_so(spark, frame):
+    model, other = dense(3, "softmax", "sparse_categorical_crossentropy"), frame.withColumn("Prediction", F.lit(1))
+    with pytest.raises(BadInput, match="has a column 'Prediction' already"):
+        KerasModel(model).transform(other)
+    with pytest.raises(BadInput, match="'P' and 'p'"):
+        KerasModel(model, predictionCol="P", probabilityCol="p").transform(frame)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        found = KerasModel(model).transform(other)
+        assert found.columns[-3:] == ["Prediction", "prediction", "probability"]
+        assert len(found.select("prediction", "Prediction").take(2)) == 2
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
 
 
 def test_what_cannot_work_is_told(spark, frame):

@@ -152,7 +152,12 @@ def test_a_killed_worker_costs_at_most_an_epoch(spark, capfd):
     ours, plain, kill = make(), make(), Kill()
     _, history, _ = fit(frame, ours, epochs=5, callbacks=[kill], max_restarts=1, partitioned=True)
     assert kill.killed
-    assert "beginning again with epoch 4" in capfd.readouterr().err
+    (line,) = [one for one in capfd.readouterr().err.splitlines() if "restarts left" in one]
+    assert line.endswith("; all go on with epoch 4, batch 0 (0 restarts left)")
+    assert "memory" not in line  # what to do is told once, where the run ends with it
+    (restart,) = history.run.restarts
+    assert (restart.epoch, restart.batch) == (3, 0)
+    assert "process was ended" in restart.reason
     assert history.epoch == [0, 1, 2, 3, 4]
     _, other, _ = fit(frame, plain, epochs=5, partitioned=True)
     np.testing.assert_allclose(history.history["loss"], other.history["loss"], rtol=1e-6)
@@ -170,7 +175,7 @@ def test_a_job_that_somebody_cancels_does_not_begin_again(spark, capfd):
     frame, *_ = higgs(spark)
     with pytest.raises(WorkerFailed, match="cancelled in Spark"):
         fit(frame, make(), epochs=50, callbacks=[Cancel()], max_restarts=3)
-    assert "beginning again" not in capfd.readouterr().err
+    assert "restarts left" not in capfd.readouterr().err
 
 
 def test_a_worker_that_raises_is_told_with_its_traceback(spark):

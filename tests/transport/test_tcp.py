@@ -110,6 +110,19 @@ def test_a_rank_that_waits_for_others_says_so_and_for_whom(door, monkeypatch, ca
     said = capfd.readouterr().err
     marks = re.findall(r"CHOROS_SECRET has the mark (\w{6})", said)
     assert len(set(marks)) == len(marks) == 2, said
+
+
+def test_a_secret_that_nobody_was_told_is_not_spoken_of(door, monkeypatch, capfd):
+    """That of tasks of Spark, which the driver draws."""
+    monkeypatch.setattr(rendezvous, "_SAY", 0.3)
+    Rendezvous(door, 2, told=False)
+    with pytest.raises(MeetingTimeout, match="rank 1 of 2 did not come"):
+        come(door.place, SECRET, 0, 1.0, told=False)(b"")
+    with pytest.raises(PeerFailed, match="Nobody answers at 127.0.0.1:1 "):
+        come("127.0.0.1:1", b"another", 1, 1.0, told=False)(b"")
+    said = capfd.readouterr().err
+    assert "rank 1 of 2 did not come here within" in said
+    assert "CHOROS_SECRET" not in said
     assert "choros: rank 1 of 2 did not come here within 0.3 s" in said
     assert "choros: rank 1: Nobody answers at 127.0.0.1:1 " in said
     assert "It tries for 0.7 s more" in said

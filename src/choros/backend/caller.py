@@ -25,8 +25,49 @@ def build_model(model: Any, sample: Batch) -> None:
         shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
         raise BadInput(
             f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row"
-            f"{', without y' if sample.y is None else ''}): {brief(error)}"
+            f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
         ) from error
+
+
+def _labels(model: Any, y: Any) -> str:
+    """Say what is wrong with labels that are meant for the other loss of classes, "" where nothing is."""
+    for loss, one in pairs(model.loss, y):
+        name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
+        shape = np.shape(one)[1:]
+        if name == "categorical_crossentropy" and np.prod(shape) == 1:
+            return (
+                "the labels are class numbers, and the loss categorical_crossentropy takes one-hot vectors: compile "
+                "with 'sparse_categorical_crossentropy', or make vectors of them (keras.utils.to_categorical; in "
+                "Spark OneHotEncoder(dropLast=False))."
+            )
+        if name == "sparse_categorical_crossentropy" and len(shape) == 1 and shape[0] > 1:
+            return (
+                f"the labels are vectors of {shape[0]}, and the loss sparse_categorical_crossentropy takes class "
+                "numbers: compile with 'categorical_crossentropy', or make numbers of them (argmax; in Spark a column "
+                "of indices, as of StringIndexer)."
+            )
+    return ""
+
+
+def pairs(losses: Any, targets: Any) -> list[tuple[Any, Any]]:
+    """Return each loss of a compiled model with what belongs to its output.
+
+    Args:
+        losses: as they were compiled: one, a list, or a dict by the outputs' names.
+        targets: nested in the same way, whatever they are.
+
+    Example:
+        >>> pairs({"a": "mse", "b": "mae"}, {"b": 2, "a": 1}), pairs("mse", 3)
+        ([('mse', 1), ('mae', 2)], [('mse', 3)])
+    """
+    if isinstance(losses, dict):
+        return [(loss, targets[key]) for key, loss in losses.items() if isinstance(targets, dict) and key in targets]
+    if isinstance(targets, dict):
+        return [(losses, one) for one in targets.values()]
+    if isinstance(targets, (list, tuple)):
+        each = losses if isinstance(losses, (list, tuple)) else [losses] * len(targets)
+        return list(zip(each, targets, strict=False))
+    return [(losses, targets)]
 
 
 def flat_vectors(model: Any) -> tuple[Array, Array]:

@@ -165,8 +165,8 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
 
         def swap(own: bytes) -> list[bytes]:
             if door:
-                Rendezvous(door, plan.size)
-            return come(place, plan.secret, rank, plan.timeout)(own)
+                Rendezvous(door, plan.size, told=False)
+            return come(place, plan.secret, rank, plan.timeout, told=False)(own)
 
         try:
             same_version(plan.version)

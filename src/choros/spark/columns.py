@@ -7,14 +7,15 @@ What cannot work is said from the schema alone: no job is started for it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from choros.errors import BadData
+from choros.errors import BadData, BadInput
+from choros.spark.slots import setting
 
 MARK = "choros_v"  # the column that says which rows validate
 _WHOLE = {"byte": "int", "short": "int", "integer": "int", "int": "int", "long": "bigint", "bigint": "bigint"}
@@ -31,12 +32,16 @@ class Leaf:
         columns: tuple of str. The columns of the given frame.
         kind: "number", "list", "bytes" or "image": how Arrow brings it.
         shape: tuple or None. What a row is reshaped to; None leaves it as it comes.
+        classes: int or None. How many classes there are, of labels that are class numbers.
+        ignored: int or None. A number that is no class, and which the loss leaves out.
     """
 
     name: str
     columns: tuple[str, ...]
     kind: str
     shape: tuple[int, ...] | None = None
+    classes: int | None = None
+    ignored: int | None = None
 
     @property
     def said(self) -> str:
@@ -103,7 +108,13 @@ class _Maker:
 
     def find(self, name: str, what: str) -> str:
         """The column's own name."""
-        names = self.frame.columns
+        names, same = self.frame.columns, letters(self.frame)
+        twice = [other for other in names if same(other) == same(name)]
+        if len(twice) > 1:
+            raise BadData(
+                f"{what}: the frame has {len(twice)} columns that Spark takes for {name!r} ({', '.join(twice)}): "
+                "rename all but one (toDF), or drop them."
+            )
         if name in names:
             return name
         alike = [other for other in names if other.lower() == name.lower()]
@@ -209,13 +220,15 @@ def normalise(
         keep: bool. Whether the frame's own columns stay, before those that are made.
 
     Raises:
-        BadData: a column is missing or holds what a model cannot take. No job was started.
+        BadInput: no DataFrame of Spark.
+        BadData: a column is missing, there twice, or holds what a model cannot take. No job was started.
 
     Example:
         >>> frame, columns = normalise(frame, "features", "label")
         >>> columns.x, columns.y
         ('choros_x0', 'choros_y1')
     """
+    check_frame(frame)
     if nulls not in ("error", "drop"):
         raise BadData(f"nulls={nulls!r}: give 'error' or 'drop'.")
     if label is not None and getattr(frame, "isStreaming", False):
@@ -273,6 +286,26 @@ def _mark(maker: _Maker, validation: float | str | None, seed: int) -> Any:
     if not 0.0 < validation < 1.0:
         raise BadData(f"validation={validation!r}: give a share of the rows from 0 to below 1, or a boolean column.")
     return F.rand(seed) < F.lit(float(validation))
+
+
+def check_frame(frame: Any) -> None:
+    """Refuse what is no DataFrame of Spark, such as one of pandas.
+
+    Raises:
+        BadInput: says how to make one.
+    """
+    if not all(hasattr(frame, one) for one in ("sparkSession", "mapInArrow")):
+        kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
+        raise BadInput(
+            f"The rows are a {kind}, not a DataFrame of Spark: make one, session.createDataFrame(frame), or train "
+            "arrays by choros.Trainer(model, launcher=choros.Spark())."
+        )
+
+
+def letters(frame: Any) -> Callable[[str], str]:
+    """Return what makes one of two columns' names that are the same to Spark: as its session minds case or not."""
+    minds = setting(frame.sparkSession, "spark.sql.caseSensitive", "false").lower() == "true"
+    return str if minds else str.lower
 
 
 def is_map(thing: Any) -> bool:

@@ -13,10 +13,10 @@ from pyspark.sql import types as T
 
 from choros import algorithms
 from choros.errors import BadInput
-from choros.spark.columns import normalise, quoted
+from choros.spark.columns import check_frame, normalise, quoted
 from choros.spark.model import KerasModel
 from choros.spark.options import by_name
-from choros.spark.outputs import features_of, inputs_of, outputs_of
+from choros.spark.outputs import classed, features_of, inputs_of, outputs_of
 from choros.spark.params import ColumnParams, param
 from choros.spark.storage import KerasReader, KerasWriter, written
 from choros.spark.training import train
@@ -55,23 +55,23 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
     weightCol = param("weightCol", "sample weights: a column, or a list or dict as the outputs are; '' is none")
     algorithm = param("algorithm", "an algorithm, its name or its configuration (choros.algorithms())", _plain)
     workers = param("workers", "workers that train at once; auto is all free task slots")
-    epochs = param("epochs", "passes over the rows", TypeConverters.toInt)
-    batchSize = param("batchSize", "rows of a global batch, divided among the workers", TypeConverters.toInt)
-    learningRate = param("learningRate", "the optimizer's rate, instead of the compiled one", TypeConverters.toFloat)
-    window = param("window", "optimizer steps between two meetings", TypeConverters.toInt)
-    alpha = param("alpha", "the elastic force of EASGD, AEASGD and EAMSGD", TypeConverters.toFloat)
-    rho = param("rho", "alpha divided by the learning rate, as in dist-keras", TypeConverters.toFloat)
-    momentum = param("momentum", "EAMSGD's momentum", TypeConverters.toFloat)
+    epochs = param("epochs", "passes over the rows", TypeConverters.toInt, least=1)
+    batchSize = param("batchSize", "rows of a global batch, divided among the workers", TypeConverters.toInt, least=1)
+    learningRate = param("learningRate", "the optimizer's rate, not the compiled one", TypeConverters.toFloat, least=0)
+    window = param("window", "optimizer steps between two meetings", TypeConverters.toInt, least=0)
+    alpha = param("alpha", "the elastic force of EASGD, AEASGD and EAMSGD", TypeConverters.toFloat, least=0)
+    rho = param("rho", "alpha divided by the learning rate, as in dist-keras", TypeConverters.toFloat, least=0)
+    momentum = param("momentum", "EAMSGD's momentum", TypeConverters.toFloat, least=0)
     algorithmOptions = param("algorithmOptions", "further hyper-parameters of the algorithm, by name")
-    validationSplit = param("validationSplit", "share of the rows to validate with", TypeConverters.toFloat)
+    validationSplit = param("validationSplit", "share of the rows to validate with", TypeConverters.toFloat, least=0)
     validationCol = param("validationCol", "a boolean column that is true for rows to validate with")
     classWeight = param("classWeight", "a dict from class number to weight")
     seed = param("seed", "order of the rows, random layers and validation split", TypeConverters.toInt)
     shuffle = param("shuffle", "whether rows are in another order in each epoch", TypeConverters.toBoolean)
     strict = param("strict", "whether unstable settings are refused; else they warn", TypeConverters.toBoolean)
     verbose = param("verbose", "as in Keras", TypeConverters.toInt)
-    maxRestarts = param("maxRestarts", "how often a run that lost a worker begins again", TypeConverters.toInt)
-    timeout = param("timeout", "seconds without a step after which a worker counts as hung", TypeConverters.toFloat)
+    maxRestarts = param("maxRestarts", "how often a run that lost a worker begins again", TypeConverters.toInt, least=0)
+    timeout = param("timeout", "seconds without a step after which a worker is hung", TypeConverters.toFloat, above=0)
 
     def __init__(self, model: Any = None, *, callbacks: Any = None, profile: Any = None, **params: Any) -> None:
         super().__init__()
@@ -119,6 +119,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
     def _fit(self, dataset: Any) -> KerasModel:
         import keras
 
+        check_frame(dataset)
         model, value = copied(self._given(), self.value("learningRate")), self.value
         rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
         options = {name: value(name) for name in _OPTIONS} | dict(value("algorithmOptions"))
@@ -142,7 +143,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         trained, history, members = train(
             frame,
             model=model,
-            columns=columns,
+            columns=classed(columns, model),
             algorithm=algorithm,
             workers=1 if isinstance(algorithm, algorithms.Single) else value("workers"),
             batch_size=value("batchSize"),

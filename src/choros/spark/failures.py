@@ -125,7 +125,7 @@ def _lost(text: str, size: int) -> WorkerFailed:
         why = "Look at what makes the frame first: frame.count() runs it alone."
     where = f" on {host[1]}" if host else ""
     return WorkerFailed(
-        f"worker {number} of {size} (counted from 0){where} failed; {what}{said}. {why}",
+        f"worker {number} of {size} (counted from 0){where} failed; {what}{said}.\n\n{why}",
         rank=number,
         host=host[1] if host else "",
         traceback=text,

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 import choros
 from choros.errors import BadInput
-from choros.spark.columns import normalise, quoted
+from choros.spark.columns import check_frame, letters, normalise, quoted
 from choros.spark.outputs import describe, features_of, inputs_of
 from choros.spark.params import ColumnParams
 from choros.spark.predict import Order, answer, predict
@@ -85,12 +85,17 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         return packed
 
     def _transform(self, dataset: Any) -> Any:
+        check_frame(dataset)
         model = self.keras_model
         features = features_of(model, self.value("featuresCol"))
         task, *names = (self.value(name) for name in _OUTPUTS)
         outputs = describe(model, task, *names)
         made = {name: vector for output in outputs for name, vector in output.names().items()}
-        if clash := [name for name in made if name in dataset.columns]:
+        same, named = letters(dataset), [name for output in outputs for name in output.names()]
+        if twice := [(one, two) for i, one in enumerate(named) for two in named[i + 1 :] if same(one) == same(two)]:
+            raise BadInput(f"This model would add columns {twice[0][0]!r} and {twice[0][1]!r}: name them differently.")
+        there = {same(name): name for name in dataset.columns}
+        if clash := [there[same(name)] for name in made if same(name) in there]:
             raise BadInput(
                 f"The frame has a column {clash[0]!r} already: drop it, or name what this model adds otherwise."
             )
@@ -115,7 +120,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
             int(self.value("predictBatchSize")),
         )
         added = [T.StructField(name, T.ArrayType(T.DoubleType()) if v else T.DoubleType()) for name, v in made.items()]
-        found = _by_columns(wide, order, added, fields) if _ARROW_UDF else _by_rows(wide, order, added, fields)
+        found = _by_columns(wide, order, added) if _ARROW_UDF else _by_rows(wide, order, added, fields)
         vectors = {name: array_to_vector(F.col(quoted(name))) for name, vector in made.items() if vector}
         return found.withColumns(vectors) if vectors else found
 
@@ -127,7 +132,7 @@ _ARROW_UDF = hasattr(F, "arrow_udf")  # since Spark 4.1
 _MADE = "choros_made"
 
 
-def _by_columns(wide: Any, order: Order, added: list[Any], fields: list[Any]) -> Any:
+def _by_columns(wide: Any, order: Order, added: list[Any]) -> Any:
     """Send only what the model reads to Python; all other columns stay where they are."""
     from choros.spark.pyarrow import hinted
 
@@ -135,13 +140,18 @@ def _by_columns(wide: Any, order: Order, added: list[Any], fields: list[Any]) ->
     made = F.arrow_udf(hinted(partial(answer, order), len(leaves)), T.StructType(added))
     # by Spark's word not deterministic: else a filter on the prediction would have it predicted twice
     wide = wide.withColumn(_MADE, made.asNondeterministic()(*map(F.col, leaves)))
-    kept = [F.col(quoted(field.name)) for field in fields]
-    return wide.select(*kept, *(F.col(f"{_MADE}.{quoted(one.name)}").alias(one.name) for one in added))
+    found = wide.select("*", *(F.col(f"{_MADE}.{quoted(one.name)}").alias(one.name) for one in added))
+    return found.drop(*leaves, _MADE)  # those that are kept may have one name twice, and cannot be named
 
 
 def _by_rows(wide: Any, order: Order, added: list[Any], fields: list[Any]) -> Any:
-    """Send whole rows to Python and back."""
-    return wide.mapInArrow(partial(predict, order), T.StructType([*fields, *added]))
+    """Send whole rows to Python and back, under names that are there once."""
+    names = [f"choros_kept{number}" for number in range(len(fields))]
+    kept = [
+        T.StructField(name, one.dataType, one.nullable, one.metadata) for name, one in zip(names, fields, strict=True)
+    ]
+    made = wide.toDF(*names, *order.columns.leaves).mapInArrow(partial(predict, order), T.StructType([*kept, *added]))
+    return made.toDF(*(one.name for one in [*fields, *added]))
 
 
 def _compiled(model: Any) -> Any:

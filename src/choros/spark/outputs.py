@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from choros.errors import BadInput
+from choros.spark.columns import Columns
 from choros.types import Array
 
 Named = list[tuple[str, tuple[int | None, ...]]]
@@ -101,6 +102,38 @@ def outputs_of(model: Any) -> Named | None:
         return [(str(name), tuple(one.shape[1:])) for name, one in zip(names, model.outputs, strict=True)]
     except (AttributeError, TypeError, ValueError):
         return None
+
+
+def classed(columns: Columns, model: Any) -> Columns:
+    """Return the columns with how many classes there are, for labels that a sparse loss takes as class numbers.
+
+    Args:
+        columns: as ``normalise`` made them of the model's outputs.
+        model: a compiled keras.Model.
+    """
+    from choros.backend.caller import pairs
+
+    outputs, y = outputs_of(model) or [], columns.y
+    if isinstance(y, list):  # a dict of losses goes by names
+        y = {name: one for (name, _), one in zip(outputs, y, strict=False)} if isinstance(model.loss, dict) else y
+    if isinstance(y, dict):
+        sizes = {y[name]: shape for name, shape in outputs if name in y}
+    else:
+        sizes = {one: shape for one, (_, shape) in zip(y if isinstance(y, list) else [y], outputs, strict=False)}
+    leaves = dict(columns.leaves)
+    for loss, name in pairs(model.loss, y):
+        shape = sizes.get(name)
+        if shape and shape[-1] and _takes_numbers(loss):
+            leaves[name] = replace(leaves[name], classes=shape[-1], ignored=getattr(loss, "ignore_class", None))
+    return replace(columns, leaves=leaves)
+
+
+def _takes_numbers(loss: Any) -> bool:
+    import keras
+
+    name, of_keras = "sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy
+    known = type(loss) is of_keras and getattr(loss, "axis", -1) == -1
+    return known or loss == name or loss is keras.losses.sparse_categorical_crossentropy
 
 
 def features_of(model: Any, features: Any) -> Any:

@@ -9,15 +9,28 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from choros.errors import BadInput
 
 
-def param(name: str, words: str, kind: Any = None) -> Any:
+def param(name: str, words: str, kind: Any = None, least: float | None = None, above: float | None = None) -> Any:
     """Return the declaration of a parameter.
 
     Args:
         name: str. The attribute that it is assigned to.
         words: str. What it is.
         kind: type converter; None takes what JSON can hold.
+        least: the smallest number that it may be, or None. Others raise BadInput as soon as they are set.
+        above: the number that it must be larger than, or None.
     """
-    return Param(Params._dummy(), name, words, kind or TypeConverters.identity)
+    convert = kind or TypeConverters.identity
+
+    def checked(value: Any) -> Any:
+        made = convert(value)
+        if least is not None and not made >= least:
+            raise BadInput(f"{name}={value!r}: give {least:g} or more ({words}).")
+        if above is not None and not made > above:
+            raise BadInput(f"{name}={value!r}: give more than {above:g} ({words}).")
+        return made
+
+    bounded = least is not None or above is not None
+    return Param(Params._dummy(), name, words, checked if bounded else convert)
 
 
 class ColumnParams(Params):  # type: ignore[misc]
@@ -34,7 +47,7 @@ class ColumnParams(Params):  # type: ignore[misc]
         "rawPredictionCol", "a vector of what the model gives, where that is no probability; '' leaves it out"
     )
     task = param("task", "classification, regression or raw; auto asks the model's loss and last layer")
-    predictBatchSize = param("predictBatchSize", "rows of a batch of prediction", TypeConverters.toInt)
+    predictBatchSize = param("predictBatchSize", "rows of a batch of prediction", TypeConverters.toInt, least=1)
     nulls = param("nulls", "error or drop: what to do with rows that have nulls", TypeConverters.toString)
 
     def __init__(self) -> None:
@@ -53,7 +66,7 @@ class ColumnParams(Params):  # type: ignore[misc]
         """Set parameters by name; None leaves one as it is.
 
         Raises:
-            BadInput: there is no such parameter.
+            BadInput: there is no such parameter, or it cannot have that value.
         """
         for name, value in given.items():
             if not self.hasParam(name):
@@ -64,6 +77,10 @@ class ColumnParams(Params):  # type: ignore[misc]
         return self
 
     def value(self, name: str) -> Any:
-        """Return a parameter's value, None where it has none."""
+        """Return a parameter's value, None where it has none.
+
+        Raises:
+            BadInput: one that cannot be; grids of parameters are set unseen.
+        """
         one = self.getParam(name)
-        return self.getOrDefault(one) if self.isDefined(one) else None
+        return one.typeConverter(self.getOrDefault(one)) if self.isDefined(one) else None

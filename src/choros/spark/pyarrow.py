@@ -24,7 +24,7 @@ def to_array(column: Any, leaf: Leaf) -> Array:
         Array of shape (rows, ...): read-only, and a view of Arrow's memory where no row need be moved.
 
     Raises:
-        BadData: there are nulls, or rows of different lengths.
+        BadData: there are nulls, rows of different lengths, or numbers of classes that there are not.
 
     Example:
         >>> to_array(pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32())), Leaf("x", ("x",), "list")).tolist()
@@ -43,6 +43,8 @@ def to_array(column: Any, leaf: Leaf) -> Array:
             column = column.flatten()
             _refuse_nulls(column, leaf)
         found = column.to_numpy(zero_copy_only=True).reshape(rows, *sizes)
+    if leaf.classes is not None:
+        _refuse_no_class(found, leaf, leaf.classes)
     return _shaped(found, leaf)
 
 
@@ -50,6 +52,17 @@ def _refuse_nulls(column: Any, leaf: Leaf) -> None:
     if column.null_count:
         raise BadData(
             f"There are nulls in {leaf.said}: leave such rows out with nulls='drop' or dropna, or fill them (Imputer)."
+        )
+
+
+def _refuse_no_class(found: Array, leaf: Leaf, classes: int) -> None:
+    wrong = (found < 0) | (found >= classes) | (found != np.floor(found))
+    if leaf.ignored is not None:
+        wrong &= found != leaf.ignored
+    if wrong.any():
+        raise BadData(
+            f"The label {found[wrong][0]:g} in {leaf.said} is no class: the model has {classes}, so labels are whole "
+            f"numbers from 0 to {classes - 1} (StringIndexer makes such ones)."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import threading
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +20,7 @@ from choros.spark.slots import is_connect
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Plan, Tally
 from choros.training.line import Line, Told
+from choros.training.mending import Mender
 from choros.training.parcel import put, shown
 from choros.training.record import RunRecord
 from choros.training.travel import fresh_clone, pack_code
@@ -85,8 +85,8 @@ class Stage:
         Raises:
             WorkerFailed: a task failed, and there was no restart left; the model's weights are as they were.
         """
-        plan, left = self.plan, self.max_restarts
-        job = replace(plan.job, whole_epochs=left > 0)
+        plan, mender = self.plan, Mender(self.max_restarts, self.plan.job.workers)
+        job = replace(plan.job, whole_epochs=mender.left > 0)
         given = values(plan.model.variables)
         line = _Spoken(plan)
         try:
@@ -99,15 +99,9 @@ class Stage:
                         raise
                     except WorkerFailed as error:
                         epoch = plan.conductor.epoch if line.begun else job.initial_epoch
-                        if not left or epoch is None:
+                        if not mender.left or epoch is None:
                             raise
-                        left -= 1
-                        print(
-                            f"choros: {str(error).splitlines()[0]}; beginning again with epoch {epoch + 1}, from what "
-                            f"was learnt before it ({left} restart{'s' * (left != 1)} left)",
-                            file=sys.stderr,
-                            flush=True,
-                        )
+                        mender.count(error, (epoch, 0), True)
                         job = replace(job, initial_epoch=epoch, initial_batch=0)
         except WorkerFailed as error:
             error.weights = line.last()
@@ -117,7 +111,8 @@ class Stage:
         except KeyboardInterrupt:
             put(plan.model, line.latest)
             raise
-        return self._result(found)
+        record, models = self._result(found)
+        return replace(record, restarts=tuple(mender.done)), models
 
     def _rank(self, job: Job, home: dict[str, Any], line: Line) -> Rank:
         plan = self.plan

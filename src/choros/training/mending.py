@@ -56,8 +56,9 @@ class Mender:
         )  # fmt: skip
         self.done.append(made)
         who = "all go on" if whole else f"rank {rank} goes on in a new process"
+        why = made.reason.rstrip(".")
         print(
-            f"choros: {made.reason}; {who} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)",
+            f"choros: {why}; {who} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)",
             file=sys.stderr,
             flush=True,
         )

@@ -12,9 +12,9 @@ from typing import Any
 
 from choros import algorithms
 from choros.errors import BadInput
-from choros.spark.columns import normalise
+from choros.spark.columns import check_frame, normalise
 from choros.spark.distkeras.utils import history_executor, history_executors_average
-from choros.spark.outputs import features_of, inputs_of, outputs_of
+from choros.spark.outputs import classed, features_of, inputs_of, outputs_of
 from choros.spark.slots import refuse_dynamic, slots
 from choros.spark.training import train
 from choros.types import Array
@@ -89,6 +89,7 @@ class Trainer:
             BadInput: something that cannot work.
             WorkerFailed: a worker failed.
         """
+        check_frame(dataframe)
         model, algorithm = self._compiled(), self.algorithm
         workers = self._workers(dataframe.sparkSession)
         frame, columns = normalise(
@@ -103,7 +104,7 @@ class Trainer:
             trained, self.history, members = train(
                 frame,
                 model=model,
-                columns=columns,
+                columns=classed(columns, model),
                 algorithm=algorithm,
                 workers=workers,
                 batch_size=int(self.batch_size) * workers,

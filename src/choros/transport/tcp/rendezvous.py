@@ -28,6 +28,7 @@ class Rendezvous:
     Args:
         door: Door. Where they come.
         size: int. How many. As soon as one is there, the others have the time that it is ready to wait.
+        told: bool. Whether the secret is CHOROS_SECRET, which messages then tell apart from others. Defaults to True.
 
     Example:
         >>> with Door("127.0.0.1", b"secret") as door:
@@ -36,8 +37,8 @@ class Rendezvous:
         [b'here']
     """
 
-    def __init__(self, door: Door, size: int) -> None:
-        self._door, self._size = door, size
+    def __init__(self, door: Door, size: int, told: bool = True) -> None:
+        self._door, self._size, self._told = door, size, told
         threading.Thread(target=self._collect, name="choros-rendezvous", daemon=True).start()
 
     def _collect(self) -> None:
@@ -53,7 +54,7 @@ class Rendezvous:
                 if not said and left > _SAY:
                     said = bool(brought)
                     if said:
-                        _say(f"{missing} did not come here within {_SAY:g} s{_see(self._door.secret)}")
+                        _say(f"{missing} did not come here within {_SAY:g} s{_see(self._door.secret, self._told)}")
                     continue
                 error = (
                     f"{missing} did not come to {self._door.place} within "
@@ -107,8 +108,10 @@ def _say(text: str) -> None:
     print(f"choros: {text}", file=sys.stderr, flush=True)
 
 
-def _see(secret: bytes) -> str:
+def _see(secret: bytes, told: bool) -> str:
     """Return what to look at; the mark of a secret does not tell it."""
+    if not told:
+        return "."
     mark = hashlib.blake2b(secret, person=b"choros mark", digest_size=3).hexdigest()
     return f" (this process' CHOROS_SECRET has the mark {mark}: one with another mark belongs to another job)."
 
@@ -124,7 +127,7 @@ def ports(secret: bytes) -> list[int]:
     return [20_000 + int.from_bytes(drawn[i : i + 2], "little") % 12_000 for i in range(0, len(drawn), 2)]
 
 
-def come(place: str, secret: bytes, rank: int, timeout: float) -> Callable[[bytes], list[bytes]]:
+def come(place: str, secret: bytes, rank: int, timeout: float, told: bool = True) -> Callable[[bytes], list[bytes]]:
     """Return what brings this rank's bytes to a ``Rendezvous``, once, and returns everybody's.
 
     Args:
@@ -132,6 +135,7 @@ def come(place: str, secret: bytes, rank: int, timeout: float) -> Callable[[byte
         secret: bytes.
         rank: int.
         timeout: float. Seconds for all to come.
+        told: bool. As of ``Rendezvous``. Defaults to True.
 
     Raises:
         PeerFailed, MeetingTimeout: when called: nobody is there, or not all come.
@@ -144,7 +148,7 @@ def come(place: str, secret: bytes, rank: int, timeout: float) -> Callable[[byte
         except Nobody as nobody:
             if timeout <= _SAY:
                 raise
-            _say(f"rank {rank}: {nobody} It tries for {timeout - _SAY:g} s more{_see(secret)}")
+            _say(f"rank {rank}: {nobody} It tries for {timeout - _SAY:g} s more{_see(secret, told)}")
             end = dial(place, secret, hello, timeout - _SAY)
         channel = Channel(end, f"The meeting at {place}", timeout + 5.0)
         try:
