@@ -223,7 +223,7 @@ def test_ranks_that_diverge_are_told_so(clean_python):
     for rank in (0, 1):
         lines = [line.partition("] ")[2] for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
         said = {line.split()[0]: line for line in lines if " " in line}
-        for what, word in {"batch": "batch_size", "model": "variables", "rows": "rows"}.items():
+        for what, word in {"batch": "batch_size", "model": "model (layer 1 (Dense): units", "rows": "rows"}.items():
             assert "refused" in said[what], said[what]
             assert word in said[what]
             assert "Rank 1 on " in said[what]
