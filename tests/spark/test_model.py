@@ -203,8 +203,9 @@ def test_case_tells_columns_apart_only_where_the_session_says_so(spark, frame):
     model, other = dense(3, "softmax", "sparse_categorical_crossentropy"), frame.withColumn("Prediction", F.lit(1))
     with pytest.raises(BadInput, match="has a column 'Prediction' already"):
         KerasModel(model).transform(other)
-    with pytest.raises(BadInput, match="'P' and 'p'"):
-        KerasModel(model, predictionCol="P", probabilityCol="p").transform(frame)
+    for one in ("P", "p"):
+        with pytest.raises(BadInput, match=f"'{one}' and 'p'"):
+            KerasModel(model, predictionCol=one, probabilityCol="p").transform(frame)
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
         found = KerasModel(model).transform(other)

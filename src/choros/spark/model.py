@@ -90,8 +90,8 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         features = features_of(model, self.value("featuresCol"))
         task, *names = (self.value(name) for name in _OUTPUTS)
         outputs = describe(model, task, *names)
-        made = {name: vector for output in outputs for name, vector in output.names().items()}
-        same, named = letters(dataset), [name for output in outputs for name in output.names()]
+        pairs = [pair for output in outputs for pair in output.names()]
+        made, named, same = dict(pairs), [name for name, _ in pairs], letters(dataset)
         if twice := [(one, two) for i, one in enumerate(named) for two in named[i + 1 :] if same(one) == same(two)]:
             raise BadInput(f"This model would add columns {twice[0][0]!r} and {twice[0][1]!r}: name them differently.")
         there = {same(name): name for name in dataset.columns}

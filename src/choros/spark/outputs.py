@@ -62,14 +62,14 @@ class Output:
             made[self.raw] = values
         return {name: column for name, column in made.items() if name}
 
-    def names(self) -> dict[str, bool]:
+    def names(self) -> list[tuple[str, bool]]:
         """Return the names of the columns, and whether each is a vector."""
-        found = {self.prediction: False} if self.kind != "vector" else {}
+        found = [(self.prediction, False)] if self.kind != "vector" else []
         if self.kind in ("two", "classes"):
-            found[self.probability] = True
+            found.append((self.probability, True))
         if self.kind == "vector" or (self.logits and self.kind != "value"):
-            found[self.raw] = True
-        return {name: vector for name, vector in found.items() if name}
+            found.append((self.raw, True))
+        return [(name, vector) for name, vector in found if name]
 
 
 def softmax(values: Array) -> Array:

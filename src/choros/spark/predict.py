@@ -68,7 +68,7 @@ def answer(order: Order, given: Iterable[Any]) -> Iterator[Any]:
         if len(columns[0]):
             made = _made(order, dict(zip(order.columns.leaves, columns, strict=True)))
         else:
-            names = [(name, vector) for output in order.outputs for name, vector in output.names().items()]
+            names = [pair for output in order.outputs for pair in output.names()]
             made = [(name, np.empty((0, 1) if vector else 0)) for name, vector in names]
         yield struct_of(made)
 
