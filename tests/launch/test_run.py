@@ -13,8 +13,9 @@ from choros.launch.failure import signalled
 from choros.launch.run import run
 
 ENGINE = """
-import json, sys
+import json, signal, sys
 from choros.launch.run import run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 sys.exit(run(**json.loads(sys.argv[1])).code)
 """
 
