@@ -172,14 +172,17 @@ def test_a_rank_that_ends_well_does_not_end_the_others():
     assert (status, sorted(out.splitlines()), err) == (0, ["[0] done", "[1] done"], "")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signals_are_handed_on(number, code, gone):
-    body = (
-        "import os, signal, sys, time\n"
-        f"def told(*_): print('told', flush=True); sys.exit(0)\nsignal.signal({int(number)}, told)\n"
+def listening(number, does):
+    """A rank that says its process' number, waits, and does that when it is told by the signal."""
+    return (
+        f"import os, signal, sys, time\ndef told(*_): {does}\nsignal.signal({int(number)}, told)\n"
         "print(os.getpid(), flush=True)\ntime.sleep(100)"
     )
-    with launcher(body) as process:
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_are_handed_on(number, code, gone):
+    with launcher(listening(number, "print('told', flush=True); sys.exit(0)")) as process:
         pids = ranks_of(process, 2)
         process.send_signal(number)
         assert process.wait(30) == code
@@ -190,12 +193,7 @@ def test_signals_are_handed_on(number, code, gone):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_warning_after_which_the_ranks_have_left_a_checkpoint(number, gone):
-    body = (
-        "import os, signal, sys, time\n"
-        f"def told(*_): time.sleep(0.2); sys.exit(75)\nsignal.signal({int(number)}, told)\n"
-        "print(os.getpid(), flush=True)\ntime.sleep(100)"
-    )
-    with launcher(body) as process:
+    with launcher(listening(number, "time.sleep(0.2); sys.exit(75)")) as process:
         pids = ranks_of(process, 2)
         process.send_signal(number)
         assert process.wait(30) == 75

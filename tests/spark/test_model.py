@@ -44,6 +44,17 @@ def dense(units, activation=None, loss="mse", seed=1):
     return model
 
 
+class Held(keras.layers.Layer):
+    """Of which Keras cannot say what it was made with."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+    def call(self, x):
+        return x
+
+
 def collected(frame, *names):
     rows = frame.orderBy("id").select(*names).collect()
     return [np.array([row[i] for row in rows], dtype=np.float64) for i in range(len(names))]
@@ -227,6 +238,8 @@ def test_what_cannot_work_is_told(spark, frame):
         KerasModel().transform(frame)
     with pytest.raises(BadInput, match="'auto'"):
         KerasModel(model, task="classes").transform(frame)
+    with pytest.raises(BadInput, match="is not compiled and cannot be copied"):
+        KerasModel(keras.Sequential([keras.Input((4,)), Held(object()), keras.layers.Dense(1)])).transform(frame)
     nulls = frame.withColumn("x1", F.when(F.col("id") != 7, F.col("x1")))
     names = ["x0", "x1", "x2", "x3"]
     assert KerasModel(model, featuresCol=names, nulls="drop").transform(nulls).count() == ROWS - 1

@@ -163,7 +163,7 @@ def _compiled(model: Any) -> Any:
     try:
         copy = keras.models.clone_model(model)
         copy.set_weights(model.get_weights())
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # of a layer's get_config
         raise BadInput(
             f"The model {model.name!r} is not compiled and cannot be copied: call model.compile first."
         ) from error

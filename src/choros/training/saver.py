@@ -112,7 +112,7 @@ class Saver:
         """
         for name, now in self._run.items():
             if name == "layers":
-                if problem := first_difference(then[name], now):
+                if problem := first_difference(then.get(name, now), now):
                     raise BadInput(
                         f"{path} is of a training of another model than this one: {problem}. Go on with the same "
                         "model, or give another directory."
