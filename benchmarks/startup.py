@@ -1,8 +1,9 @@
 """Start-up under srun: 8 ranks of a Trainer script until they train, against 8 bare ``python -c 'import keras'``.
 
 Brings up the SLURM of ``tests/real`` (root, and its packages, are needed), and runs both by turns. Prints JSON: seconds
-from the start of ``srun`` to the last rank's, medians over the rounds; ``over`` is what the Trainer takes more until
-training begins. ``plain`` is the same script without a Trainer: what it takes to build and compile the model.
+from the start of ``srun`` to the last rank's, medians over the rounds. ``over`` is what the Trainer takes more until
+training begins: than the bare ranks take in all (the bar), than they need to have imported Keras, and than the same
+script without a Trainer (``plain``) needs to have its model built and compiled.
 
     python benchmarks/startup.py --rounds 3
 """
@@ -89,6 +90,8 @@ def main():
         try:
             cluster.up()
             environment = {**os.environ, **cluster.environment, **told}
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs, the next line this tree
+            step(1, {**environment, "ALGORITHM": "allreduce"}, sys.executable, script)
             step(options.ranks, environment, sys.executable, "-c", BARE)  # reads all files once
             for _ in range(options.rounds):
                 found["bare"].append(step(options.ranks, environment, sys.executable, "-c", BARE))
@@ -99,7 +102,8 @@ def main():
             cluster.down()
     middle = {name: medians(rounds) for name, rounds in found.items()}
     ready = middle["allreduce"]["ready"]
-    floors = {"bare": middle["bare"]["keras"], "plain": middle["plain"]["model"]}
+    bare = middle["bare"]
+    floors = {"bare": bare["ended"], "imported": bare["keras"], "plain": middle["plain"]["model"]}
     over = {name: round(ready - floor, 2) for name, floor in floors.items()}
     facts = {"ranks": options.ranks, "cores": os.cpu_count(), "rounds": options.rounds, "bar": 2.0}
     print(json.dumps({**facts, "seconds": middle, "over": over, "each": found}, indent=2))

@@ -213,6 +213,29 @@ def test_import_choros_takes_less_than_a_fifth_of_a_second():
     assert seconds("import choros") - seconds("pass") < 0.2
 
 
+def test_what_is_imported_is_not_looked_through_for_garbage_and_the_collector_is_as_before():
+    lines = python(
+        "-c",
+        """
+import gc, choros
+looked = []
+gc.callbacks.append(lambda phase, info: looked.append(info["generation"]))
+choros.Trainer
+print(len(looked), gc.isenabled(), gc.get_freeze_count())
+gc.disable()
+choros.WorkerPool
+print(gc.isenabled())
+gc.enable()
+gc.freeze()
+frozen = gc.get_freeze_count()
+choros.run
+print(gc.get_freeze_count() >= frozen, gc.isenabled())
+""",
+    ).splitlines()
+    assert int(lines[0].split()[0]) <= 6  # start and stop, of the youngest, once it is over; 60 and more else
+    assert [lines[0].split()[1:], *(line.split() for line in lines[1:])] == [["True", "0"], ["False"], ["True", "True"]]
+
+
 def test_all_is_what_is_there():
     assert len(set(choros.__all__)) == len(choros.__all__)
     for name in choros.__all__:

@@ -293,14 +293,7 @@ class BaseReplica(Metrics):
 
     def restore(self, arrays: list[Array]) -> None:
         """Set what ``snapshot`` gave."""
-        everything = model_variables(self.model)
-        trained = set(map(id, self.trainable))
-        rest = [(v, a) for v, a in zip(everything, arrays, strict=True) if id(v) not in trained]
-        self._assign([v for v, _ in rest], [a for _, a in rest])
-        by_id = dict(zip(map(id, everything), arrays, strict=True))
-        flat = np.empty(self.size, self.dtype)
-        gather([by_id[id(v)] for v in self.trainable], self.slices, flat)
-        self.set(flat)
+        self._assign(model_variables(self.model), arrays)
 
     def refresh(self) -> None:
         """Take up what was set in the model itself since ``sync`` or ``finish``."""

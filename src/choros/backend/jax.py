@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from choros.backend.base import BaseReplica
@@ -227,6 +228,7 @@ class JaxReplica(BaseReplica):
         """Set what ``snapshot`` gave; a velocity is forgotten."""
         armed, self._x = self._x is not None, None
         super().restore(arrays)
+        self._shared = False
         if armed:
             self.look_ahead(0.0)
 
@@ -241,7 +243,13 @@ class JaxReplica(BaseReplica):
             old = self._state[part][i]
             # Copied here: JAX would alias the caller's memory, or copy it after this call has returned.
             copy = np.array(array, dtype=old.dtype).reshape(old.shape)
-            self._state[part][i] = jnp.asarray(copy) if self.spread is None else jax.device_put(copy, old.sharding)
+            self._state[part][i] = jax.device_put(copy, None if self.spread is None else old.sharding)
+
+    def _names_of_results(self) -> frozenset[str]:
+        if not self._compiles:
+            return super()._names_of_results()
+        with keras.StatelessScope():  # traced only: results of numbers would be compiled for nothing
+            return frozenset(jax.eval_shape(self.model.get_metrics_result))
 
     def reset_metrics(self) -> None:
         """Forget what the metrics and the tallies have seen."""

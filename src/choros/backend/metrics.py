@@ -43,7 +43,7 @@ class Metrics(ABC):
         self.loss_metric = None if self.within_fit else _loss_metric(self.model)
         self.metric_variables: list[Any] = list(self.model.metrics_variables)
         self._metric_slices = slices_of(self.metric_variables)
-        self._names: set[str] = set() if self.within_fit else set(self.model.get_metrics_result())
+        self._names = frozenset[str]() if self.within_fit else self._names_of_results()
         self._forget()
 
     def _forget(self) -> None:
@@ -61,6 +61,10 @@ class Metrics(ABC):
     @abstractmethod
     def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
         """Set these Keras variables, cast to their dtype; always copies."""
+
+    def _names_of_results(self) -> frozenset[str]:
+        """What the metrics' results are called."""
+        return frozenset(self.model.get_metrics_result())
 
     def reset_metrics(self) -> None:
         """Forget what the metrics and the tallies have seen."""
@@ -116,7 +120,7 @@ class Metrics(ABC):
         if not isinstance(logs, dict):
             return None
         logs = _flattened(logs)
-        return logs if set(logs) != self._names else None
+        return logs if logs.keys() != self._names else None
 
     def _known(self, told: Told, rows: int) -> float:
         """The batch's loss; 0, as Keras logs it, where a user's own step left the running loss alone."""

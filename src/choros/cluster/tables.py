@@ -23,9 +23,11 @@ itself, must win over the outer one, which only gave the allocation. So the tabl
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from choros.cluster import derived
 from choros.errors import BadInput
@@ -225,7 +227,7 @@ def tables() -> Iterator[Table]:
     """
     first, *rest = TABLES
     yield first
-    for point in sorted(entry_points(group=PLACES), key=lambda point: point.name):
+    for point in points_of(PLACES):
         try:
             table = point.load()
         except Exception as error:
@@ -237,3 +239,14 @@ def tables() -> Iterator[Table]:
             raise BadInput(f"the launcher {point.name!r}: {point.value} is no choros.cluster.Table")
         yield table
     yield from rest
+
+
+def points_of(group: str) -> tuple[EntryPoint, ...]:
+    """What installed packages add to a group of entry points, by name."""
+    return _points(group, tuple(sys.path))
+
+
+@functools.cache
+def _points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The same, of the packages in these directories: to read what a hundred of them add takes 5 ms."""
+    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import NamedTuple
 
 from choros.cluster import Place, meets_by_mpi
+from choros.cluster.tables import points_of
 from choros.errors import BadInput
 
 GROUPS = "choros.groups"  # the entry points by which an installed package adds a group
@@ -54,7 +55,7 @@ def choose(place: Place, environ: Mapping[str, str] | None = None) -> Choice:
     environ = os.environ if environ is None else environ
     asked = environ.get("CHOROS_GROUP", "")
     if asked not in LIBRARIES:
-        return _choose(place, asked, environ, tuple(sorted(entry_points(group=GROUPS), key=lambda point: point.name)))
+        return _choose(place, asked, environ, points_of(GROUPS))
     beneath = _choose(place, "", environ, ())
     return beneath._replace(words=f"{beneath.words}; large sums by {asked} (CHOROS_GROUP)", sums=asked)
 
