@@ -194,7 +194,7 @@ def mpiexec():
 FAILING = """
 import os, sys, time
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = None
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = None
 import keras
 import numpy as np
 import choros

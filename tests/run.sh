@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
+unset PYTHONDONTWRITEBYTECODE  # a thousand processes would compile all of Choros each
 export OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
 
 # Hundreds of ranks and workers compile the same small programs: each is compiled once for all of them, anew in each run.

@@ -13,7 +13,7 @@ import pytest
 HEAD = """
     import json, os, sys
     if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = None  # Keras would load it to set a seed, which takes longer than most tests
+        sys.modules["tensorflow"] = sys.modules["sklearn"] = None  # Keras would load them, for longer than most tests
     import numpy as np
     import keras
     import choros.hvd as hvd

@@ -11,7 +11,7 @@ import numpy as np
 SCRIPT = """
 import json, os, signal, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = None  # Keras would load it to set a seed
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = None  # Keras would load them
 import keras
 import numpy as np
 import choros.hvd as hvd

@@ -364,7 +364,7 @@ def wide(keras):
 CARRIED = """
 import os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = None
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = None
 library, room = os.environ["CHOROS_GROUP"], sys.argv[1]
 import choros, choros.native
 if library == "jax":

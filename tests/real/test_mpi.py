@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 
 SCRIPT = """
 import sys
-sys.modules["tensorflow"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = None
 import json, os
 import keras
 import numpy as np

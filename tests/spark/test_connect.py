@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import os, sys, tempfile
-sys.modules["tensorflow"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = None
 import keras, numpy as np
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler

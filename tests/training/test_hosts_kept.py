@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = """
 import json, os, signal, sys, time
-sys.modules["tensorflow"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = None
 import keras, numpy as np
 import choros
 from choros.training import meeting

@@ -13,7 +13,7 @@ import choros
 SCRIPT = """
     import os, sys
     if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = None  # Keras would load it to set a seed
+        sys.modules["tensorflow"] = sys.modules["sklearn"] = None  # Keras would load them
     import keras, numpy as np
     import choros
     from choros.cluster import Place
@@ -135,7 +135,7 @@ def test_as_with_workers_of_its_own(ranks, make_model, data, pools, same):
 STOPPING = """
     import os, sys
     if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = None
+        sys.modules["tensorflow"] = sys.modules["sklearn"] = None
     import keras, numpy as np
     import choros
 

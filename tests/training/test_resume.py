@@ -17,7 +17,7 @@ from choros.errors import BadInput, CheckpointFailed
 MODEL = """
 import os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = None
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = None
 import keras, numpy as np
 import choros
 

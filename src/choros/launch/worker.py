@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from choros.errors import BadInput, ChorosError, PeerFailed
+from choros.launch.absent import BESIDE_KERAS, absent
 from choros.launch.failure import raised
 from choros.launch.frame import Frame, Message
 from choros.launch.link import Dismissed, Link
@@ -68,7 +69,8 @@ def find(name: str) -> Callable[..., Any]:
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise BadInput(f"a call is named package.module:function, got {name!r}")
-    found = getattr(importlib.import_module(module), function, None)
+    with absent(*BESIDE_KERAS):
+        found = getattr(importlib.import_module(module), function, None)
     if not callable(found):
         raise BadInput(f"the module {module} has no function {function}")
     return found  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ from typing import Any
 
 import choros
 from choros.errors import BadInput
+from choros.launch.absent import BESIDE_KERAS, absent
 from choros.machine import variables
 from choros.spark.spill import local_folder
 
@@ -88,7 +89,8 @@ def keras_there(told: dict[str, Any]) -> None:
     """
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = told["backend"]
-    import keras
+    with absent(*BESIDE_KERAS):
+        import keras
 
     if keras.backend.backend() != told["backend"]:
         raise BadInput(

@@ -6,6 +6,12 @@ It asks the process that called ``fit`` for its work, joins the other ranks as a
 
 from __future__ import annotations
 
+from choros.launch.absent import BESIDE_KERAS, absent
+
+if __name__ == "__main__":
+    with absent(*BESIDE_KERAS):  # before anything else loads Keras
+        import choros.backend.base  # noqa: F401
+
 import json
 import os
 import sys
