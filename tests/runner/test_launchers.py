@@ -50,6 +50,23 @@ def run(mpiexec, tmp_path):
     return start
 
 
+LINES = """
+import sys
+for number in range(200):
+    print("of one", "line", number, "end")
+    print("of", "another", number, "end", file=sys.stderr)
+"""
+
+
+def test_each_line_is_marked_once_at_its_beginning(mpiexec, tmp_path):
+    (tmp_path / "script.py").write_text(LINES)
+    command = [sys.executable, "-m", "choros", "run", "-n", "3", "--launcher", "mpiexec", str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    for said, words in ((done.stdout, "of one line"), (done.stderr, "of another")):
+        lines = [f"[{rank}] {words} {number} end" for rank in range(3) for number in range(200)]
+        assert sorted(said.splitlines()) == sorted(lines)
+
+
 def test_ranks_meet_by_mpi_each_on_cores_of_its_own(run):
     job = run("pass")
     out = job.communicate(timeout=60)[0]

@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import time
+from io import TextIOWrapper
 
 from choros.errors import PeerFailed
 from choros.runner.head import tell
@@ -18,6 +19,9 @@ from choros.transport.echo import CAUSE
 
 def main() -> None:
     """Run the script, or the module after ``-m``."""
+    for stream in (sys.stdout, sys.stderr):  # a line at once: the launcher marks what comes
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
     sys.argv = sys.argv[1:]
     try:
         if sys.argv[0] == "-m":
