@@ -31,7 +31,9 @@ class Rows(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         time.sleep(0.01)
-        kill = f"{room}/kill-{rank}"
+        kill, hold = f"{room}/kill-{rank}", f"{room}/hold"
+        while index > 20 and os.path.exists(f"{room}/later") and os.path.exists(hold):
+            time.sleep(0.01)
         if index > 20 and os.path.exists(f"{room}/later") and os.path.exists(kill):
             os.unlink(kill)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -103,11 +105,12 @@ def test_after_a_rank_died_each_step_is_in_each_part_of_the_centre_once(start, t
 
 
 def test_a_warning_on_another_host_ends_all_in_a_state_with_which_one_host_goes_on(start, tmp_path):
+    hold = tmp_path / "hold"  # all wait in the second epoch until the warning is given
+    hold.touch()
     job = start(2)
-    for line in job.stdout:
-        if "epoch 1" in line:
-            break
+    assert "epoch 0" in job.stdout.readline()
     os.kill(int((tmp_path / "pid-2").read_text()), signal.SIGTERM)
+    hold.unlink()
     errors = ended(job, tmp_path, code=75)
     assert "asked to end: epoch " in errors
     weights, group, rows, epochs, _ = ended(start(1), tmp_path)
