@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,8 @@ class Trainer:
         lead = not self._place.rank
         job = saver.begin(job, lambda: facts_of(self.model, source), resume, self.restarts, lead)
         conductor.first = job.initial_batch
+        if saver.latest is not None:
+            conductor.kept = partial(saver.show, self.model, job.hand_back)
         if verbose and job.devices:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))
         record = self._train(Plan(self.model, algorithm, job, source, validation, conductor, written, begun, saver))

@@ -105,7 +105,7 @@ class SentSaver(Saver):
 
     def __init__(self, job: Job, rank: int, dial: Callable[[], Channel], latest: State | None) -> None:
         super().__init__(_FarCheckpoint(job, rank == 0, dial))
-        self.latest, self._run = latest, {"seed": job.seed}
+        self.latest, self._run, self._epochs = latest, {"seed": job.seed}, job.epochs
 
     def leave(self) -> SystemExit:
         """Return what ends this process, once the caller has the state."""

@@ -26,6 +26,8 @@ class Conductor:
 
     Attributes:
         fetch: brings the latest weights into the model; called before callbacks that may read them.
+        kept: where training goes on, puts into the model what it goes on from, and tells whether that has what
+            callbacks do at the epoch's beginning. None where training begins.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Conductor:
 
         self.model = model
         self.fetch: Callable[[], None] = lambda: None
+        self.kept: Callable[[], bool] | None = None
         given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
         self.user = [c for c in given if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))]
@@ -75,15 +78,23 @@ class Conductor:
 
     # -- what Keras' fit would call
     def begin(self, epoch: int) -> Orders:
-        """Training and its first epoch begin."""
+        """Training and its first epoch begin; what callbacks do then may be in what was kept already."""
         self.model.stop_training = False
+        begun = self._go_on()
         before = self._state()
         self.list.on_train_begin()
         if epoch < self.epochs:
             self.epoch = epoch
             self.list.on_epoch_begin(epoch)
             self._begin_batch(self.first)
-        return self._orders(before)
+        return Orders(bool(self.model.stop_training)) if begun and self._go_on() else self._orders(before)
+
+    def _go_on(self) -> bool:
+        """Bring into the model what callbacks are to find in it, where training goes on; see ``kept``."""
+        if self.kept is None or not self.user:
+            return False
+        self.fetch()
+        return self.kept()
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
         """Rank 0 has done a step; the orders are for the next one."""

@@ -99,15 +99,18 @@ class Keeper:
         return place, groups
 
     @staticmethod
-    def go_on(loop: Any, part: Part) -> None:
+    def go_on(loop: Any, part: Part, rate: float | None) -> None:
         """Go on from a part.
 
         Args:
             loop: ``TogetherLoop``, at its beginning.
             part: what this rank left.
+            rate: the learning rate that callbacks have set since, or None.
         """
         facts, groups = part
         state.put(loop.replica, facts["replica"], groups)
+        if rate is not None:
+            loop.replica.learning_rate = rate
         if loop.meeting is not None:
             centre, seen, *memory = groups["meeting"]
             loop.meeting.restore({"centre": centre, "seen": seen, "memory": memory, "exchanges": 0, "seconds": 0.0})

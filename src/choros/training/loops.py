@@ -55,12 +55,12 @@ class TogetherLoop:
     def train(self) -> None:
         """Go through the epochs."""
         run = self.run
-        self.obey(run.reporter.begin())
+        self.obey(orders := run.reporter.begin())
         run.start_clock()
         if self.meeting is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         if run.state is not None:
-            Keeper.go_on(self, run.state)
+            Keeper.go_on(self, run.state, orders.learning_rate)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
             if run.state is None or not run.first(epoch):
                 self.replica.reset_metrics()
@@ -103,8 +103,9 @@ class TogetherLoop:
         return orders
 
     def centre(self) -> Array | None:
-        """Return the centre where this rank has left it."""
-        return None if self.meeting is None or not self.schedule.pending else self.meeting.centre
+        """Return the centre where this rank is not at it: since a meeting, or (EASGD) even then."""
+        at_it = not self.schedule.pending and self.meeting and np.array_equal(self.local, self.meeting.centre)
+        return None if self.meeting is None or at_it else self.meeting.centre
 
     def reduce(self, batch: Batch) -> None:
         """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from choros.errors import WorkerFailed
+from choros.training.job import Orders
 from choros.training.revival import state_of
 from choros.training.state import State
 from choros.transport import centre_state
@@ -37,6 +38,7 @@ class CentreKeeper:
             _, groups = saver.latest.parts[0]
             state_of(centre).put(centre, groups["header"][0], groups["centre"])
             board.put_back(groups["board"])
+            board.order(Orders(learning_rate=saver.latest.facts.get("rate") or None))
 
     def look(self) -> None:
         """Keep the state, if it is time."""
@@ -63,7 +65,8 @@ class CentreKeeper:
         epoch = self.job.epochs if over else self.conductor.epoch
         groups = {"centre": vectors, "header": [header], "board": self.board.whole(epoch - self.job.initial_epoch)}
         stopped = over and self.board.stopped
-        self.saver.kept(State({"epoch": epoch, "batch": 0, "over": stopped}, {0: ({}, groups)}), asked)
+        facts = {"epoch": epoch, "batch": 0, "over": stopped, "rate": self.board.head()[2]}
+        self.saver.kept(State(facts, {0: ({}, groups)}), asked)
         self.saver.busy += time.thread_time() - begun
 
     def let_go(self) -> None:

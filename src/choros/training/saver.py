@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend.base import model_variables
+from choros.backend.caller import assign_vectors, flat_vectors
 from choros.checkpoints import Checkpoint
 from choros.data.arrays import ArraySource
 from choros.errors import BadInput, CheckpointFailed
@@ -46,6 +47,7 @@ class Saver:
         self.asked = False
         self.busy = 0.0
         self._run: dict[str, Any] = {}
+        self._epochs = 0
         self._coming: dict[tuple[int, int], dict[int, Part]] = {}
         self._waiting: State | None = None
         self._error: BaseException | None = None
@@ -76,7 +78,7 @@ class Saver:
             if self.checkpoint is not None
             else {}
         )
-        job = replace(job, keep=rule)
+        job, self._epochs = replace(job, keep=rule), job.epochs
         told = {name: getattr(job, name) for name in _SAME} | facts()
         self._run = json.loads(json.dumps(told, default=named))
         if self.checkpoint is not None and lead:
@@ -132,6 +134,31 @@ class Saver:
         epoch = job.epochs if facts["over"] else facts["epoch"]
         return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=again)
 
+    def show(self, model: Any, whole: bool) -> bool:
+        """Put the latest state into the caller's model: weights, where rank 0 left them, and the learning rate.
+
+        Args:
+            model: keras.Model, of which the callbacks are.
+            whole: whether the optimizer's variables are the caller's too.
+
+        Returns:
+            Whether it has what callbacks do at the beginning of its epoch.
+        """
+        assert self.latest is not None  # noqa: S101 - only what goes on is shown
+        facts, (_, groups) = self.latest.facts, self.latest.parts[0]
+        rate = model.optimizer.learning_rate
+        if "model" in groups:
+            variables = model_variables(model)
+            own = set(map(id, variables if whole else [*model.variables, rate]))
+            for variable, value in zip(variables, groups["model"], strict=True):
+                if id(variable) in own:
+                    variable.assign(value)
+        elif facts.get("rate") and hasattr(rate, "assign"):  # none where it follows a schedule
+            rate.assign(facts["rate"])
+        if "meeting" in groups:
+            assign_vectors(model, groups["meeting"][0], flat_vectors(model)[1])
+        return bool(facts.get("begun", True))
+
     # -- while training
     def take(self, rank: int, part: Part, asked: bool, workers: int) -> bool:
         """Take what a rank left; True when that makes a state whole."""
@@ -156,6 +183,7 @@ class Saver:
             CheckpointFailed: an earlier one could not be written.
         """
         self.look()
+        state.facts.setdefault("begun", state.facts["epoch"] < self._epochs)  # callbacks were told of that epoch
         self.latest, self.asked = state, asked
         if self.checkpoint is None:
             return
