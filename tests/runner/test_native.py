@@ -29,7 +29,7 @@ torch.distributed.all_reduce(total)
 assert total.tolist() == [3.0] * 3
 torch.distributed.destroy_process_group()
 jax.distributed.shutdown()
-print("rank", place.rank, "is done", flush=True)
+sys.stdout.write(f"rank {place.rank} is done\\n")
 """
 
 
