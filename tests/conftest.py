@@ -243,7 +243,7 @@ def failing(tmp_path):
     """Run a script of which rank 1 of 2 raises under a launcher; return the last lines of the whole job."""
     (tmp_path / "failing.py").write_text(FAILING)
 
-    def run(launcher, how, lines=60, says=True, **environment):
+    def run(launcher, how, lines=60, says=True, code=None, **environment):
         job = subprocess.run(
             [*map(str, launcher), str(tmp_path / "failing.py"), how],
             stdin=subprocess.DEVNULL,
@@ -254,7 +254,7 @@ def failing(tmp_path):
             timeout=90,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         )
-        assert job.returncode, job.stdout
+        assert job.returncode == code if code else job.returncode, job.stdout
         took = time.time() - float(re.search(r"raised at (\d+\.\d+)", job.stdout)[1])
         assert took < 10, f"{took} s after rank 1 raised:\n{job.stdout}"
         end = "\n".join(job.stdout.rstrip().splitlines()[-lines:])

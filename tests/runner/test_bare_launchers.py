@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("how", ["script", "callback", "trainer", "exit"])
-def test_under_mpiexec(failing, mpiexec, how):
+@pytest.mark.parametrize(("how", "code"), [("script", 1), ("callback", 1), ("trainer", 1), ("exit", 3)])
+def test_under_mpiexec(failing, mpiexec, how, code):
     words, needed = mpiexec.starting(2, sys.executable)
-    failing(words, how, **needed)
+    failing(words, how, code=code, **needed)
 
 
 @pytest.mark.parametrize("how", ["script", "trainer"])

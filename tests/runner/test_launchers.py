@@ -79,16 +79,32 @@ def test_ranks_meet_by_mpi_each_on_cores_of_its_own(run):
     assert all(1 <= int(one[5]) <= len(cores) for one in said)
 
 
+KILLED = "137: SIGKILL (the kernel's out-of-memory killer sends this signal). If memory ran out, use fewer workers"
+ILL = "132: SIGILL (a native library was built for another processor than this host's). Install the libraries"
+
+
 @pytest.mark.parametrize(
-    ("how", "code"), [("sys.exit(7)", 7), ("raise ValueError", 1), ("os.kill(os.getpid(), 9)", 137)]
+    ("how", "ending"),
+    [
+        ("sys.exit(7)", "7\n"),
+        ("sys.exit('no')", "1\n"),
+        ("raise ValueError", "1\n"),
+        ("os.kill(os.getpid(), 9)", KILLED),
+        ("os.kill(os.getpid(), 4)", ILL),
+    ],
 )
-def test_the_first_failure_s_code_is_that_of_the_run(run, how, code):
+def test_the_first_failure_s_code_is_that_of_the_run(run, how, ending):
     begun = time.monotonic()
     job = run(how)
     out = job.communicate(timeout=60)[0]
-    assert job.returncode == code, out
-    assert f"rank 1 (host {os.uname().nodename}) ended with code {code}" in out
+    assert job.returncode == int(re.match(r"\d+", ending)[0]), out
+    assert f"rank 1 (host {os.uname().nodename}) ended with code {ending}" in out
     assert time.monotonic() - begun < 30
+
+
+def test_an_exit_in_the_middle_of_training_keeps_its_code(failing, mpiexec):
+    end = failing([sys.executable, "-m", "choros", "run", "-n", "2", "--launcher", "mpiexec"], "exit", code=3)
+    assert f"rank 1 (host {os.uname().nodename}) ended with code 3\n" in end + "\n"
 
 
 def test_a_signal_for_the_launcher_reaches_the_ranks(run):

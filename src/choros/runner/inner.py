@@ -11,10 +11,11 @@ import runpy
 import sys
 import time
 from io import TextIOWrapper
+from types import TracebackType
 
 from choros.errors import PeerFailed
 from choros.runner.head import tell
-from choros.transport.echo import CAUSE
+from choros.transport.echo import CAUSE, code_of
 
 
 def main() -> None:
@@ -22,6 +23,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a line at once: the launcher marks what comes
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
+    sys.excepthook = _before_it_is_ended
     sys.argv = sys.argv[1:]
     try:
         if sys.argv[0] == "-m":
@@ -32,8 +34,7 @@ def main() -> None:
             sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-        if code:
+        if code := code_of(ending):
             tell(code)
         raise
     except BaseException as error:
@@ -44,6 +45,13 @@ def main() -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
             trace = trace.tb_next
         raise error.with_traceback(trace)  # noqa: B904 - from the script on
+
+
+def _before_it_is_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell of a rank that a Trainer ends as one that fails, since its script exits in the middle of training."""
+    if isinstance(error, SystemExit):
+        tell(code_of(error) or 1)
+    sys.__excepthook__(kind, error, trace)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 from choros.cluster import Slots
 from choros.errors import BadInput, MeetingTimeout
 from choros.launch import start
+from choros.launch.failure import signalled
 from choros.launch.run import WARNINGS
 from choros.launch.start import PARENT
 from choros.machine import MPICH_UNDER_PMI2, PMI, find_mpi
@@ -119,7 +120,7 @@ class _Job:
             return
         end.close()
         where = f"rank {self.first['rank']} (host {self.first['host']})"
-        print(f"choros run: {where} ended with code {self.first['code']}", file=sys.stderr, flush=True)
+        print(f"choros run: {where} {_how(int(self.first['code']))}", file=sys.stderr, flush=True)
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 self._process.wait(self._grace)
@@ -150,3 +151,11 @@ def _find(launcher: str) -> str:
     if found is None:
         raise BadInput(f"there is no {launcher} on PATH on {platform.node()}: load its module, or take ssh (-H)")
     return found
+
+
+def _how(code: int) -> str:
+    """In words: how a rank ended that has told its code, which is over 128 where a signal ended it."""
+    name = next((each.name for each in signal.Signals if each + 128 == code), "")
+    cause, remedy = signalled(name)
+    by = f": {name}" + (f" ({cause})" if cause else "") if name else ""
+    return f"ended with code {code}{by}" + (f". {remedy}" if remedy else "")

@@ -19,13 +19,24 @@ _hooked: list[str] = []
 _cries: list[Callable[[], object]] = []
 
 
-def hook(name: str, where: str, after: Callable[[bool], object]) -> None:
+def code_of(error: BaseException) -> int:
+    """Return the code of a process that this ends.
+
+    Example:
+        >>> code_of(SystemExit(3)), code_of(SystemExit("no")), code_of(SystemExit()), code_of(ValueError())
+        (3, 1, 0, 1)
+    """
+    code = error.code if isinstance(error, SystemExit) else 1
+    return code if isinstance(code, int) else int(code is not None)
+
+
+def hook(name: str, where: str, after: Callable[[BaseException], object]) -> None:
     """Print the loss of another rank in one line, others as before and whose they were; then do something more.
 
     Args:
         name: str. Of this hook, which is set once.
         where: str. This rank and its host, for people; launchers may not say, or lose it.
-        after: is told whether it was the loss of another rank.
+        after: is told what it was.
     """
     if name in _hooked:
         return
@@ -34,20 +45,16 @@ def hook(name: str, where: str, after: Callable[[bool], object]) -> None:
     @functools.wraps(before)
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            if issubclass(kind, PeerFailed):  # the rank that failed has more to say, and should be seen
-                print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
-            else:
+            if not _only_lost(error):
                 before(kind, error, trace)
                 _leave_for_torchrun(error)
                 if issubclass(kind, Exception):
-                    print(
-                        f"choros: {where} failed ({kind.__qualname__}), which ends the job with code 1", file=sys.stderr
-                    )
+                    print(f"choros: {where} failed ({kind.__qualname__}), which ends the job", file=sys.stderr)
         except Exception:
             traceback.print_exc()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        after(issubclass(kind, PeerFailed))
+        after(error)
 
     sys.excepthook = tell
     _hooked.append(name)
@@ -61,8 +68,9 @@ def linger() -> None:
 
     @functools.wraps(before)
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        if issubclass(kind, PeerFailed):
+        if not _only_lost(error):
+            before(kind, error, trace)
+        else:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             time.sleep(CAUSE)
@@ -77,7 +85,15 @@ def let_the_cause_end_first(where: str) -> None:
     Args:
         where: str. This rank and its host, for people.
     """
-    hook("cause", where, lambda lost: time.sleep(CAUSE) if lost else [cry() for cry in _cries])
+
+    def after(error: BaseException) -> None:
+        if isinstance(error, PeerFailed):
+            time.sleep(CAUSE)
+            return
+        for cry in _cries:
+            cry()
+
+    hook("cause", where, after)
 
 
 def on_failure(cry: Callable[[], object]) -> None:
@@ -87,6 +103,15 @@ def on_failure(cry: Callable[[], object]) -> None:
         cry: what.
     """
     _cries.append(cry)
+
+
+def _only_lost(error: BaseException) -> bool:
+    """Say the loss of another rank in one line: that one has more to say, and should be seen."""
+    if not isinstance(error, PeerFailed):
+        return False
+    kind = type(error)
+    print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
+    return True
 
 
 def _leave_for_torchrun(error: BaseException) -> None:

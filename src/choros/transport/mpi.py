@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput
-from choros.transport.echo import hook
+from choros.transport.echo import code_of, hook
 
 _SPOKEN = 0.3  # seconds in which the launcher passes on what was printed, before the end of the job cuts it off
 
@@ -154,10 +154,10 @@ def abort_on_exception(MPI: Any) -> None:
     Without it the other ranks wait for a rank that has gone (MPICH) until their limit.
     """
 
-    def after(lost: bool) -> None:
+    def after(error: BaseException) -> None:
         if not MPI.Is_finalized():
             time.sleep(_SPOKEN)
-            MPI.COMM_WORLD.Abort(1)
+            MPI.COMM_WORLD.Abort(code_of(error) or 1)
 
     world = MPI.COMM_WORLD
     hook("mpi", f"rank {world.Get_rank()} of {world.Get_size()} on {os.uname().nodename}", after)

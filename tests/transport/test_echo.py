@@ -1,0 +1,36 @@
+"""The last words of a rank: in full of a failure of its own, one line of the loss of another."""
+
+import subprocess
+import sys
+
+import pytest
+
+ENDING = """
+from choros.errors import PeerFailed
+from choros.transport.echo import let_the_cause_end_first, linger
+
+{hook}
+raise {error}
+"""
+
+
+def end(hook, error):
+    """What a process says that ends so, and its code."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.format(hook=hook, error=error)], capture_output=True, text=True, timeout=60
+    )
+    return done.stderr, done.returncode
+
+
+@pytest.mark.parametrize("hook", ["linger()", "let_the_cause_end_first('rank 0 of 2')"])
+def test_the_loss_of_another_rank_is_one_line(hook):
+    said, code = end(hook, "PeerFailed('rank 1 on n2 has gone')")
+    assert said == "choros.errors.PeerFailed: rank 1 on n2 has gone\n"
+    assert code == 1
+
+
+def test_a_failure_of_its_own_is_told_in_full():
+    said, code = end("let_the_cause_end_first('rank 0 of 2')", "ValueError('the cause')")
+    assert said.startswith("Traceback (most recent call last):")
+    assert said.endswith("ValueError: the cause\nchoros: rank 0 of 2 failed (ValueError), which ends the job\n")
+    assert code == 1
