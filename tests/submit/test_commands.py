@@ -56,11 +56,23 @@ REFUSED = {
     "--site frontier --account a --ranks-per-node 9": "would need 63 cores, and a node of Frontier has 56",
     "--site lumi --account a --cores 1 --ranks-per-node 9": "would need 9 GPUs, and a node of LUMI has 8",
     "--on pbs --mpi cray": "--mpi cray is none of mpich, intel, mvapich, openmpi, pals, whose mpiexec is known",
-    "--on spark --time 1h": "Spark knows no --time: leave it out",
+    "--on spark --time 1h": "--time is for --on slurm, pbs, flux, lsf, sge, k8s: Spark does not know it",
     "--on spark -m": "Spark runs Python scripts",
     "--on k8s": "Kubernetes runs containers: give --image",
-    "--on k8s --image i --account a": "--account has no place in a manifest of Kubernetes",
-    "--on k8s --image i -o --x": "-o has no place in a manifest",
+    "--on k8s --image i --account a": "Kubernetes has no place for it in a manifest",
+    "--on k8s --image i -o --x": "-o is for --on slurm, pbs, flux, lsf, sge, spark",
+    "--image i": "--image is for --on k8s: slurm has no use for it",
+    "--kind job": "--kind is for --on k8s",
+    "--on pbs --master yarn": "--master is for --on spark",
+    "--on sge --archive a.gz": "--archive is for --on spark",
+    "--on flux --mpi mpich": "--mpi is for --on slurm, pbs, lsf, sge",
+    "--on k8s --image i --mpi mpich": "--mpi is for --on slurm, pbs, lsf, sge",
+    "--on k8s --image i --runtime r": "--runtime is that of a TrainJob: give --kind trainjob too",
+    "--on spark --signal 0": "--signal is for --on",
+    "--on spark --threads-per-core 2": "--threads-per-core is for --on",
+    "--on spark --master sc://head --nodes 2": "--nodes is for the cluster's own server",
+    "--on lsf --signal 60": "--signal is told before the limit, and the script for lsf knows none: give --time too",
+    "--threads-per-core 9": "no processor has more than 8 hardware threads in a core",
 }
 
 
@@ -136,7 +148,8 @@ def test_a_job_is_written_submitted_and_named(room, command, capsys, on):
     program, script, job = IDS[on]
     command("sh", 'exec /bin/sh "$@"')
     command(program, f'/bin/cat "$(for w; do :; done; echo "$w")" >given 2>/dev/null || /bin/cat >given\n{script}')
-    words = ["submit", "--on", on, "--python", "python", "--mpi", "mpich", "--image", "i", "train.py"]
+    own = {"k8s": ["--image", "i"], "flux": []}.get(on, ["--mpi", "mpich"])
+    words = ["submit", "--on", on, "--python", "python", *own, "train.py"]
     assert main(words) == 0
     assert capsys.readouterr().out.strip() == job
     assert main([*words[:3], "--dry-run", *words[3:]]) == 0

@@ -19,10 +19,12 @@ from choros.errors import BadInput
 from choros.machine import cpu_features
 from choros.spark.java import ensure_java
 from choros.submit import (
+    BY_MPI,
     SCHEDULERS,
     Job,
     Scheduler,
     Site,
+    check_options,
     find_mpi,
     find_scheduler,
     load_site,
@@ -37,7 +39,31 @@ and does nothing else. Ranks have their threads set before anything is imported.
 choros.callbacks.BeforeTimeLimit saves its state before the time limit, and the job goes on in another turn.
 """
 _DASHED = ("-o", "--directive", "--setup", "--env", "--wrap")  # options whose values may begin with a dash
-_BY_MPI = ("slurm", "pbs", "lsf", "sge")
+_ASKED = {  # options and where they are once parsed: those that not every scheduler has a use for
+    "-o": "directive",
+    **{
+        f"--{name.replace('_', '-')}": name
+        for name in (
+            "nodes",
+            "ranks_per_node",
+            "cores",
+            "threads_per_core",
+            "gpus",
+            "time",
+            "account",
+            "queue",
+            "setup",
+            "wrap",
+            "mpi",
+            "signal",
+            "image",
+            "kind",
+            "runtime",
+            "master",
+            "archive",
+        )
+    },
+}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -56,7 +82,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("--on", choices=sorted(SCHEDULERS), help="the scheduler (default: the site's, or the one that is here)")
     add("--site", default="generic", metavar="NAME", help=f"what is known of a machine: {', '.join(site_names())}")
-    add("--nodes", type=int, default=1, metavar="N", help="default: 1")
+    add("--nodes", type=int, metavar="N", help="default: 1")
     add("--ranks-per-node", type=int, metavar="N", help="default: 1, or the site's")
     add("--cores", type=int, metavar="N", help="cores of each rank (default: 1, or the site's)")
     add("--threads-per-core", type=int, default=0, metavar="N", help="hardware threads used of each core")
@@ -69,12 +95,12 @@ def add_parser(subparsers: Any) -> None:
     add("-o", "--directive", action="append", default=[], help="passed on to the scheduler untouched; repeatable")
     add("--wrap", default="", metavar="COMMAND", help="start each rank by it; %%r in it is the rank")
     add("--mpi", default="", metavar="NAME", help="mpich, openmpi, intel, pals, jsrun, or what srun --mpi= takes")
-    add("--signal", type=int, default=90, metavar="S", help="tell the ranks S seconds before the limit (90; 0: never)")
+    add("--signal", type=int, metavar="S", help="tell the ranks S seconds before the limit (90; 0: never)")
     add("--name", metavar="NAME", help="of the job and its log (default: the script's)")
     add("--python", metavar="PROGRAM", help="default: this Python; 'python' where --setup is given")
     add("--image", default="", help="Kubernetes: the container's image")
-    add("--kind", default="job", choices=("job", "jobset", "trainjob"), help="Kubernetes: the kind of manifest")
-    add("--runtime", default="torch-distributed", metavar="NAME", help="Kubernetes: the TrainJob's runtime")
+    add("--kind", choices=("job", "jobset", "trainjob"), help="Kubernetes: the kind of manifest (default: job)")
+    add("--runtime", metavar="NAME", help="Kubernetes: the TrainJob's runtime (default: torch-distributed)")
     add("--master", default="", metavar="URL", help="Spark: the cluster, as spark://head:7077, yarn or sc://head")
     add(
         "--archive",
@@ -129,6 +155,7 @@ def main(args: argparse.Namespace) -> int:
     if args.on and site.scheduler and args.on != site.scheduler:
         raise BadInput(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
     scheduler = find_scheduler(args.on or site.scheduler)
+    check_options(scheduler.name, {name: getattr(args, dest) for name, dest in _ASKED.items()})
     job = job_of(args, site, scheduler.name)
     text = scheduler.script(job)
     if args.dry_run:
@@ -160,7 +187,7 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
     return Job(
         command=tuple(command),
         name=name,
-        nodes=args.nodes,
+        nodes=1 if args.nodes is None else args.nodes,
         ranks_per_node=site.ranks_per_node if args.ranks_per_node is None else args.ranks_per_node,
         cores=site.cores if args.cores is None else args.cores,
         threads_per_core=args.threads_per_core,
@@ -172,15 +199,15 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
         env=tuple(_pair(text) for text in args.env),
         directives=tuple(args.directive),
         wrap=_words(args.wrap),
-        mpi=args.mpi or site.mpi or (_own_mpi(on) if on in _BY_MPI else ""),
-        signal=args.signal,
+        mpi=args.mpi or site.mpi or (_own_mpi(on) if on in BY_MPI else ""),
+        signal=90 if args.signal is None else args.signal,
         features="" if on == "k8s" else os.environ.get("CHOROS_SUBMIT_CPU", " ".join(cpu_features())),
         site=site,
         script=args.script or f"{name}{SCHEDULERS[on].ending}",
         written_by=args.written_by,
         image=args.image,
-        kind=args.kind,
-        runtime=args.runtime,
+        kind=args.kind or "job",
+        runtime=args.runtime or "torch-distributed",
         master=args.master,
         archive=args.archive,
         secret=(os.environ.get("CHOROS_SECRET") or secrets.token_hex(32)) if on == "k8s" else "",

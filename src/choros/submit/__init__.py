@@ -7,16 +7,19 @@ of a machine.
 from choros.machine import find_mpi
 from choros.submit.control import cancel_job, find_scheduler, follow_log, job_status, submit_job
 from choros.submit.job import Job, parse_time
+from choros.submit.options import BY_MPI, check_options
 from choros.submit.scheduler import Scheduler
 from choros.submit.schedulers import SCHEDULERS
 from choros.submit.site import Site, load_site, site_names
 
 __all__ = [
+    "BY_MPI",
     "SCHEDULERS",
     "Job",
     "Scheduler",
     "Site",
     "cancel_job",
+    "check_options",
     "find_mpi",
     "find_scheduler",
     "follow_log",

@@ -15,6 +15,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _MOST = 1_000_000
+_THREADS = 8  # of a core, at most: POWER's
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ class Job:
         for option, text in {"--account": self.account, "--queue": self.queue, "--mpi": self.mpi}.items():
             if text and not _WORD.fullmatch(text):
                 raise BadInput(f"{option} must be one word, got {text!r}")
+        if self.threads_per_core > _THREADS:
+            raise BadInput(
+                f"--threads-per-core {self.threads_per_core}: no processor has more than {_THREADS} hardware threads "
+                "in a core; how many cores a rank gets is --cores"
+            )
         if self.time and self.time <= self.signal:
             raise BadInput(
                 f"the limit of {self.time} s is over before the ranks could be told {self.signal} s ahead of it: give "

@@ -50,9 +50,6 @@ def _check(job: Job) -> None:
         raise BadInput("Kubernetes runs containers: give --image, one with Choros and the script in it")
     if job.kind not in KINDS:
         raise BadInput(f"--kind {job.kind} is none of {', '.join(KINDS)}")
-    for option, given in {"--account": job.account, "--setup": job.setup, "-o": job.directives}.items():
-        if given:
-            raise BadInput(f"{option} has no place in a manifest of Kubernetes: put it into the image, or leave it out")
 
 
 def pods(job: Job) -> int:

@@ -70,10 +70,6 @@ def _check(job: Job) -> None:
     command = job.command
     if len(command) < 2 or not command[1].endswith((".py", ".pyz")):
         raise BadInput(f"Spark runs Python scripts: give a file that ends in .py, not {shlex.join(command)}")
-    lacking = {"--account": job.account, "--time": job.time, "--wrap": job.wrap}
-    for option, value in lacking.items():
-        if value:
-            raise BadInput(f"Spark knows no {option}: leave it out (what spark-submit knows goes after -o)")
 
 
 def _attached(*_: object) -> list[str]:

@@ -1,0 +1,65 @@
+"""Which option of ``choros submit`` has a meaning where: what nobody would look at is refused, not passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from choros.errors import BadInput
+
+BY_MPI = ("slurm", "pbs", "lsf", "sge")  # where the ranks' MPI makes the line that starts them
+_BATCH = ("slurm", "pbs", "flux", "lsf", "sge")
+_WHERE = {
+    "--image": ("k8s",),
+    "--kind": ("k8s",),
+    "--runtime": ("k8s",),
+    "--master": ("spark",),
+    "--archive": ("spark",),
+    "--mpi": BY_MPI,
+    "--account": _BATCH,
+    "--setup": (*_BATCH, "spark"),
+    "-o": (*_BATCH, "spark"),
+    "--time": (*_BATCH, "k8s"),
+    "--signal": (*_BATCH, "k8s"),
+    "--wrap": (*_BATCH, "k8s"),
+    "--threads-per-core": (*_BATCH, "k8s"),
+}
+_INSTEAD = {
+    "k8s": "Kubernetes has no place for it in a manifest: put it into the image, or leave it out",
+    "spark": "Spark does not know it: leave it out (what spark-submit knows goes after -o)",
+}
+_CONNECT = ("--nodes", "--ranks-per-node", "--cores", "--gpus", "--queue", "-o", "--archive")
+_CLOCKED = ("pbs", "flux", "lsf", "sge")  # where the script counts the time itself
+
+
+def check_options(on: str, asked: Mapping[str, Any]) -> None:
+    """Refuse options that the script for this scheduler would not look at.
+
+    Args:
+        on: the scheduler's name.
+        asked: each option and its value; None or an empty one was not given.
+
+    Raises:
+        BadInput: one has no meaning there; says where it has one.
+
+    Example:
+        >>> check_options("k8s", {"--image": "me/train:1", "--mpi": ""})
+        >>> check_options("slurm", {"--image": "me/train:1"})
+        Traceback (most recent call last):
+        ...
+        choros.errors.BadInput: --image is for --on k8s: slurm has no use for it, leave it out
+    """
+    given = {name: value for name, value in asked.items() if value or (name == "--signal" and value is not None)}
+    for name in given:
+        where = _WHERE.get(name, (on,))
+        if on not in where:
+            why = _INSTEAD.get(on, f"{on} has no use for it, leave it out")
+            raise BadInput(f"{name} is for --on {', '.join(where)}: {why}")
+        if name in _CONNECT and str(given.get("--master", "")).startswith("sc://"):
+            raise BadInput(
+                f"{name} is for the cluster's own server where --master is {given['--master']}: leave it out"
+            )
+    if "--runtime" in given and given.get("--kind") != "trainjob":
+        raise BadInput("--runtime is that of a TrainJob: give --kind trainjob too, or leave it out")
+    if on in _CLOCKED and given.get("--signal") and "--time" not in given:
+        raise BadInput(f"--signal is told before the limit, and the script for {on} knows none: give --time too")
