@@ -4,10 +4,18 @@ import pytest
 
 from choros.cluster import is_this_machine, parse_slots, read_hostfile
 from choros.errors import BadInput
+from choros.launchers import Ssh
 
 
 def test_hosts_with_slots():
     assert parse_slots("n1:4, gpu-a.site.org:12,10.0.0.7:1") == (("n1", 4), ("gpu-a.site.org", 12), ("10.0.0.7", 1))
+
+
+def test_a_host_that_is_there_twice_has_the_slots_of_both(tmp_path):
+    (tmp_path / "hosts").write_text("n1 slots=1\nn2 slots=2\nn1 slots=3\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == (("n1", 4), ("n2", 2))
+    assert parse_slots("n1:1,n2:2,n1:1") == (("n1", 2), ("n2", 2))
+    assert Ssh("n1:1,n1:1").size() == 2
 
 
 @pytest.mark.parametrize("text", ["", "n1", "n1:", ":2", "n1:0", "n1:-1", "n1:2,", "n1:2 n2:2", "n1:two", "n1:2:3"])

@@ -44,24 +44,9 @@ _ASKED = {  # options and where they are once parsed: those that not every sched
     **{
         f"--{name.replace('_', '-')}": name
         for name in (
-            "nodes",
-            "ranks_per_node",
-            "cores",
-            "threads_per_core",
-            "gpus",
-            "time",
-            "account",
-            "queue",
-            "setup",
-            "wrap",
-            "mpi",
-            "signal",
-            "image",
-            "kind",
-            "runtime",
-            "master",
-            "archive",
-        )
+            "nodes ranks_per_node cores threads_per_core gpus time account queue setup wrap mpi signal "
+            "image kind runtime master archive"
+        ).split()
     },
 }
 

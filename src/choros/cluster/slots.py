@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import socket
+from collections.abc import Iterable
 
 from choros.errors import BadInput
 
@@ -21,7 +22,7 @@ def parse_slots(text: str) -> Slots:
         text: such as ``"n1:4,n2:4"``.
 
     Returns:
-        Each host and its slots, in the order given.
+        Each host and its slots, in the order given; those of a host that is there twice are added up.
 
     Raises:
         BadInput: the text is not of that form.
@@ -29,11 +30,13 @@ def parse_slots(text: str) -> Slots:
     Example:
         >>> parse_slots("localhost:2,n1:4")
         (('localhost', 2), ('n1', 4))
+        >>> parse_slots("n1:1,n1:1")
+        (('n1', 2),)
     """
     pairs = [_PAIR.fullmatch(part.strip()) for part in text.split(",")]
     if not all(pairs):
         raise BadInput(f"the hosts {text!r} are not of the form host:slots[,host:slots], each with 1 slot or more")
-    return tuple((pair[1], int(pair[2])) for pair in pairs if pair)
+    return _added((pair[1], int(pair[2])) for pair in pairs if pair)
 
 
 def read_hostfile(path: str) -> Slots:
@@ -43,7 +46,7 @@ def read_hostfile(path: str) -> Slots:
         path: the file.
 
     Returns:
-        Each host and its slots, in the order of the file.
+        Each host and its slots, in the order of the file, added up as ``parse_slots`` does.
 
     Raises:
         BadInput: it cannot be read, has a line of another form, or no host.
@@ -62,7 +65,15 @@ def read_hostfile(path: str) -> Slots:
             raise BadInput(f"line {number} of the host file {path} is {line!r}, not of the form: host slots=n")
     if not found:
         raise BadInput(f"the host file {path} names no host: give lines of the form: host slots=n")
-    return tuple(found)
+    return _added(found)
+
+
+def _added(found: Iterable[tuple[str, int]]) -> Slots:
+    """Each host once: two entries of one would be two nodes to the ranks, each with cores that the other has too."""
+    slots: dict[str, int] = {}
+    for host, count in found:
+        slots[host] = slots.get(host, 0) + count
+    return tuple(slots.items())
 
 
 def is_this_machine(host: str) -> bool:
