@@ -20,6 +20,7 @@ from choros.cluster import Place
 from choros.data import StreamSource, checks, make_source, make_validation
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
 from choros.launchers import How, launcher_of
+from choros.machine.address import own_address
 from choros.spark.launcher import Spark
 from choros.training import joined
 from choros.training.arguments import (
@@ -135,6 +136,8 @@ class Trainer:
             launcher_of(Spark() if launcher == "spark" else launcher),
             How(threads, bind, network or "", echo),
         )
+        if network and self._launcher is None:
+            own_address(network)  # workers on one machine need none, but one that is not there is a mistake
         if self._place.size > 1:
             workers = self._place.size
             os.environ |= {"CHOROS_NETWORK": network} if network else {}

@@ -156,6 +156,10 @@ def test_batches_and_meetings(refused):
     refused(BadInput, "the pool has 1", how={"workers": 2, "pool": choros.WorkerPool(1)})
 
 
+def test_an_interface_that_is_not_there(refused):
+    refused(BadInput, "network='nosuch0': .* has no such interface", how={"workers": 2, "network": "nosuch0"})
+
+
 def test_one_gpu_for_two_workers(make_model, data, monkeypatch):
     from choros.training import pool
 
