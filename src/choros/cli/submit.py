@@ -39,16 +39,6 @@ and does nothing else. Ranks have their threads set before anything is imported.
 choros.callbacks.BeforeTimeLimit saves its state before the time limit, and the job goes on in another turn.
 """
 _DASHED = ("-o", "--directive", "--setup", "--env", "--wrap")  # options whose values may begin with a dash
-_ASKED = {  # options and where they are once parsed: those that not every scheduler has a use for
-    "-o": "directive",
-    **{
-        f"--{name.replace('_', '-')}": name
-        for name in (
-            "nodes ranks_per_node cores threads_per_core gpus time account queue setup wrap mpi signal "
-            "image kind runtime master archive"
-        ).split()
-    },
-}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -140,7 +130,10 @@ def main(args: argparse.Namespace) -> int:
     if args.on and site.scheduler and args.on != site.scheduler:
         raise BadInput(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
     scheduler = find_scheduler(args.on or site.scheduler)
-    check_options(scheduler.name, {name: getattr(args, dest) for name, dest in _ASKED.items()})
+    check_options(
+        scheduler.name,
+        {"-o" if name == "directive" else f"--{name.replace('_', '-')}": value for name, value in vars(args).items()},
+    )
     job = job_of(args, site, scheduler.name)
     text = scheduler.script(job)
     if args.dry_run:
