@@ -144,6 +144,28 @@ def test_names_that_lead_nowhere_or_back():
     assert "leads to 127.0.1.1" in one(job(2, 1, names={"n1": ["127.0.1.1"]}), "host-name", kind="warning")
 
 
+def test_a_name_that_leads_back_is_told_once_and_not_where_an_interface_is_named():
+    ranks = job(2)
+    for rank, name in enumerate(("n0", "n0", "n1", "n1")):
+        ranks[rank]["names"] = {name: [f"127.0.1.{1 + rank // 2}"]}
+    text = one(ranks, "host-name", (0, 2), "warning")
+    assert text.startswith("Ranks 0, 2 on n0, n1: the host's own name leads to 127.0.1.1, 127.0.1.2, where")
+    for each in ranks:
+        each["network"] = {"CHOROS_NETWORK": "eth0"}
+    one(ranks, "host-name", (0, 2), "warning")  # which JAX does not ask
+    for each in ranks:
+        each["backend"] = "torch (KERAS_BACKEND)"
+    assert found(ranks) == []
+
+
+def test_what_differs_by_its_ranks_alone_is_told_once():
+    ranks = job(2)
+    for each in ranks:
+        each["names"] = {each["host"]: ["10.0.0.1"], "n9": []}
+    text = one(ranks, "host-name", (0, 2))
+    assert text.startswith("Ranks 0, 2 on n0, n1: n9 cannot be looked up")
+
+
 def test_a_network_far_below_its_interfaces():
     slow = {**MEASURES, "links": {"0": 1.2e8, "2": 1.2e8}}
     text = one(job(2), "slow-network", (0, 1, 2, 3), "warning", measures=slow)

@@ -127,6 +127,33 @@ def made(kind: str, name: str, some: Iterable[Facts], what: str, remedy: str) ->
     return Finding(kind, name, text[0].upper() + text[1:], remedy, tuple(each["rank"] for each in some), tuple(hosts))
 
 
+def together(findings: Iterable[Finding], ranks: Iterable[Facts]) -> list[Finding]:
+    """Findings that differ by nothing but their ranks and hosts, as one.
+
+    Args:
+        findings: each as ``made`` made it.
+        ranks: the facts of all ranks.
+
+    Example:
+        >>> both = [{"rank": 0, "host": "a"}, {"rank": 1, "host": "b"}]
+        >>> [one.what for one in together([made(ERROR, "clock", [each], "{at}: late.", "") for each in both], both)]
+        ['Ranks 0, 1 on a, b: late.']
+    """
+    facts = {each["rank"]: each for each in ranks}
+    found: dict[tuple[str, ...], list[Finding]] = {}
+    for one in findings:
+        where = at(facts[rank] for rank in one.ranks) if one.ranks and facts.keys() >= set(one.ranks) else ""
+        begin = where[:1].upper() + where[1:]
+        words = f"{{at}}{one.what[len(where) :]}" if where and one.what.startswith(begin) else one.what
+        found.setdefault((one.kind, one.name, words, one.remedy), []).append(one)
+    return [
+        same[0]
+        if len(same) == 1
+        else made(kind, name, [facts[n] for n in sorted({n for one in same for n in one.ranks})], words, remedy)
+        for (kind, name, words, remedy), same in found.items()
+    ]
+
+
 def alike(ranks: Iterable[Facts], key: Callable[[Facts], Any]) -> Iterator[tuple[Any, list[Facts]]]:
     """Ranks by what they have in common, the most first.
 

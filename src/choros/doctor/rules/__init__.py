@@ -1,13 +1,13 @@
 """What is looked for: each rule a function from everything that was seen to findings. A new fault is one more."""
 
-from choros.doctor.findings import Finding, Seen
+from choros.doctor.findings import Finding, Seen, together
 from choros.doctor.rules import agreement, cores, ends, limits, network, speed
 
 RULES = (*ends.RULES, *agreement.RULES, *cores.RULES, *limits.RULES, *network.RULES, *speed.RULES)
 
 
 def judge(seen: Seen) -> list[Finding]:
-    """Everything that is wrong, errors first.
+    """Everything that is wrong, errors first, each once with all its ranks.
 
     Args:
         seen: what is known of the job.
@@ -17,4 +17,4 @@ def judge(seen: Seen) -> list[Finding]:
         []
     """
     found = [finding for rule in RULES for finding in rule(seen)]
-    return sorted(found, key=lambda finding: finding.kind)
+    return sorted(together(found, seen.ranks), key=lambda finding: finding.kind)

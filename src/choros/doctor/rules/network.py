@@ -109,15 +109,28 @@ def names(seen: Seen) -> Iterator[Finding]:
                 f"{{at}}: {', '.join(unknown[:8])} cannot be looked up, and libraries that meet by name wait in vain.",
                 "Add it to /etc/hosts or the site's name service on every host, or correct the host's name.",
             )
-        own = each["names"].get(each["host"], [])
-        if several and own and all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in own):
-            yield made(
-                WARNING,
-                "host-name",
-                [each],
-                f"{{at}}: the host's own name leads to {', '.join(own)}, where no other host finds it.",
-                "Let the name lead to the address of the network in /etc/hosts (Debian writes 127.0.1.1 there).",
-            )
+    back = {each["rank"]: _back(each) for each in (some[0] for some in seen.machines()) if several}
+    some = [each for each in seen.ranks if back.get(each["rank"])]
+    if some:
+        led = dict.fromkeys(address for each in some for address in back[each["rank"]])
+        yield made(
+            WARNING,
+            "host-name",
+            some,
+            f"{{at}}: the host's own name leads to {', '.join([*led][:8])}, where no other host finds it. Choros takes "
+            "the interface's address, but libraries that look their own name up (JAX's and PyTorch's gloo) do not.",
+            "Write the network's address before the name in /etc/hosts, where Debian has 127.0.1.1; for PyTorch it is "
+            "enough to name the interface (export GLOO_SOCKET_IFNAME=eth0).",
+        )
+
+
+def _back(each: Facts) -> list[str]:
+    """The addresses of a host's own name, where all are its loopback's and the backend may look it up."""
+    own: list[str] = each["names"].get(each["host"], [])
+    named = any(each["network"].get(variable) for variable in ("CHOROS_NETWORK", "GLOO_SOCKET_IFNAME"))
+    if named and not each["backend"].startswith("jax"):  # JAX asks no variable
+        return []
+    return own if all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in own) else []
 
 
 def rate(seen: Seen) -> Iterator[Finding]:
