@@ -192,6 +192,20 @@ def test_a_whole_script_runs_its_ranks_and_asks_for_another_turn(printed, tmp_pa
     assert not list(tmp_path.glob(".choros*"))
 
 
+def test_grid_engine_is_given_the_sites_own_and_told_what_it_decides(printed):
+    size = "--on sge --nodes 2 --ranks-per-node 4 --cores 8 --gpus 1 --mpi mpich"
+    text = printed(size)
+    assert "#$ -pe mpi 64" in text
+    assert "#$ -l gpu=1" in text
+    assert "\n# 2, by an allocation_rule of 32. Name one that has it by -o '-pe NAME 64'.\n" in text
+    assert "where the site's consumable is YES, once where it is JOB (qconf -sc):\n# meant are 8 in all." in text
+    assert "    exit 99\nfi" in text  # nothing after it would ever run
+    text = printed(f"{size} -o '-pe x 64' -o '-l gpus_per_host=4'")
+    assert "gpu=1" not in text
+    assert "consumable" not in text
+    assert "allocation_rule" not in text
+
+
 def test_pods_find_each_other_and_their_place(printed):
     """Who is first and how many they are, and what they know each other by, which is not in the job itself."""
     job, env = None, {}

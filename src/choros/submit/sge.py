@@ -13,13 +13,16 @@ from choros.submit.shell import body, clock, head
 def script(job: Job) -> str:
     """The script of a job.
 
-    A parallel environment has a name of the site's own: ``mpi``, unless a directive says ``-pe NAME SLOTS``.
+    A parallel environment has a name of the site's own: ``mpi``, unless a directive says ``-pe NAME SLOTS``. So have
+    GPUs: ``gpu``, unless a directive says ``-l`` and something with gpu in it. What the site decides is noted.
 
     Example:
         >>> print(script(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=2, cores=4)).splitlines()[5])
         #$ -pe mpi 16
     """
     named = any(line.split()[0] == "-pe" for line in job.directives)
+    counted = any(line.startswith("-l") and "gpu" in line.lower() for line in job.directives)
+    slots = job.size * job.cores
     lines = head(
         job,
         [
@@ -27,8 +30,8 @@ def script(job: Job) -> str:
             "-cwd",
             "-j y",
             f"-o {job.name}-$JOB_ID.log",
-            *([] if named else [f"-pe mpi {job.size * job.cores}"]),
-            *([f"-l gpu={job.gpus}"] if job.gpus else []),
+            *([] if named else [f"-pe mpi {slots}"]),
+            *([f"-l gpu={job.gpus}"] if job.gpus and not counted else []),
             *([f"-l h_rt={clock(job.time)}"] if job.time else []),
             *([f"-P {job.account}"] if job.account else []),
             *([f"-q {job.queue}"] if job.queue else []),
@@ -36,7 +39,17 @@ def script(job: Job) -> str:
         ],
         "#$",
     )
-    lines += body(job, launch_line(job), "exit 99", "$JOB_ID")  # Grid Engine's own code for: once more
+    if job.nodes > 1 and not named:
+        lines += [
+            f"# The site's parallel environment decides on how many hosts {slots} slots lie (qconf -sp mpi): meant are",
+            f"# {job.nodes}, by an allocation_rule of {slots // job.nodes}. Name one that has it by -o '-pe NAME {slots}'.",
+        ]
+    if job.gpus and not counted:
+        lines += [
+            f"# gpu={job.gpus} is asked for each slot where the site's consumable is YES, once where it is JOB (qconf -sc):",
+            f"# meant are {job.size * job.gpus} in all. Give what the site counts by -o '-l gpu=N'.",
+        ]
+    lines += body(job, launch_line(job), 99, "$JOB_ID")  # Grid Engine's own code for: once more
     return "\n".join(lines) + "\n"
 
 

@@ -47,13 +47,14 @@ def head(job: Job, directives: Sequence[str], mark: str) -> list[str]:
     return ["#!/bin/bash", *written, *facts, *(f"{mark} {line}" for line in lines)]
 
 
-def body(job: Job, launch: str, again: str, identity: str, *, clocked: bool = True) -> list[str]:
+def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: bool = True) -> list[str]:
     """What runs on the first node: set-up, variables, the ranks, and the job's next turn where they asked for one.
 
     Args:
         job: the job.
         launch: the command that starts the ranks.
-        again: the command that gives the job its next turn; the script ends with its last code where it fails.
+        again: the command that gives the job its next turn, and 75 is the script's code where it fails; or the code by
+            which the scheduler itself gives it one.
         identity: what the shell makes the job's id of: a variable, or a command.
         clocked: whether the ranks look at the clock, since the scheduler does not tell them of the limit.
     """
@@ -61,6 +62,13 @@ def body(job: Job, launch: str, again: str, identity: str, *, clocked: bool = Tr
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.exports().items()]
     if clocked and job.time and job.signal:
         lines.append(f"export CHOROS_STOP_AT=$(($(date +%s) + {job.time} - {job.signal}))")
+    turn = [f"    exit {again}"]
+    if isinstance(again, str):
+        turn = [
+            f"    {again} && exit 0",
+            '    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2',
+            "    exit 75",
+        ]
     return [
         *lines,
         f'export CHOROS_REQUEUE="$PWD/.choros-requeue-{identity}"',
@@ -70,9 +78,7 @@ def body(job: Job, launch: str, again: str, identity: str, *, clocked: bool = Tr
         'if [ -e "$CHOROS_REQUEUE" ]; then',
         '    rm -f "$CHOROS_REQUEUE"',
         '    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"',
-        f"    {again} && exit 0",
-        '    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2',
-        "    exit 75",
+        *turn,
         "fi",
         'echo "choros: the ranks ended with code $code"',
         "exit $code",

@@ -10,6 +10,8 @@
 #$ -q long
 #$ -r y
 #$ -pe orte 64
+# gpu=1 is asked for each slot where the site's consumable is YES, once where it is JOB (qconf -sc):
+# meant are 8 in all. Give what the site counts by -o '-l gpu=N'.
 module load conda
 export OMP_NUM_THREADS=16
 export MKL_NUM_THREADS=16
@@ -29,9 +31,7 @@ code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
     echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
-    exit 99 && exit 0
-    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
-    exit 75
+    exit 99
 fi
 echo "choros: the ranks ended with code $code"
 exit $code

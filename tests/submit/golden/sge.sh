@@ -7,6 +7,8 @@
 #$ -pe mpi 64
 #$ -l h_rt=01:30:00
 #$ -r y
+# The site's parallel environment decides on how many hosts 64 slots lie (qconf -sp mpi): meant are
+# 2, by an allocation_rule of 32. Name one that has it by -o '-pe NAME 64'.
 export OMP_NUM_THREADS=8
 export MKL_NUM_THREADS=8
 export OPENBLAS_NUM_THREADS=8
@@ -24,9 +26,7 @@ code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
     echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
-    exit 99 && exit 0
-    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
-    exit 75
+    exit 99
 fi
 echo "choros: the ranks ended with code $code"
 exit $code
