@@ -197,8 +197,8 @@ def test_grid_engine_is_given_the_sites_own_and_told_what_it_decides(printed):
     text = printed(size)
     assert "#$ -pe mpi 64" in text
     assert "#$ -l gpu=1" in text
-    assert "\n# 2, by an allocation_rule of 32. Name one that has it by -o '-pe NAME 64'.\n" in text
-    assert "where the site's consumable is YES, once where it is JOB (qconf -sc):\n# meant are 8 in all." in text
+    assert "\n# meant are 2, by an allocation_rule of 32. Name one that has it by -o '-pe NAME 64'.\n" in text
+    assert "consumable is YES, once where it is JOB\n# (qconf -sc): meant are 8 in all." in text
     assert "    exit 99\nfi" in text  # nothing after it would ever run
     text = printed(f"{size} -o '-pe x 64' -o '-l gpus_per_host=4'")
     assert "gpu=1" not in text

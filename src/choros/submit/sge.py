@@ -39,15 +39,16 @@ def script(job: Job) -> str:
         ],
         "#$",
     )
+    rule, gpus = slots // job.nodes, job.size * job.gpus
     if job.nodes > 1 and not named:
         lines += [
-            f"# The site's parallel environment decides on how many hosts {slots} slots lie (qconf -sp mpi): meant are",
-            f"# {job.nodes}, by an allocation_rule of {slots // job.nodes}. Name one that has it by -o '-pe NAME {slots}'.",
+            f"# The site's parallel environment decides on how many hosts {slots} slots lie (qconf -sp mpi):",
+            f"# meant are {job.nodes}, by an allocation_rule of {rule}. Name one that has it by -o '-pe NAME {slots}'.",
         ]
     if job.gpus and not counted:
         lines += [
-            f"# gpu={job.gpus} is asked for each slot where the site's consumable is YES, once where it is JOB (qconf -sc):",
-            f"# meant are {job.size * job.gpus} in all. Give what the site counts by -o '-l gpu=N'.",
+            f"# gpu={job.gpus} is asked for each slot where the site's consumable is YES, once where it is JOB",
+            f"# (qconf -sc): meant are {gpus} in all. Give what the site counts by -o '-l gpu=N'.",
         ]
     lines += body(job, launch_line(job), 99, "$JOB_ID")  # Grid Engine's own code for: once more
     return "\n".join(lines) + "\n"

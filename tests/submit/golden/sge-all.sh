@@ -10,8 +10,8 @@
 #$ -q long
 #$ -r y
 #$ -pe orte 64
-# gpu=1 is asked for each slot where the site's consumable is YES, once where it is JOB (qconf -sc):
-# meant are 8 in all. Give what the site counts by -o '-l gpu=N'.
+# gpu=1 is asked for each slot where the site's consumable is YES, once where it is JOB
+# (qconf -sc): meant are 8 in all. Give what the site counts by -o '-l gpu=N'.
 module load conda
 export OMP_NUM_THREADS=16
 export MKL_NUM_THREADS=16

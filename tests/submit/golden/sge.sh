@@ -7,8 +7,8 @@
 #$ -pe mpi 64
 #$ -l h_rt=01:30:00
 #$ -r y
-# The site's parallel environment decides on how many hosts 64 slots lie (qconf -sp mpi): meant are
-# 2, by an allocation_rule of 32. Name one that has it by -o '-pe NAME 64'.
+# The site's parallel environment decides on how many hosts 64 slots lie (qconf -sp mpi):
+# meant are 2, by an allocation_rule of 32. Name one that has it by -o '-pe NAME 64'.
 export OMP_NUM_THREADS=8
 export MKL_NUM_THREADS=8
 export OPENBLAS_NUM_THREADS=8
