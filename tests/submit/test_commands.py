@@ -184,6 +184,28 @@ def test_status_log_and_cancel_of_pbs(room, command, capsys):
     assert "job 18.server has no log yet: *.o18 is not in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["status", "log", "cancel"])
+def test_a_scheduler_that_does_not_answer(command, capsys, verb):
+    command("sbatch", "true")
+    for name in ("scontrol", "scancel"):
+        command(name, f"echo '{name}: fatal: Could not establish a configuration source' >&2; exit 1")
+    assert main([verb, "17"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"choros {verb}: no slurm answers here: give --on and the scheduler that is meant (slurm, ")
+    assert "said: scon" in said or "said: scan" in said
+
+
+def test_cancel_of_a_job_that_is_over(room, command, capsys):
+    command("scontrol", "echo JobId=$4 JobState=$([ $4 = 14 ] && echo COMPLETED || echo RUNNING)")
+    command("scancel", 'echo "$@" >cancelled')
+    assert main(["cancel", "--on", "slurm", "14"]) == 0
+    assert capsys.readouterr().out == "job 14 is over already: there is nothing to cancel\n"
+    assert not (room / "cancelled").exists()
+    assert main(["cancel", "--on", "slurm", "15"]) == 0
+    assert capsys.readouterr().out == ""
+    assert (room / "cancelled").read_text() == "15\n"
+
+
 def test_status_and_log_of_kubernetes(command, capsys):
     command("kubectl", 'echo "$@"')
     assert main(["log", "-f", "--on", "k8s", "jobset.jobset.x-k8s.io/train"]) == 0

@@ -30,5 +30,6 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         BadInput: the scheduler does not know the job, or refuses.
     """
-    cancel_job(find_scheduler(args.on), args.job)
+    if not cancel_job(find_scheduler(args.on), args.job):
+        print(f"job {args.job} is over already: there is nothing to cancel")
     return 0

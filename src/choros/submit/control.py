@@ -21,6 +21,10 @@ _ID = re.compile(r"[A-Za-z0-9\u0192][\w.\[\]/-]*")
 _TICK = 0.5  # seconds between looks at a log that grows
 
 
+class _NoAnswer(BadInput):
+    """The scheduler's command is here, and the scheduler is not."""
+
+
 def find_scheduler(name: str = "") -> Scheduler:
     """The scheduler of that name, or the one whose commands are here.
 
@@ -58,7 +62,7 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
             f"there is no {scheduler.program} on PATH, so this machine cannot submit to {scheduler.name}: go to a "
             "login node of the cluster, or print the script with --dry-run"
         )
-    return scheduler.job_id(_call(scheduler.submit(file), f"{scheduler.program} refused {file}"))
+    return scheduler.job_id(_call(scheduler, scheduler.submit(file), f"{scheduler.program} refused {file}"))
 
 
 def job_status(scheduler: Scheduler, job: str) -> str:
@@ -67,17 +71,24 @@ def job_status(scheduler: Scheduler, job: str) -> str:
     Raises:
         BadInput: it does not know the job.
     """
-    said = _call(scheduler.status(_checked(job)), f"{scheduler.name} tells nothing of job {job}")
+    said = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} tells nothing of job {job}")
     return scheduler.tell(said) if scheduler.tell else said.rstrip()
 
 
-def cancel_job(scheduler: Scheduler, job: str) -> None:
+def cancel_job(scheduler: Scheduler, job: str) -> bool:
     """Cancel a job.
+
+    Returns:
+        False where it was over already, and there was nothing to cancel.
 
     Raises:
         BadInput: the scheduler does not know it, or refuses.
     """
-    _call(scheduler.cancel(_checked(job)), f"{scheduler.name} did not cancel job {job}")
+    said, _ = _ask(scheduler, _checked(job))
+    if said.strip() and scheduler.ended(said):
+        return False
+    _call(scheduler, scheduler.cancel(job), f"{scheduler.name} did not cancel job {job}")
+    return True
 
 
 def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | None = None) -> None:
@@ -94,11 +105,11 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
     """
     out, job = sys.stdout if out is None else out, _checked(job)
     if scheduler.follow is not None:
-        _call(scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", out)
+        _call(scheduler, scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", out)
         return
     position = 0
     while True:
-        said = _ask(scheduler.status(job))
+        said, silent = _ask(scheduler, job)
         over = scheduler.ended(said)  # before the file is read: what is written until then is in it
         path = _log_file(scheduler, job, said)
         if path:
@@ -111,6 +122,8 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
             break
         time.sleep(_TICK)
     if not path:
+        if silent is not None:
+            raise silent
         where = " or ".join(scheduler.logs(job))
         raise BadInput(f"job {job} has no log yet: {where} is not in {os.getcwd()}, where a job leaves it")
 
@@ -128,14 +141,15 @@ def _checked(job: str) -> str:
     return job
 
 
-def _ask(command: Sequence[str]) -> str:
+def _ask(scheduler: Scheduler, job: str) -> tuple[str, _NoAnswer | None]:
+    """What the scheduler says of a job, "" where it knows it no more; and its error where it is not there itself."""
     try:
-        return _call(command, "")
-    except BadInput:
-        return ""
+        return _call(scheduler, scheduler.status(job), ""), None
+    except BadInput as error:
+        return "", error if isinstance(error, _NoAnswer) else None
 
 
-def _call(command: Sequence[str], failed: str, out: TextIO | None = None) -> str:
+def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO | None = None) -> str:
     """Run a command, and return what it printed; with ``out`` it goes there line by line as it comes."""
     said: list[str] = []
     with tempfile.TemporaryFile("w+") as errors:
@@ -151,6 +165,11 @@ def _call(command: Sequence[str], failed: str, out: TextIO | None = None) -> str
                     out.flush()
         errors.seek(0)
         text = errors.read().strip() or "".join(said[-5:]).strip()
+    if process.returncode and any(words in text for words in scheduler.silent):
+        raise _NoAnswer(
+            f"no {scheduler.name} answers here: give --on and the scheduler that is meant "
+            f"({', '.join(SCHEDULERS)}), or go to a machine of its cluster. {command[0]} said: {text}"
+        )
     if process.returncode:
         raise BadInput(f"{failed}: {text or f'code {process.returncode}'}")
     return "".join(said)

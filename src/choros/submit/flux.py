@@ -49,5 +49,6 @@ FLUX = Scheduler(
     cancel=lambda job: ["flux", "cancel", job],
     logs=lambda job: [f"*-{job}.log"],
     ended=lambda said: any(f" {state} " in said for state in ("CD", "CA", "F", "TO")) or not said.strip(),
+    silent=("nable to connect to Flux",),
     ending=".flux.sh",
 )

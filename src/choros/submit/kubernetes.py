@@ -197,5 +197,6 @@ KUBERNETES = Scheduler(
     status=lambda job: ["kubectl", "get", job],
     cancel=_cancel,
     follow=_logs,
+    silent=("nable to connect to the server", "did you specify the right host or port"),
     ending=".k8s.json",
 )

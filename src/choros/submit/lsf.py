@@ -76,5 +76,6 @@ LSF = Scheduler(
     cancel=lambda job: ["bkill", job],
     logs=lambda job: [f"*-{job}.log"],
     ended=lambda said: any(f" {state} " in said for state in ("DONE", "EXIT")) or not said.strip(),
+    silent=("LSF is down",),
     ending=".lsf.sh",
 )

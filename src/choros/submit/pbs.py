@@ -54,5 +54,6 @@ PBS = Scheduler(
     status=lambda job: ["qstat", job],
     cancel=lambda job: ["qdel", job],
     logs=lambda job: [f"*.o{job.partition('.')[0]}"],
+    silent=("annot connect to server", "onnection refused"),
     ending=".pbs.sh",
 )

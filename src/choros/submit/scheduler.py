@@ -26,6 +26,7 @@ class Scheduler:
         tell: words what ``status`` printed; None passes it on.
         log_of: finds the log's path in what ``status`` printed.
         ended: tells from what ``status`` printed whether the job has ended.
+        silent: words by which its commands say that they reach no such scheduler.
         attached: whether what submits a job runs, and shows its output, until the job ends; such a scheduler must be
             named.
     """
@@ -42,6 +43,7 @@ class Scheduler:
     tell: Callable[[str], str] | None = None
     log_of: Callable[[str], str] = lambda _: ""
     ended: Callable[[str], bool] = lambda said: not said.strip()
+    silent: tuple[str, ...] = ()
     beside: str = ""
     ending: str = ".sh"
     attached: bool = False

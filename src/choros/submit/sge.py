@@ -75,5 +75,6 @@ SGE = Scheduler(
     status=lambda job: ["qstat", "-j", job],
     cancel=lambda job: ["qdel", job],
     logs=lambda job: [f"*-{job}.log"],
+    silent=("unable to contact qmaster", "unable to send message to qmaster"),
     ending=".sge.sh",
 )

@@ -119,5 +119,6 @@ SLURM = Scheduler(
     tell=tell,
     log_of=lambda said: _fields(said).get("StdOut", ""),
     ended=ended,
+    silent=("a configuration source", "ontact slurm controller"),
     ending=".slurm.sh",
 )
