@@ -22,6 +22,7 @@ from choros.launch import start
 from choros.launch.child import python_variables
 from choros.launch.start import PARENT
 from choros.runner.hosts import SSH
+from choros.runner.launchers import find_launcher
 
 _GRACE = 15.0  # seconds that `choros run` may take to end its ranks
 
@@ -191,6 +192,11 @@ class Srun(_Run):
         """The slots of the hosts, else the tasks that the allocation was asked for."""
         told = os.environ.get("SLURM_NTASKS", "")
         return super().size() or (int(told) if told.isdecimal() else None)
+
+    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: How) -> Started:
+        """Start the ranks, where there is a SLURM."""
+        find_launcher("srun")
+        return super().start(module, ranks, environ, how)
 
     def options(self) -> list[str]:
         """``--launcher``."""

@@ -12,6 +12,7 @@ import pytest
 
 from choros.errors import BadInput
 from choros.launch.run import GRACE
+from choros.launchers import How, Srun
 from choros.runner.launchers import start_under
 from choros.runner.ranks import Wish
 
@@ -127,3 +128,19 @@ def test_a_launcher_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(BadInput, match="there is no srun on PATH"):
         start_under("srun", ["true"], Wish(2), ())
+
+
+def test_an_srun_without_slurm_is_not_started(tmp_path, monkeypatch):
+    srun = tmp_path / "srun"
+    srun.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || echo "$@" >{tmp_path}/started\n'
+        'echo "srun: fatal: Could not establish a configuration source" >&2\nexit 1\n'
+    )
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = "no SLURM answers on .*: run this inside an allocation.* srun said: srun: fatal: Could not establish"
+    with pytest.raises(BadInput, match=words):
+        start_under("srun", ["true"], Wish(2), ())
+    with pytest.raises(BadInput, match=words):
+        Srun().start("choros", 2, {}, How())
+    assert not (tmp_path / "started").exists()

@@ -78,14 +78,13 @@ def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots,
         The code of the rank that failed first; that of the launcher where none told; 0.
 
     Raises:
-        BadInput: there is no such launcher.
+        BadInput: there is no such launcher, or no SLURM for srun.
     """
     from choros.machine.address import head_address
     from choros.transport.tcp.wire import Door
 
-    program = _find(launcher)
+    program, said = find_launcher(launcher)
     own = find_mpi() if Path(program).name == "srun" else ""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     secret = secrets.token_bytes(32)
     with Door(head_address(network, Path(program).name != "srun" and not slots), secret) as door:
         head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind}
@@ -139,6 +138,32 @@ class _Job:
         if self.first:
             return int(self.first["code"])
         return code if code >= 0 else 128 - code
+
+
+def find_launcher(launcher: str) -> tuple[str, str]:
+    """A launcher's path, and what it says of its version.
+
+    Args:
+        launcher: ``srun`` or ``mpiexec``, or the path of one.
+
+    Raises:
+        BadInput: it is none, is not there, or is srun without SLURM.
+
+    Example:
+        >>> find_launcher("aprun")
+        Traceback (most recent call last):
+        ...
+        choros.errors.BadInput: --launcher aprun is none of ssh, srun, mpiexec, or a path of one of them
+    """
+    program = _find(launcher)
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode and Path(program).name == "srun":  # which looks for SLURM's configuration even for this
+        raise BadInput(
+            f"no SLURM answers on {platform.node()}, and srun starts nothing without it: run this inside an "
+            "allocation (salloc, sbatch), or take ssh or mpiexec as launcher. srun said: "
+            f"{' '.join((done.stderr or done.stdout).split())}"
+        )
+    return program, done.stdout
 
 
 def _find(launcher: str) -> str:
