@@ -98,7 +98,8 @@ def _gone(pid, within=5.0):
 def _nothing_is_left(children):
     def held():
         gc.collect()
-        return set(os.listdir("/proc/self/fd")), children(), {thread.name for thread in threading.enumerate()}
+        fds = {fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the list's own
+        return fds, children(), {thread.name for thread in threading.enumerate()}
 
     before = held()
     yield
