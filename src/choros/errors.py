@@ -24,7 +24,9 @@ Example:
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
+import warnings
 from typing import Any
 
 AGAIN = 75  # EX_TEMPFAIL: the exit code of who was asked to end, and has left a checkpoint to go on from
@@ -127,3 +129,19 @@ def brief(error: BaseException) -> str:
     first = str(error).rsplit("Exception encountered: ", 1)[-1]
     text = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {first}")
     return textwrap.shorten(re.split("Example:|Arguments received by", text)[0], 320, placeholder=" ...")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn of a line of the user's own: the nearest caller that belongs to neither Choros nor Keras.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as told:
+        ...     warnings.simplefilter("always")
+        ...     warn("slow", RuntimeWarning)
+        >>> str(told[0].message), told[0].category.__name__
+        ('slow', 'RuntimeWarning')
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("choros", "keras"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -199,8 +199,9 @@ def test_a_metric_that_does_not_add_up_is_a_mean_by_rows_with_a_warning(pools, m
     x, y = data(rows=61)
     model = make_mlp(metrics=[metric_class(additive=False)()])
     trainer = choros.Trainer(model, workers=2, pool=pools(2))
-    with pytest.warns(UserWarning, match="'own' .* does not add up"):
+    with pytest.warns(UserWarning, match="'own' .* does not add up") as told:
         history = trainer.fit(x, y, batch_size=16, verbose=0).history
+    assert [one.filename for one in told if "'own'" in str(one.message)] == [__file__]  # the line that called fit
     assert 1 / 3 < history["own"][0] <= 1.0  # a sum of two largest probabilities would be above 1 or near it
     assert history["own"][0] < 0.99
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
 import numpy as np
 
+from choros.errors import warn
 from choros.types import Array, Batch
 
 
@@ -43,10 +43,9 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
         found += indices
-        warnings.warn(
+        warn(
             f"The metric {metric.name!r} ({type(metric).__name__}) does not add up over parts of the data: what is "
-            "shown is the mean of the workers' values, weighted by their rows.",
-            stacklevel=2,
+            "shown is the mean of the workers' values, weighted by their rows."
         )
     return found
 

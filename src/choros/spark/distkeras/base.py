@@ -7,11 +7,10 @@ which an algorithm may diverge warn, so that an old notebook runs.
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any
 
 from choros import algorithms
-from choros.errors import BadInput
+from choros.errors import BadInput, warn
 from choros.spark.columns import check_frame, normalise
 from choros.spark.distkeras.utils import history_executor, history_executors_average
 from choros.spark.outputs import classed, features_of, inputs_of, outputs_of
@@ -123,10 +122,9 @@ class Trainer:
         refuse_dynamic(session)
         there, asked = slots(session)[0], int(self.num_workers)
         if asked > there >= 1:
-            warnings.warn(
+            warn(
                 f"num_workers={asked}, but this cluster has {there} task slots: {there} workers train.",
                 RuntimeWarning,
-                stacklevel=3,
             )
             return there
         return asked
