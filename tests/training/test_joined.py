@@ -164,3 +164,38 @@ def test_workers_that_wait_for_nobody_stop_when_a_callback_says_so(tmp_path):
     assert len(said) == 2
     assert {line.rpartition("]")[0] for line in said} == {"[0, 1, 2"}
     assert all(int(line.rpartition(" ")[2]) < 60 * 500 for line in said)  # of 200 epochs of 500 steps
+
+
+LATE = """
+    import os, sys, time
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+    import keras, numpy as np
+    import choros
+    from choros.cluster import Place
+
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            time.sleep(0.3 * Place.here().rank)  # rank 0 has done its steps long before
+            return np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+
+    class Slower(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = 1 / 128
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    choros.Trainer(model, "aeasgd").fit(Data(), callbacks=[Slower()], verbose=0)
+    print("rate", float(model.optimizer.learning_rate) * 128, flush=True)
+"""
+
+
+def test_a_rate_that_was_set_after_the_last_meeting_is_the_model_s(tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(LATE))
+    words = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
+    out = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.count("rate 1.0\n") == 2, out.stdout

@@ -300,6 +300,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             centre.read(trainable, others)
             replica.set(trainable)
             replica.set_others(others)
+            if (rate := board.rate()) is not None:  # of callbacks that ran after this rank's last meeting
+                replica.learning_rate = rate
         for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
             variable.assign(value)
         code = _ending(conductor)
