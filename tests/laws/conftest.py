@@ -272,3 +272,17 @@ def clean_python(tmp_path):
         )
 
     return run
+
+
+@pytest.fixture
+def train_both(pools, plain_fit):
+    """Train one model in one process and one by AllReduce; return both models and both histories."""
+
+    def train(make, x, y, workers, *, epochs=3, batch_size=16, **kwargs):
+        reference, model = make(), make()
+        expected = plain_fit(reference, x, y, epochs=epochs, batch_size=batch_size, seed=5, **kwargs)
+        trainer = choros.Trainer(model, "allreduce", workers=workers, pool=pools(workers))
+        found = trainer.fit(x, y, epochs=epochs, batch_size=batch_size, seed=5, verbose=0, **kwargs).history
+        return reference, model, expected, found
+
+    return train
