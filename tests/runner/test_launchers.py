@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from choros.cli import main
 from choros.errors import BadInput
 from choros.launch.run import GRACE
 from choros.launchers import How, Srun
@@ -88,6 +89,8 @@ ILL = "132: SIGILL (a native library was built for another processor than this h
     ("how", "ending"),
     [
         ("sys.exit(7)", "7\n"),
+        ("sys.exit(256 + 7)", "7\n"),  # of which the system keeps eight bits
+        ("raise KeyboardInterrupt", "130: SIGINT\n"),
         ("sys.exit('no')", "1\n"),
         ("raise ValueError", "1\n"),
         ("os.kill(os.getpid(), 9)", KILLED),
@@ -120,6 +123,60 @@ def test_a_signal_for_the_launcher_reaches_the_ranks(run):
     while subprocess.run(["pgrep", "-f", "choros.runner.under"], stdout=subprocess.DEVNULL).returncode == 0:
         assert time.monotonic() < limit
         time.sleep(0.1)
+
+
+WAITING = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(sys.argv[1])))
+print("said", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGTERM, 1), (signal.SIGHUP, 0), (signal.SIGINT, 0)]
+)
+def test_who_is_told_to_end_does_not_start_again(mpiexec, tmp_path, number, code):
+    """Its code is the signal's, whatever the ranks make of it; the rank that ended so is not called a failure."""
+    (tmp_path / "script.py").write_text(WAITING)
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", "--launcher", "mpiexec", "--restarts", "2"]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "script.py"), str(code)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as job:
+        said = ""
+        while said.count("said") < 2:
+            said += job.stderr.readline()
+        job.send_signal(number)
+        said += job.communicate(timeout=30)[1]
+    assert job.returncode == 128 + number, said
+    assert "choros run:" not in said
+
+
+READING = """
+import os, sys
+print("said", repr(sys.stdin.read()), os.environ["OMP_NUM_THREADS"])
+"""
+
+
+def test_ranks_read_nothing_and_have_the_threads_that_were_asked_for(mpiexec, tmp_path):
+    (tmp_path / "script.py").write_text(READING)
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", "--launcher", "mpiexec", "--threads", "3"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "script.py")],
+        input="hello",
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] said '' 3" for rank in range(2)]
+
+
+def test_what_a_launcher_has_options_of_its_own_for_is_refused(capsys):
+    words = ["run", "-n", "2", "--launcher", "mpiexec", "--output-filename", "there", "--verbose", "script.py"]
+    assert main(words) != 0
+    assert "--output-filename, --verbose: for ranks that choros run starts itself" in capsys.readouterr().err
 
 
 def test_a_launcher_that_is_none_is_refused(monkeypatch):

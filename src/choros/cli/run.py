@@ -177,6 +177,19 @@ def main(args: argparse.Namespace) -> int:
     )
     if terms is not None and args.launcher != "ssh":
         raise BadInput(f"the ranks of an elastic job are started by ssh, not by --launcher {args.launcher}")
+    own = {
+        "--output-filename": args.output_filename,
+        "--prefix-output-with-timestamp": args.timestamps,
+        "--ssh": args.ssh != SSH,
+        "--ssh-port": args.ssh_port,
+        "--ssh-identity-file": args.ssh_identity_file,
+        "--verbose": args.verbose,
+    }
+    if args.launcher != "ssh" and any(own.values()):
+        raise BadInput(
+            f"{', '.join(name for name, value in own.items() if value)}: for ranks that choros run starts itself. With "
+            f"--launcher {args.launcher} leave it out; that program starts them, and has options of its own"
+        )
     size = terms.first if terms is not None else size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:
         raise BadInput("say how many ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
@@ -203,8 +216,7 @@ def main(args: argparse.Namespace) -> int:
         if terms is not None:
             return start_elastic(command, this, terms, ssh=ssh, network=network, verbose=args.verbose)
         if args.launcher != "ssh":
-            code = start_under(args.launcher, command, this, slots, network)
-            return Outcome(code, code - 128 if code in (130, 143) else 0)
+            return start_under(args.launcher, command, this, slots, network)
         if here:
             return start(command, this, verbose=args.verbose)
         return start_on_hosts(command, this, slots, ssh=ssh, network=network, verbose=args.verbose)

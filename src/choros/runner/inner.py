@@ -40,7 +40,7 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, PeerFailed):  # another one failed
             time.sleep(CAUSE)
-        tell(1)
+        tell(code_of(error))
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
             trace = trace.tb_next

@@ -13,13 +13,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from choros.cluster import Slots
-from choros.errors import BadInput, MeetingTimeout
+from choros.errors import AGAIN, BadInput, MeetingTimeout
 from choros.launch import start
 from choros.launch.failure import signalled
-from choros.launch.run import WARNINGS
+from choros.launch.run import WARNINGS, Outcome
 from choros.launch.start import PARENT
 from choros.machine import MPICH_UNDER_PMI2, PMI, find_mpi
 from choros.runner.head import HEAD
@@ -64,18 +65,18 @@ def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str
     return [launcher, "-l", "-bind-to", "none", *where, "-n", str(size)]
 
 
-def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots, network: str = "") -> int:
+def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots, network: str = "") -> Outcome:
     """Run a command as ranks that a launcher starts; they meet as under the bare launcher, by MPI.
 
     Args:
         launcher: ``srun`` or ``mpiexec``, or the path of one.
         command: the program and its arguments.
-        wish: how; threads and cores of a rank are what the launcher leaves it.
+        wish: how; cores of a rank, and threads that it does not tell, are what the launcher leaves it.
         slots: the hosts; those of the allocation when empty.
         network: the interface or domain by which the hosts reach this one.
 
     Returns:
-        The code of the rank that failed first; that of the launcher where none told; 0.
+        What has become of it: the code is that of the rank that failed first, or of the launcher where none told.
 
     Raises:
         BadInput: there is no such launcher, or no SLURM for srun.
@@ -87,7 +88,7 @@ def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots,
     own = find_mpi() if Path(program).name == "srun" else ""
     secret = secrets.token_bytes(32)
     with Door(head_address(network, Path(program).name != "srun" and not slots), secret) as door:
-        head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind}
+        head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
         words = line(program, wish.size, slots, names, said, own)
@@ -105,6 +106,7 @@ class _Job:
 
     def __init__(self, command: list[str], environ: dict[str, str], grace: float) -> None:
         self.first: dict[str, Any] = {}
+        self._asked: list[int] = []  # the signals that this process was sent
         self._grace = grace
         environ = {**environ, PARENT: str(os.getpid())}
         self._process = subprocess.Popen(
@@ -119,25 +121,33 @@ class _Job:
             return
         end.close()
         where = f"rank {self.first['rank']} (host {self.first['host']})"
-        print(f"choros run: {where} {_how(int(self.first['code']))}", file=sys.stderr, flush=True)
+        if not self._asked:  # else it ended as it was asked to
+            print(f"choros run: {where} {_how(int(self.first['code']))}", file=sys.stderr, flush=True)
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 self._process.wait(self._grace)
             except subprocess.TimeoutExpired:
                 self._process.send_signal(number)
 
-    def run(self) -> int:
+    def run(self) -> Outcome:
         """Wait for the end; what this process is told to end by goes on to the launcher."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS):
-            signal.signal(number, lambda number, _: self._process.send_signal(number))
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, self._forward)
         while (code := self._process.poll()) is None:
             try:
                 self._process.wait(1.0)
             except subprocess.TimeoutExpired:
                 continue
-        if self.first:
-            return int(self.first["code"])
-        return code if code >= 0 else 128 - code
+        code = int(self.first["code"]) if self.first else code if code >= 0 else 128 - code
+        if self._asked:
+            return Outcome(AGAIN if code == AGAIN else 128 + self._asked[0], self._asked[0])
+        return Outcome(code)
+
+    def _forward(self, number: int, _: FrameType | None) -> None:
+        if number not in WARNINGS:
+            self._asked.append(number)
+        self._process.send_signal(number)
 
 
 def find_launcher(launcher: str) -> tuple[str, str]:

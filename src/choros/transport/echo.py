@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,14 +21,18 @@ _cries: list[Callable[[], object]] = []
 
 
 def code_of(error: BaseException) -> int:
-    """Return the code of a process that this ends.
+    """Return the code of a process that this ends, of which the system keeps eight bits.
 
     Example:
-        >>> code_of(SystemExit(3)), code_of(SystemExit("no")), code_of(SystemExit()), code_of(ValueError())
-        (3, 1, 0, 1)
+        >>> code_of(SystemExit(3)), code_of(SystemExit("no")), code_of(SystemExit()), code_of(SystemExit(-1))
+        (3, 1, 0, 255)
+        >>> code_of(ValueError()), code_of(KeyboardInterrupt())
+        (1, 130)
     """
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
     code = error.code if isinstance(error, SystemExit) else 1
-    return code if isinstance(code, int) else int(code is not None)
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 
 def hook(name: str, where: str, after: Callable[[BaseException], object]) -> None:
