@@ -314,3 +314,9 @@ def test_version_and_help(capsys):
     assert all(name in out for name in ("run", "where", "demo"))
     assert main(["run", "--help"]) == 0
     assert "--no-bind" in capsys.readouterr().out
+
+
+def test_a_closed_stdout_is_no_failure():
+    shell = f"{sys.executable} -m choros run -n 2 true >&-"
+    done = subprocess.run(["bash", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

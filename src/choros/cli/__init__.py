@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ending.code if isinstance(ending.code, int) else 0
     try:
         code = import_module(f"choros.cli.{args.command}").main(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where the shell has closed it
+            sys.stdout.flush()
     except BrokenPipeError:  # as `choros where | head` ends it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - so that nothing is said of it at the end
         return 128 + signal.SIGPIPE
