@@ -270,3 +270,9 @@ def test_tasks_per_node():
     assert expand_tasks("2(x3),1") == (2, 2, 2, 1)
     with pytest.raises(BadInput, match="tasks per node"):
         expand_tasks("2(x3),,1")
+
+
+def test_tf_config_may_have_addresses_of_ipv6():
+    text = '{"cluster": {"worker": ["a:1", "[fd00::1]:2"]}, "task": {"type": "worker", "index": 1}}'
+    place = Place.here({"TF_CONFIG": text})
+    assert (place.hosts, place.rank, place.node) == (("a", "fd00::1"), 1, 1)

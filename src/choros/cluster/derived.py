@@ -89,7 +89,7 @@ def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
             "Choros' algorithms need no parameter server of TensorFlow's."
         )
     rank = places.index((kind, index))
-    hosts = [address.rpartition(":")[0] or address for address in addresses]
+    hosts = [(address.rpartition(":")[0] or address).strip("[]") for address in addresses]  # [::1]:2222
     nodes = list(dict.fromkeys(hosts))
     return {
         TF_RANK: str(rank),
