@@ -6,6 +6,7 @@ After a change that is meant, ``CHOROS_WRITE_GOLDEN=1 pytest tests/submit`` writ
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -232,6 +233,44 @@ def test_pods_find_each_other_and_their_place(printed):
     from choros.cluster import Place
 
     assert Place.here({**told, "JOB_COMPLETION_INDEX": "2"}).rank == 2
+
+
+def test_pods_get_words_and_values_as_they_were_given(printed):
+    """The kubelet replaces $(NAME) by a variable and $$ by $, which is all that it replaces."""
+    given = {"A": "p$$w", "B": "$(A)", "C": "$HOME ${A}"}
+    env = " ".join(shlex.quote(f"--env={name}={value}") for name, value in given.items())
+    job = json.loads(printed(f"--on k8s --image i --name {'a' * 39}-b {env}", "train.py 'x$$y' '$(A)'"))["items"][-1]
+    assert job["metadata"]["name"] == "a" * 39  # of 40 characters the last would be a dash
+    container = job["spec"]["template"]["spec"]["containers"][0]
+
+    def kubelet(text):
+        assert not re.search(r"(?<!\$)(\$\$)*\$\(", text), text
+        return text.replace("$$", "$")
+
+    told = {one["name"]: kubelet(one["value"]) for one in container["env"]}
+    assert given.items() <= told.items()
+    words = list(map(kubelet, container["command"]))
+    assert words[-2:] == ["x$$y", "$(A)"]
+    assert words[2].endswith('exec "$@"')
+
+
+@pytest.mark.parametrize("on", ["pbs --mpi mpich", "flux"])
+def test_the_next_turn_is_asked_for_where_the_first_one_was(printed, tmp_path, monkeypatch, on):
+    """Wherever a line of --setup has gone meanwhile."""
+    text = printed(f"--on {on} --setup 'cd /'")
+    asked = next(line for line in text.splitlines() if "qsub" in line or "flux --parent" in line)
+    for name in ("qsub", "flux"):
+        (tmp_path / name).write_text("#!/bin/sh\npwd\n")
+        (tmp_path / name).chmod(0o755)
+    begin = [line for line in text.splitlines() if line == "begun_in=$PWD"]
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    shell = "\n".join(["cd there", *begin, "cd /", asked])
+    (tmp_path / "there").mkdir()
+    environment = {**os.environ, "PBS_O_WORKDIR": str(tmp_path / "there")}
+    said = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert said.stdout.strip() == str(tmp_path / "there")
 
 
 def test_open_mpi_is_told_which_variables_to_take_along():

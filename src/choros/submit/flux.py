@@ -35,7 +35,8 @@ def script(job: Job) -> str:
     words += [f"--cores-per-task={job.cores}", *([f"--gpus-per-task={job.gpus}"] if job.gpus else [])]
     words += ["-o", "cpu-affinity=per-task", *(["-o", "gpu-affinity=per-task"] if job.gpus else []), *job.site.launch]
     line = f"{shlex.join(words)} {rank_command(job, 'flux')}"
-    lines += body(job, line, f"flux --parent batch {shlex.quote(job.script)}", "$(flux getattr jobid)")
+    again = f'cd "$begun_in" && flux --parent batch {shlex.quote(job.script)}'  # a line of --setup may go elsewhere
+    lines += ["begun_in=$PWD", *body(job, line, again, "$(flux getattr jobid)")]
     return "\n".join(lines) + "\n"
 
 

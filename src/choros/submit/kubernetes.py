@@ -58,7 +58,12 @@ def pods(job: Job) -> int:
 
 
 def _name(job: Job) -> str:
-    return job.name.lower().replace("_", "-").replace(".", "-").strip("-")[:40]
+    return job.name.lower().replace("_", "-").replace(".", "-").strip("-")[:40].strip("-")
+
+
+def _as_it_is(text: str) -> str:
+    """Write text so that a pod gets it unchanged, where Kubernetes replaces ``$(NAME)``, and ``$$`` by ``$``."""
+    return text.replace("$", "$$")
 
 
 def _first(job: Job) -> str:
@@ -80,14 +85,14 @@ def _command(job: Job) -> list[str]:
         run = ["choros", "run", "-n", str(job.ranks_per_node), "--threads", str(job.threads), "--grace", _grace(job)]
         python = command[0].rpartition("/")[2].startswith("python")
         command = [command[0], "-m", *run, *command[1:]] if python else [*run, *command]
-    return ["bash", "-c", rank_script(job, "pod"), "rank", *command]
+    return list(map(_as_it_is, ["bash", "-c", rank_script(job, "pod"), "rank", *command]))
 
 
 def _environment(job: Job) -> list[dict[str, Any]]:
     told = {"CHOROS_STOP_SIGNALS": "SIGTERM"}  # by which Kubernetes takes a pod away
     if pods(job) > 1:
         told |= {"CHOROS_COMPLETIONS": str(job.size), "CHOROS_COORDINATOR": f"{_first(job)}:{PORT}"}
-    plain: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in {**job.exports(), **told}.items()]
+    plain: list[dict[str, Any]] = [{"name": k, "value": _as_it_is(v)} for k, v in {**job.exports(), **told}.items()]
     source = {"secretKeyRef": {"name": f"{_name(job)}-secret", "key": "secret"}}
     return [*plain, {"name": "CHOROS_SECRET", "valueFrom": source}] if pods(job) > 1 else plain
 

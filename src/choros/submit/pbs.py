@@ -34,7 +34,8 @@ def script(job: Job) -> str:
         "#PBS",
     )
     line = launch_line(job, "PBS_NODEFILE")
-    lines += ['cd "$PBS_O_WORKDIR" || exit 1', *body(job, line, f"qsub {shlex.quote(job.script)}", "$PBS_JOBID")]
+    again = f'cd "$PBS_O_WORKDIR" && qsub {shlex.quote(job.script)}'  # a line of --setup may have gone elsewhere
+    lines += ['cd "$PBS_O_WORKDIR" || exit 1', *body(job, line, again, "$PBS_JOBID")]
     return "\n".join(lines) + "\n"
 
 

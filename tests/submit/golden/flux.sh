@@ -10,6 +10,7 @@
 # flux: --queue=long
 # flux: --output=train-{{id}}.log
 # flux: --exclusive
+begun_in=$PWD
 module load conda
 export OMP_NUM_THREADS=16
 export MKL_NUM_THREADS=16
@@ -29,7 +30,7 @@ code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
     echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
-    flux --parent batch train.flux.sh && exit 0
+    cd "$begun_in" && flux --parent batch train.flux.sh && exit 0
     echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
     exit 75
 fi

@@ -34,7 +34,7 @@ code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
     echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
-    qsub train.pbs.sh && exit 0
+    cd "$PBS_O_WORKDIR" && qsub train.pbs.sh && exit 0
     echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
     exit 75
 fi
