@@ -26,8 +26,10 @@ def test_a_step_of_slurm():
     assert (parser.num_parameter_servers, parser.my_proc_id, parser.starting_port) == (3, 3, 2300)
     assert (parser.place.rank, parser.place.size) == (3, 5)
     assert SlurmClusterParser(1, 4000, environ=STEP).num_parameter_servers == 1
-    with pytest.raises(BadInput, match="slurm does not tell how the 5 ranks lie on the 3 hosts"):
-        _ = ClusterParser(environ=STEP).num_tasks_per_host
+    assert ClusterParser(environ=STEP).num_tasks_per_host == [1, 2, 2]
+    uneven = '{"cluster": {"worker": ["a:1", "a:2", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    with pytest.raises(BadInput, match="tf_config does not tell how the 3 ranks lie on the 2 hosts"):
+        _ = ClusterParser(environ={"TF_CONFIG": uneven}).num_tasks_per_host
 
 
 def test_one_machine_and_none_of_slurm():
@@ -39,3 +41,9 @@ def test_one_machine_and_none_of_slurm():
     mpi = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     with pytest.raises(BadInput, match="mpich does not tell the names of the hosts"):
         _ = ClusterParser(environ=mpi).hostnames
+
+
+def test_a_rank_that_is_no_number_is_told():
+    job = {"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "2", "SLURM_PROCID": "zz"}
+    with pytest.raises(BadInput, match="SLURM_PROCID=zz is no rank"):
+        _ = SlurmClusterParser(environ=job).my_proc_id

@@ -55,6 +55,9 @@ class ClusterParser:
     def num_tasks_per_host(self) -> list[int]:
         """How many ranks each host has."""
         place, hosts = self.place, len(self._hosts())
+        told = self._environ.get("SLURM_STEP_TASKS_PER_NODE") if place.launcher == "slurm" else None
+        if told and len(counts := expand_tasks(told)) == hosts and sum(counts) == place.size:
+            return list(counts)
         if place.local_size * hosts != place.size:
             raise BadInput(f"{place.launcher} does not tell how the {place.size} ranks lie on the {hosts} hosts.")
         return [place.local_size] * hosts
@@ -101,7 +104,10 @@ class SlurmClusterParser(ClusterParser):
     @property
     def my_proc_id(self) -> int:
         """This rank; 0 in a job's own shell."""
-        return int(self._environ.get("SLURM_PROCID") or 0)
+        told = self._environ.get("SLURM_PROCID") or "0"
+        if not told.isdecimal():
+            raise BadInput(f"SLURM_PROCID={told} is no rank: unset it, or start this by srun.")
+        return int(told)
 
     def _hosts(self) -> tuple[str, ...]:
         return expand_hosts(self._told("NODELIST"))
