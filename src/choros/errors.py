@@ -7,6 +7,7 @@
     │   ├── UnknownAlgorithm           no algorithm has that name; the message gives a near one
     │   ├── Unstable                   hyper-parameters outside the algorithm's stability bound
     │   ├── NotExact                   a loss or model that AllReduce could not train exactly
+    │   ├── CallsDifferError           the ranks of a group made different calls
     │   ├── NotSerializable            a model or an object that cannot travel to a worker
     │   └── BadData                    arrays, files or datasets that do not fit together
     ├── WorkerFailed (RuntimeError)    a worker raised, was killed or ran out of memory
@@ -58,6 +59,18 @@ class NotSerializable(BadInput):
 
 class BadData(BadInput):
     """Arrays, files or datasets that are missing, malformed or do not fit together."""
+
+
+class CallsDifferError(BadInput):
+    """The ranks of a group made different calls. Every rank raises it, nothing was done, and the next call works.
+
+    Attributes:
+        posted: list. The call of each rank as four whole numbers, in the order of the ranks.
+    """
+
+    def __init__(self, message: str, posted: list[tuple[int, int, int, int]]) -> None:
+        super().__init__(message)
+        self.posted = posted
 
 
 class CheckpointFailed(ChorosError, OSError):

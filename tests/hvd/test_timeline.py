@@ -129,7 +129,7 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
         steps = [call for call in calls if call["cat"] == "step"]
         assert kinds["step"] == names["gradients of net (4 variables, 33 values, 0 local)"] == 8
         assert names["end of an epoch (gradients of net (4 variables, 33 values, 0 local))"] == 2
-        assert {step["args"]["bytes"] for step in steps} == {4 * 35}
+        assert {step["args"]["bytes"] for step in steps} == {4 * 34}
         data = [span for span in spans if span["cat"] == "data"]
         assert len(data) >= 8
         assert sum(step["args"]["data_us"] for step in steps) <= sum(span["dur"] for span in data) + 1e-3

@@ -10,15 +10,19 @@ from typing import Any
 import numpy as np
 
 from choros.collectives import AVERAGE, Op
-from choros.errors import RanksDiffer
+from choros.errors import CallsDifferError, RanksDiffer
 from choros.hvd.compression import Compression, Compressor, checked
 from choros.hvd.context import collectives
 from choros.hvd.membership import is_elastic
 from choros.training.finite import Finite
+from choros.transport.calls import SUM_SLOTS
 from choros.transport.doing import Doing
+from choros.transport.values import dtype_code
 from choros.types import Array, aligned
 
-STOP = 1024.0  # what a rank adds that ended its epoch because its model is to stop; 1 where it had no more batches
+_FLAG = np.dtype(np.int64)  # of the sum at an epoch's end: 1 where the rank's model is to stop
+_END = (SUM_SLOTS, 1, *dtype_code(_FLAG))
+_BATCH, _ENDED, _STOPPED = b"batch", b"ended", b"stopped"  # a rank's answer where not all end their epochs together
 
 
 class Reduction:
@@ -92,8 +96,11 @@ class Reduction:
 class Flat:
     """The gradients of one list of variables as one vector of the group's segment.
 
-    A rank's slot holds ``[n g ..., n, flag]``: gradients weighted by what its loss divided by, so that the sum over the
+    A rank's slot holds ``[n g ..., n]``: gradients weighted by what its loss divided by, so that the sum over the
     sum of the weights is exact also where ranks have unequal batches; a rank may have no rows at all.
+
+    At the end of an epoch the ranks sum one 8-byte flag. Where a rank ends its epoch while others reduce a batch, the
+    group refuses both calls, as they differ; every rank then gathers the state of all, and all stop or all raise.
 
     Args:
         how: Reduction.
@@ -110,6 +117,7 @@ class Flat:
         self._calls = calls = collectives(how.process_set)
         self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
         self._local = [where for where, own in zip(self.slices, local, strict=True) if own]
+        self._step = (SUM_SLOTS, self.size + 1, *dtype_code(self.dtype))
         self._kept = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
         self._result = aligned(self.size, self.dtype) if self._local else None
         self._weight, self._passes, self._fresh = 0.0, 0, True
@@ -147,7 +155,7 @@ class Flat:
         target = kept = self._kept
         if target is None:
             self._announce()  # before anything is in the slot, in which announcements travel too
-            target = self.group.slot(self.size + 2, self.dtype)
+            target = self.group.slot(self.size + 1, self.dtype)
         for where, array in zip(self.slices, [None] * len(self.slices) if arrays is None else arrays, strict=True):
             if array is not None:
                 array = self._rounded(array.reshape(-1))
@@ -168,45 +176,44 @@ class Flat:
     def _announce(self) -> None:
         """In a loop of the user's own a rank may have joined: it takes part with zeros."""
         if not self.how.fitting:
-            self._calls.announce(self._whole, self.size + 2, self.dtype)
+            self._calls.announce(self._whole, self.size + 1, self.dtype)
 
     def _rounded(self, array: Array) -> Array:
         small, kind = self.how.compression.compress(array)
         return self.how.compression.decompress(small, kind)
 
     def reduce(self) -> tuple[Array, float] | None:
-        """Meet the others; return the summed vector and what to divide it by, or None where a rank is to stop.
+        """Sum the gradients of all ranks.
 
-        The vector is good until the next call.
+        Returns:
+            The summed vector, good until the next call, and what to divide it by. None where a rank ended its epoch
+            because its model is to stop; then nothing was summed.
 
         Raises:
-            RanksDiffer: a rank has no more batches in this epoch, or does something else.
+            RanksDiffer: a rank has no more batches in this epoch.
+            BadInput: a rank makes another call.
         """
-        slot = self.group.slot(self.size + 2, self.dtype)
+        weight, self._weight, self._passes, self._fresh = self._weight, 0.0, 0, True
+        slot = self.group.slot(self.size + 1, self.dtype)
         if self._kept is not None:
             self._announce()
-            np.multiply(self._kept, self._weight if self.how.op == AVERAGE else 1.0, out=slot[:-2])
-        slot[-2], slot[-1] = self._weight, 0
+            np.multiply(self._kept, weight if self.how.op == AVERAGE else 1.0, out=slot[:-1])
+        slot[-1] = weight
         if self.how.finite is not None:
             epoch, taken = self.how.at
-            self.how.finite.gradient(slot, epoch, self.how.taken - taken - 1)
-        with Doing(self.group, "step", self.name, slot.nbytes):
-            summed = self.group.sum_slots(self.size + 2, self.dtype)
-        flags, weight = float(summed[-1]), float(summed[-2])
-        if flags:
-            if flags >= STOP:
-                return None
-            raise RanksDiffer(
-                f"Rank {self.rank} has another batch in this epoch, but {flags:.0f} of {self.ranks} ranks have none "
-                f"left: {_ADVICE}"
-            )
-        divisor = weight if self.how.op == AVERAGE else 1.0
+            self.how.finite.gradient(slot[:-1], weight, epoch, self.how.taken - taken - 1)
+        try:
+            with Doing(self.group, "step", self.name, slot.nbytes):
+                summed = self.group.sum_slots(self.size + 1, self.dtype)
+        except CallsDifferError as error:
+            self._settle(_BATCH, error)
+            return None
+        divisor = float(summed[-1]) if self.how.op == AVERAGE else 1.0
         divisor *= self.how.every if self.how.average_passes else 1
-        self._weight, self._passes, self._fresh = 0.0, 0, True
         self.how.made += 1
         if self._result is None or self._kept is None:
-            return summed[:-2], divisor
-        np.copyto(self._result, summed[:-2])
+            return summed[:-1], divisor
+        np.copyto(self._result, summed[:-1])
         share = self.ranks if self.how.scale_local else 1
         passes = self.how.every if self.how.average_passes else 1
         for where in self._local:
@@ -214,22 +221,48 @@ class Flat:
         return self._result, divisor
 
     def end(self, stopping: bool) -> bool:
-        """At the end of this rank's batches: see that the others have ended too; return whether any is to stop.
+        """End this rank's epoch together with the other ranks; costs a sum of 8 bytes.
+
+        Args:
+            stopping: bool. This rank's model is to stop.
+
+        Returns:
+            Whether the model of any rank is to stop.
 
         Raises:
-            RanksDiffer: another rank has more batches.
+            RanksDiffer: another rank has more batches, and no model is to stop.
+            BadInput: a rank makes another call.
         """
-        slot = self.group.slot(self.size + 2, self.dtype)
-        slot[-2], slot[-1] = 0, STOP if stopping else 1
-        with Doing(self.group, "call", self._ending, slot.nbytes):
-            flags = float(self.group.sum_slots(self.size + 2, self.dtype)[-1])
-        stops, ended = divmod(flags, STOP)
-        if not stops and ended < self.ranks:
-            raise RanksDiffer(
-                f"Rank {self.rank} has no batch left in this epoch, but {self.ranks - ended:.0f} of {self.ranks} ranks "
-                f"have another one: {_ADVICE}"
+        slot = self.group.slot(1, _FLAG)
+        slot[0] = stopping
+        try:
+            with Doing(self.group, "call", self._ending, slot.nbytes):
+                return bool(self.group.sum_slots(1, _FLAG)[0])
+        except CallsDifferError as error:
+            self._settle(_STOPPED if stopping else _ENDED, error)
+            return True
+
+    def _settle(self, state: bytes, error: CallsDifferError) -> None:
+        """Find out why some ranks end their epoch and others do not; return where a model is to stop.
+
+        Raises:
+            RanksDiffer: no model is to stop.
+            CallsDifferError: the one given, where a rank is neither in a step nor at the end of its epoch.
+        """
+        if not self.how.fitting or any(call not in (self._step, _END) for call in error.posted):
+            raise error
+        with Doing(self.group, "call", self._ending):
+            states = self.group.gather(state)
+        if _STOPPED in states:
+            return
+        ended = states.count(_ENDED)
+        if state == _BATCH:
+            problem = f"has another batch in this epoch, but {ended} of {self.ranks} ranks have none left"
+        else:
+            problem = (
+                f"has no batch left in this epoch, but {self.ranks - ended} of {self.ranks} ranks have another one"
             )
-        return bool(stops)
+        raise RanksDiffer(f"Rank {self.rank} {problem}: {_ADVICE}") from None
 
 
 _ADVICE = (

@@ -34,15 +34,22 @@ class Finite:
         self.scaled = hasattr(optimizer, "inner_optimizer")
         self.over = False
 
-    def gradient(self, own: Array, epoch: int, step: int) -> None:
-        """Look at ``[n * g ..., n * loss, n]`` of this rank, before it is summed."""
+    def gradient(self, gradients: Array, loss: float, epoch: int, step: int) -> None:
+        """Check this rank's gradients before they are summed.
+
+        Args:
+            gradients: flat array, weighted by what the loss divides by.
+            loss: float. The loss, or a number that is finite where the loss is.
+            epoch: int. From 0.
+            step: int. Within the epoch, from 0.
+        """
         if self.over:
             return
-        loss = math.isfinite(own.item(-2))
-        if loss and (self.scaled or _finite(own[:-2])):
+        finite_loss = math.isfinite(loss)
+        if finite_loss and (self.scaled or _finite(gradients)):
             return
         if np.isfinite(self.held()).all():
-            self.tell("a gradient" if loss else "the loss", epoch, step)
+            self.tell("a gradient" if finite_loss else "the loss", epoch, step)
         self.over = True  # else it comes of an earlier sum, and who brought that has told
 
     def weights(self, local: Array, epoch: int, step: int | None) -> None:

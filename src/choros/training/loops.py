@@ -112,7 +112,7 @@ class TogetherLoop:
         run, count = self.run, self.replica.size + 2
         slot = run.group.slot(count, self.replica.dtype)
         self.replica.gradients(batch, slot)
-        self.finite.gradient(slot, *self.at)
+        self.finite.gradient(slot[:-2], slot.item(-2), *self.at)
         begun = time.perf_counter()
         summed = run.group.sum_slots(count, self.replica.dtype)
         run.tally.exchanging += time.perf_counter() - begun

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed
+from choros.errors import BadInput, CallsDifferError, ChorosError, MeetingTimeout, PeerFailed
 from choros.transport.board import GRACE, names
 from choros.transport.calls import GATHER, LEAVE, Posted, difference, spell
 from choros.transport.messages import DATA, FRAME, Messages
@@ -114,7 +114,7 @@ class Mesh:
                 f"{self._where}: {names(gone)} left while awaited at {self._at(posted)}. This group cannot go on."
             )
         if problem := difference(self._where, said):
-            raise BadInput(problem)
+            raise CallsDifferError(problem, said)
         return said
 
     def _at(self, posted: Posted) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from choros.errors import BadInput, PeerFailed
+from choros.errors import BadInput, CallsDifferError, PeerFailed
 from choros.transport import Group, Trace
 from choros.transport.board import (
     FREE,
@@ -36,7 +36,16 @@ from choros.transport.board import (
     open_stamped,
     stamp,
 )
-from choros.transport.calls import BARRIER, BROADCAST, GATHER, SUM, SUM_SLOTS, Posted, difference, spell
+from choros.transport.calls import (
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    SUM,
+    SUM_SLOTS,
+    Posted,
+    difference,
+    spell,
+)
 from choros.transport.peers import machine, spread
 from choros.transport.segment import LINE, Segment, align
 from choros.transport.values import add_in_order, dtype_code, mean_of, numeric
@@ -202,9 +211,10 @@ class SharedGroup:
         board.check_given_up(lambda: spell(posted))
         board.post(posted)
         board.barrier(lambda: spell(posted))
-        if problem := difference(board.where, [board.posted(r) for r in range(self.size)], board.telling.doing_of):
+        calls = [board.posted(r) for r in range(self.size)]
+        if problem := difference(board.where, calls, board.telling.doing_of):
             board.barrier(lambda: "the end of a call that differed")
-            raise BadInput(problem)
+            raise CallsDifferError(problem, calls)
 
     def agree(self, posted: Posted) -> None:
         """Return when every rank has come, and all make the same call, which another than this group carries out."""

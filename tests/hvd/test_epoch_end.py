@@ -1,0 +1,174 @@
+"""The end of an epoch under choros.hvd: one flag of 8 bytes, for any number of ranks."""
+
+import numpy as np
+import pytest
+
+from choros.collectives import Collectives
+from choros.errors import BadInput, CallsDifferError, RanksDiffer
+from choros.hvd import reduction
+from choros.hvd.reduction import Flat, Reduction
+from choros.transport.calls import BARRIER, SUM_SLOTS
+from choros.transport.values import dtype_code
+
+VALUES = 6
+STEP = (SUM_SLOTS, VALUES + 1, *dtype_code(np.dtype("float32")))
+END = (SUM_SLOTS, 1, *dtype_code(np.dtype("int64")))
+
+
+class ManyRanks:
+    """Rank 0 of a group of any size, whose other ranks are a list: (the call, the values of the slot, the state)."""
+
+    def __init__(self, others):
+        self.rank, self.size, self.timeout, self.doing, self.trace = 0, 1 + len(others), 1.0, "", None
+        self.others, self.calls, self.memory = others, [], np.zeros(64, np.uint8)
+
+    def slot(self, count, dtype):
+        return self.memory[: count * np.dtype(dtype).itemsize].view(dtype)
+
+    def sum_slots(self, count, dtype):
+        mine = (SUM_SLOTS, count, *dtype_code(np.dtype(dtype)))
+        self.calls.append((mine, count * np.dtype(dtype).itemsize))
+        posted = [mine, *(call for call, _, _ in self.others)]
+        if any(call != mine for call in posted):
+            raise CallsDifferError("the calls differ", posted)
+        return self.slot(count, dtype) + np.sum([values for _, values, _ in self.others], 0).astype(dtype)
+
+    def gather(self, x):
+        self.calls.append(("gather", len(x)))
+        return [x, *(state for _, _, state in self.others)]
+
+
+@pytest.fixture
+def flat(monkeypatch):
+    """Make the gradients of two variables among rank 0 and the given others, in a fit."""
+
+    def make(others, fitting=True):
+        group = ManyRanks(others)
+        monkeypatch.setattr(reduction, "collectives", lambda _: Collectives(group))
+        how = Reduction()
+        made = Flat(how, [slice(0, 2), slice(2, VALUES)], [False, False], "gradients", np.float32)
+        how.fitting = fitting
+        return made, group
+
+    return make
+
+
+@pytest.mark.parametrize("size", [2, 1023, 1024, 1025, 2048, 5000])
+@pytest.mark.parametrize("stops", [0, 1, 2])
+def test_any_number_of_ranks_end_an_epoch(flat, size, stops):
+    others = [(END, [int(rank < stops)], None) for rank in range(size - 1)]
+    made, group = flat(others)
+    assert made.end(False) is bool(stops)
+    assert made.end(True) is True
+    assert group.calls == [(END, 8), (END, 8)]
+
+
+@pytest.mark.parametrize("size", [2, 1024, 5000])
+def test_a_step_of_any_number_of_ranks_is_a_mean(flat, size):
+    arrays = [np.ones(2, "float32"), np.ones(4, "float32")]
+    made, _ = flat([(STEP, [3.0] * VALUES + [1.0], None)] * (size - 1))
+    assert made.add(arrays, 3.0)
+    summed, divisor = made.reduce()
+    assert divisor == 3 + size - 1
+    assert summed.tolist() == [3.0 * size] * VALUES
+
+
+@pytest.mark.parametrize("size", [2, 1024, 1025, 5000])
+def test_a_rank_that_stops_in_an_epoch_ends_the_steps_of_all(flat, size):
+    arrays = [np.ones(2, "float32"), np.ones(4, "float32")]
+    made, _ = flat([(STEP, None, b"batch")] * (size - 2) + [(END, None, b"stopped")])
+    made.add(arrays, 3.0)
+    assert made.reduce() is None
+    made, _ = flat([(STEP, None, b"batch")] * (size - 1))
+    assert made.end(True) is True
+
+
+def test_what_a_stopped_step_weighed_does_not_count_in_the_next(flat):
+    arrays = [np.ones(2, "float32"), np.ones(4, "float32")]
+    made, group = flat([(END, None, b"stopped")])
+    made.add(arrays, 3.0)
+    assert made.reduce() is None
+    group.others = [(STEP, [3.0] * VALUES + [1.0], None)]
+    made.add(arrays, 3.0)
+    assert made.reduce()[1] == 4.0
+
+
+@pytest.mark.parametrize("size", [2, 1024, 1025, 5000])
+def test_epochs_of_unequal_length_are_an_error(flat, size):
+    made, _ = flat([(STEP, None, b"batch")] * (size - 2) + [(END, None, b"ended")])
+    made.add([None, None], 1.0)
+    with pytest.raises(RanksDiffer, match=f"Rank 0 has another batch in this epoch, but 1 of {size} ranks have none"):
+        made.reduce()
+    made, _ = flat([(STEP, None, b"batch")] * (size - 1))
+    with pytest.raises(RanksDiffer, match=f"has no batch left in this epoch, but {size - 1} of {size} ranks"):
+        made.end(False)
+
+
+def test_other_calls_are_told_as_the_group_tells_them(flat):
+    made, group = flat([((BARRIER, 0, 0, 0), None, None)])
+    with pytest.raises(BadInput, match="the calls differ"):
+        made.end(False)
+    made.add([None, None], 1.0)
+    with pytest.raises(BadInput, match="the calls differ"):
+        made.reduce()
+    assert "gather" not in [call[0] for call in group.calls]
+
+
+SCRIPT = """
+    from choros.hvd.context import collectives
+    group, calls = collectives().group, []
+    plain = group.sum_slots
+
+    def sum_slots(count, dtype):
+        calls.append([count, np.dtype(dtype).name])
+        return plain(count, dtype)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if rank == 1 and batch == 1 and self.stops:
+                self.model.stop_training = True
+
+    def batches(steps):
+        return ((np.ones((2, 1), "float32"), -1000 * np.ones((2, 1), "float32")) for _ in range(steps))
+
+    def problem(call):
+        try:
+            call()
+        except RanksDiffer as error:
+            return str(error)
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), "mean_absolute_error")
+    weight = lambda: float(numbers(model.get_weights()[0])[0][0])
+    model.set_weights([np.full((1, 1), 100.0, "float32")])
+    fit = lambda steps, *callbacks, epochs=1: model.fit(
+        batches(steps * epochs), epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=list(callbacks))
+    group.sum_slots = sum_slots
+    fit(3, epochs=2)
+    said["calls"], said["weight"] = list(calls), weight()
+    said["uneven"] = problem(lambda: model.fit(batches(4 - (rank == 1)), verbose=0))
+    after = weight()
+    calls.clear()
+    stop = Stop()
+    stop.stops = True
+    said["epochs"] = len(fit(4, stop, epochs=3).epoch)
+    said["calls at a stop"], said["steps at a stop"] = list(calls), after - weight()
+    after, stop.stops = weight(), False
+    fit(2, stop)  # the same compiled step: the batch that was dropped does not count
+    said["steps after"] = after - weight()
+    del group.sum_slots
+"""
+
+
+@pytest.mark.parametrize(("size", "launcher"), [(2, "mpiexec"), (3, "choros run")])
+def test_ranks_end_their_epochs_by_eight_bytes(run, size, launcher):
+    for rank, said in enumerate(run(size, SCRIPT)):
+        step, end = [2, "float32"], [1, "int64"]
+        assert said["calls"] == 2 * [step, step, step, end]
+        assert said["weight"] == 94
+        words = "has no batch left" if rank == 1 else f"has another batch in this epoch, but 1 of {size}"
+        assert words in said["uneven"]
+        assert said["epochs"] == 1
+        assert said["calls at a stop"] == [step, step, end if rank == 1 else step]
+        assert said["steps at a stop"] == 2
+        assert said["steps after"] == 2
