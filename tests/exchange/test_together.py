@@ -199,3 +199,11 @@ def test_no_temporary_is_as_large_as_the_model():
     finally:
         tracemalloc.stop()
     assert peak < local.nbytes / 4
+
+
+@pytest.mark.parametrize("algorithm", [BeforeAndSeen(), DOWNPOUR()], ids=repr)
+def test_a_center_that_was_set_is_what_all_saw_last(algorithm):
+    together = Together(algorithm, LocalGroup(), np.zeros(2))
+    together.replace(np.full(2, 3.0))
+    together.meet(np.full(2, 4.0), 1, 8)
+    assert together.centre.tolist() == [4.0, 4.0]

@@ -231,3 +231,21 @@ def test_a_server_that_is_not_back_in_time_is_an_error(host, monkeypatch):
             one.far.read(np.zeros(SIZE, "float32"), NONE)
     finally:
         os.close(heard)
+
+
+@pytest.mark.parametrize("who", ["near", "far"])
+def test_memory_goes_with_a_centre_that_was_set(host, who):
+    """ADAG measures how far the centre moved since a worker saw it: what was set is what all see next."""
+    one = host(algorithms.ADAG(), np.zeros(SIZE, "float32"))
+    start = np.zeros(SIZE, "float32")
+    one.near.exchange(start.copy(), start.copy(), 1, NONE)
+    one.far.exchange(start.copy(), start.copy(), 1, NONE)
+    getattr(one, who).replace(np.full(SIZE, 5, "float32"), NONE)
+    for seat in (one.near, one.far):
+        local, seen = start.copy(), start.copy()
+        seat.exchange(local, seen, 1, NONE)
+        np.testing.assert_array_equal(local, 5)
+    for seat in (one.near, one.far)[:1]:
+        local, seen = np.full(SIZE, 5.1, "float32"), np.full(SIZE, 5, "float32")
+        seat.exchange(local, seen, 1, NONE)
+        np.testing.assert_allclose(local, 5.1, rtol=1e-6)

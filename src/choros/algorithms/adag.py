@@ -48,6 +48,10 @@ class ADAG(Algorithm):
         """Return the centre as each worker saw it last."""
         return tuple(1 * centre for _ in range(workers))
 
+    def replaced(self, centre: Vector, memory: Memory) -> Memory:
+        """Return the new centre for each worker: it takes that one at its next exchange."""
+        return self.start(centre, len(memory))
+
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
         """Return what was learnt."""
         return (local - seen) / (max(window, 1) if self.divide else 1)

@@ -126,6 +126,10 @@ class Algorithm:
         """Return what the centre remembers besides itself: vectors of the centre's shape."""
         return ()
 
+    def replaced(self, centre: Vector, memory: Memory) -> Memory:
+        """Return the memory that goes with a centre which a callback has set; by default it stays as it is."""
+        return memory
+
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
         """Return what a worker puts forward after ``window`` optimizer steps."""
         return local

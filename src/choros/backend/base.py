@@ -295,6 +295,14 @@ class BaseReplica(Metrics):
         """Set what ``snapshot`` gave."""
         self._assign(model_variables(self.model), arrays)
 
+    def ahead(self) -> list[Array]:
+        """Copies of the trainable variables where the next step is taken: with momentum the look-ahead point."""
+        return [np.array(value) for value in self._values(self.trainable)]
+
+    def set_ahead(self, arrays: list[Array]) -> None:
+        """Set what ``ahead`` gave, after ``restore``."""
+        self._assign(self.trainable, arrays)
+
     def refresh(self) -> None:
         """Take up what was set in the model itself since ``sync`` or ``finish``."""
         self._built()

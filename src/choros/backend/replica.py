@@ -145,6 +145,12 @@ class Replica(Protocol):
     def restore(self, arrays: list[Array]) -> None:
         """Set them; a velocity is forgotten."""
 
+    def ahead(self) -> list[Array]:
+        """Copies of the trainable variables where the next step is taken: with momentum the look-ahead point."""
+
+    def set_ahead(self, arrays: list[Array]) -> None:
+        """Set what ``ahead`` gave, after ``restore``: with momentum this brings the velocity back."""
+
     def sync(self) -> None:
         """Bring all state into the model, as it is."""
 

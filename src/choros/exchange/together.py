@@ -114,6 +114,15 @@ class Together:
                 view[...] = vector
         self.centre[part] = new
 
+    def replace(self, centre: Array) -> None:
+        """Set the centre, as a callback did; every rank calls it with the same values."""
+        self.centre[...] = centre
+        self.seen[...] = centre
+        held = self.algorithm.replaced(self.centre, self.memory)
+        for vector, new in zip(self.memory, held, strict=True):
+            if new is not vector:
+                vector[...] = new
+
     def state(self) -> dict[str, Any]:
         """Return a copy of what a restart needs."""
         return {

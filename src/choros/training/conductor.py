@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.backend import seeds
 from choros.training.job import Orders
 from choros.types import Array
 
@@ -160,7 +161,12 @@ class Conductor:
 
     # -- what callbacks changed
     def _state(self, weights: bool = True) -> tuple[float, list[Array]]:
-        return self._rate(), values(self.model.variables) if self.user and weights else []
+        return self._rate(), values(self._weights()) if self.user and weights else []
+
+    def _weights(self) -> list[Any]:
+        """Return the variables that count as weights: drawing random numbers in a callback changes none of them."""
+        random = {id(variable) for variable in seeds.find(self.model)}
+        return [variable for variable in self.model.variables if id(variable) not in random]
 
     def _rate(self) -> float:
         return float(values([self.model.optimizer.learning_rate])[0]) if self.user else 0.0
@@ -172,7 +178,7 @@ class Conductor:
         rate, weights = self._rate(), before[1]
         changed = any(
             not np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
-            for old, new in zip(weights, values(self.model.variables) if weights else [], strict=True)
+            for old, new in zip(weights, values(self._weights()) if weights else [], strict=True)
         )
         return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None, changed)
 

@@ -108,10 +108,9 @@ class JoinedReporter:
         if not (needed and self.lead and self.conductor.user):
             yield
             return
-        own = self.run.replica.snapshot()
-        yield
-        self.set = values(model_variables(self.run.replica.model))
-        self.run.replica.restore(own)
+        with self.run.aside():
+            yield
+            self.set = values(model_variables(self.run.replica.model))
 
     def command(self, orders: Orders) -> None:
         """Give rank 0's orders to those who wait for nobody."""

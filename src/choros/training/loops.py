@@ -201,7 +201,8 @@ class TogetherLoop:
         """Take orders; new weights are a new centre."""
         self.run.obey(orders)
         if orders.weights and self.meeting is not None:
-            self.replica.get(self.meeting.centre)
+            self.replica.get(self.local)
+            self.meeting.replace(self.local)
 
     def last(self) -> Array:
         """Return the last centre."""

@@ -246,6 +246,15 @@ class ManyReplicas:
 
         self.crew.each(one)
 
+    def ahead(self) -> list[Array]:
+        """Copies of the trainable variables where the next step is taken."""
+        arrays: list[Array] = self.crew.first(self.lead.ahead)
+        return arrays
+
+    def set_ahead(self, arrays: list[Array]) -> None:
+        """Set what ``ahead`` gave, on every device."""
+        self.crew.each(lambda number: self.replicas[number].set_ahead(arrays))
+
     def sync(self) -> None:
         """Bring all state into the model."""
         self._agree()

@@ -20,6 +20,9 @@ from choros.transport import Group
 from choros.types import Array, Batch, aligned
 
 
+Held = tuple[list[Array], list[Array] | None]
+
+
 @dataclass
 class Run:
     """One rank of a run.
@@ -172,11 +175,14 @@ class Run:
             return
         own = np.empty(self.replica.size, self.replica.dtype)
         self.replica.get(own)
+        ahead = self.replica.ahead() if self.algorithm.momentum else None
         self.replica.set(centre)
         try:
             yield
         finally:
             self.replica.set(own)
+            if ahead is not None:  # ``set`` keeps the velocity but for rounding
+                self.replica.set_ahead(ahead)
 
     def write_weights(self) -> None:
         """Put every variable where the caller can read it."""
@@ -190,14 +196,25 @@ class Run:
         """Return this rank's trainable vector and its moving statistics."""
         return vectors(self.replica)
 
+    def hold(self) -> Held:
+        """Return a copy of all that this rank's model holds, with the velocity of a momentum around the step."""
+        return self.replica.snapshot(), self.replica.ahead() if self.algorithm.momentum else None
+
+    def put_back(self, held: Held) -> None:
+        """Go on from what ``hold`` gave."""
+        arrays, ahead = held
+        self.replica.restore(arrays)
+        if ahead is not None:
+            self.replica.set_ahead(ahead)
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Change this rank's weights for a while only."""
-        own = self.replica.snapshot()
+        held = self.hold()
         try:
             yield
         finally:
-            self.replica.restore(own)
+            self.put_back(held)
 
     def write_trainable(self, vector: Array) -> None:
         """Put them there with these trainable ones: the last centre, when a run fails."""

@@ -113,6 +113,10 @@ class Rule(Protocol):
         """Return what the worker goes on with."""
         ...
 
+    def replaced(self, centre: Any, memory: Any) -> Any:
+        """Return the memory that goes with a centre which was set; a rule without this method keeps its memory."""
+        ...
+
 
 @runtime_checkable
 class Centre(Protocol):

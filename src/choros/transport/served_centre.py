@@ -28,6 +28,7 @@ class Served:
 
     def __init__(self, rule: Rule) -> None:
         self.shows, self.elementwise, self.merge = rule.shows, rule.elementwise, rule.merge
+        self.replaced = getattr(rule, "replaced", lambda centre, memory: memory)
 
     def propose(self, local: Any, seen: Any, window: int) -> Any:
         """Return the message as it came."""

@@ -280,8 +280,23 @@ class SharedCentre:
                 active = int(header[at.ACTIVE + i])
                 self._buffers[i][1 - active][:] = vector
                 header[at.ACTIVE + i] = 1 - active
+            self._replace_memory(header, centre)
             header[at.SET] += 1
             self._commit(commit, header)
+
+    def _replace_memory(self, header: Array, centre: Array) -> None:
+        """Write the memory that goes with a centre which was set, where the rule has another one for it."""
+        replaced = getattr(self._rule, "replaced", None)
+        if replaced is None:
+            return
+        first = at.ACTIVE + 2
+        pairs = list(zip(self._fixed[2:], self._buffers[2:], strict=True))
+        kept = tuple(fixed[header[first + i]] for i, (fixed, _) in enumerate(pairs))
+        for i, (old, new) in enumerate(zip(kept, replaced(centre, kept), strict=True)):
+            if new is not old:
+                active = int(header[first + i])
+                pairs[i][1][1 - active][:] = new
+                header[first + i] = 1 - active
 
     def _merge(self, rule: Rule, header: Array, local: Array, seen: Array, window: int, told: Any) -> None:
         """Write the spare buffers and flip, in the header to be, those that were written."""
