@@ -195,7 +195,8 @@ class Trainer:
                 ``DataLoader``, a Grain loader, a generator (with ``steps_per_epoch`` where it does not end). These are
                 read in this process and divided as they come; their order is their own business. Such validation data
                 are read once, before training, and evaluated after each epoch.
-            batch_size: int. The global batch, divided among the workers. Defaults to 32.
+            batch_size: int. The global batch, divided among the workers for every algorithm; one that does not divide
+                is dealt out whole (7 rows on 4 workers: 2, 2, 2, 1). Data that yield batches decide it. Defaults to 32.
             steps_per_epoch: int. Global batches in an epoch, going on where the last one stopped and, where the rows
                 run out, into their next pass. Defaults to all.
             seed: int. Order of the rows and the state of random layers. Defaults to a draw from Python's ``random``
@@ -225,8 +226,6 @@ class Trainer:
             y,
             sample_weight,
             batch_size=batch_size,
-            workers=self.workers,
-            together=together,
             steps=steps_per_epoch,
             validation_split=validation_split,
         )

@@ -162,11 +162,6 @@ def test_steps_and_sample():
     assert source.sample(99).rows == 10
 
 
-def test_a_batch_that_cannot_be_divided_is_refused_at_once():
-    with pytest.raises(BadData, match="A batch of 3 rows cannot be divided among 4 workers that train alone"):
-        make_source(np.arange(9)).epoch(rank=0, size=4, together=False, batch_size=3, epoch=0, **KW)
-
-
 def _generator():
     yield np.zeros(3)
 

@@ -10,8 +10,8 @@ X, Y, W = np.zeros((6, 2)), np.zeros(6), np.ones(6)
 
 GOOD = [
     ((X,), {}),
-    ((X, Y), {"batch_size": 1, "workers": 4}),
-    ((X, Y, W), {"batch_size": np.int64(4), "workers": 4, "together": False}),
+    ((X, Y), {"batch_size": 1}),
+    ((X, Y, W), {"batch_size": np.int64(4)}),
     ((X, Y, W[:, None]), {}),
     ((X, Y[:, None], W), {}),
     ((X, np.zeros((6, 4, 3)), np.zeros((6, 4))), {}),
@@ -36,12 +36,6 @@ BAD = [
     ((X, Y), {"batch_size": 2.5}, "batch_size=2.5"),
     ((X, Y), {"batch_size": True}, "batch_size=True"),
     ((X, Y), {"batch_size": "8"}, "batch_size='8'"),
-    (
-        (X, Y),
-        {"batch_size": 3, "workers": 4, "together": False},
-        "A batch of 3 rows cannot be divided among 4 workers that train alone: batch_size must be at least 4",
-    ),
-    ((X, Y), {"batch_size": 1, "workers": 2, "together": False}, "A batch of 1 row cannot"),
     ((X, Y), {"steps": 0}, "steps_per_epoch=0"),
     ((X, Y), {"validation_split": 1.0}, "validation_split=1.0: give a fraction"),
     ((X, Y), {"validation_split": -0.1}, "validation_split=-0.1"),

@@ -6,6 +6,8 @@ import threading
 import keras
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from choros.data import PyDatasetSource, make_source
 from choros.data.checks import check, split, unpack
@@ -73,15 +75,58 @@ def test_together_the_shares_of_the_ranks_are_the_batch(size, shuffle, threads):
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_alone_whole_batches_are_dealt_out(size, threads):
-    ranks = [_epoch(PyDatasetSource(Rows(workers=threads)), r, size, False, 1, True) for r in range(size)]
-    order = permutation(3, 5, 1)
-    for rank, batches in enumerate(ranks):
-        assert [batch.y[0] // 4 for batch in batches] == order[rank::size].tolist()
-        assert all(batch.rows == batch.total == len(batch.y) for batch in batches)
-    assert sorted(v for batches in ranks for b in batches for v in b.y) == list(range(10))
+class Counted(Rows):
+    """Counts how often each batch is read."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.reads = []
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return super().__getitem__(index)
+
+
+@given(
+    rows=st.integers(1, 90),
+    batch=st.integers(1, 13),
+    size=st.integers(1, 6),
+    threads=st.sampled_from([1, 3]),
+    steps=st.none() | st.integers(1, 20),
+    shuffle=st.booleans(),
+    together=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_rank_has_a_share_of_the_size_of_arrays_in_every_step(
+    rows, batch, size, threads, steps, shuffle, together
+):
+    sources = [PyDatasetSource(Counted(rows, batch, workers=threads)) for _ in range(size)]
+    ranks = [_epoch(one, r, size, together, 1, shuffle, steps=steps) for r, one in enumerate(sources)]
+    count = -(-rows // batch)
+    length = count if steps is None else steps
+    assert {len(batches) for batches in ranks} == {length}
+    for batches in ranks:
+        for part in batches:
+            assert part.total // size <= part.rows <= -(-part.total // size)
+            assert part.rows == (0 if part.y is None else len(part.y))
+    seen = sorted(v for batches in ranks for part in batches if part.rows for v in part.y)
+    wanted = [
+        order[i % count] for i in range(length, 2 * length) for order in [permutation(count, 5, i // count, shuffle)]
+    ]
+    assert seen == sorted(v for i in wanted for v in range(i * batch, min(rows, (i + 1) * batch)))
+    reads = sorted(index for one in sources for index in one.dataset.reads)
+    if together:
+        assert reads == sorted(wanted * size)
+    else:  # each batch once, but those at the end that cannot be dealt out evenly
+        assert len(reads) == length + (length % size) * (size - 1)
+
+
+def test_a_member_of_an_ensemble_has_batches_as_it_has_them_of_arrays():
+    members = [PyDatasetSource(Rows(35, 7)).part(rank, 2, 0) for rank in range(2)]
+    sizes = [[part.rows for part in _epoch(member, 0, 1, True)] for member in members]
+    assert sizes == [[4, 3] * 3, [4, 3] * 2]
+    rows = [v for member in members for part in _epoch(member, 0, 1, True, steps=4) for v in part.y]
+    assert sorted(rows) == list(range(28))  # an epoch of four steps: two batches each
 
 
 def test_hooks_are_called_once_an_epoch_also_when_it_is_given_up():
@@ -122,7 +167,7 @@ def test_a_dataset_without_end_needs_steps_and_goes_on():
     with pytest.raises(BadData, match=r"Endless has no end .* give steps_per_epoch"):
         _epoch(source, 0, 1, True)
     assert [int(b.y[0]) for b in _epoch(source, 0, 1, True, epoch=2, shuffle=True, steps=3)] == [6, 7, 8]
-    assert [int(b.y[0]) for b in _epoch(source, 1, 2, False, epoch=0, steps=5)] == [1, 3]
+    assert [int(b.y[0]) for b in _epoch(source, 1, 2, False, epoch=0, steps=5)] == [1, 1, 3, 3, 4]
 
 
 def test_steps_continue_in_the_next_pass():
@@ -187,6 +232,5 @@ def test_what_does_not_go_with_a_py_dataset_is_refused():
         make_source(Rows(rows=0))
     with pytest.raises(BadData, match=r"give a keras\.utils.PyDataset"):
         PyDatasetSource(np.ones(3))
-    assert check(Rows(), batch_size=2, workers=4, together=False) is None
     dataset = Rows()
     assert unpack(dataset) == (dataset, None, None)

@@ -99,6 +99,64 @@ def test_batches_of_a_dataset_count_once(pools, ledger, name):
     assert history.run.rows == EPOCHS * 35
 
 
+def source_of(kind, rows, batch, folder):
+    """Return the rows of the ledger as one kind of source, in batches of ``batch``, and the arguments of fit."""
+    import keras
+
+    x, y = rows_of(rows)
+    parts = [(x[i : i + batch], y[i : i + batch]) for i in range(0, rows, batch)]
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return len(parts)
+
+        def __getitem__(self, index):
+            return parts[index]
+
+    if kind == "files":
+        (folder / "rows.csv").write_text("u,v\n" + "".join(f"1.0,{i}.0\n" for i in range(rows)))
+        return choros.files(folder / "rows.csv", x=["u"], y=["v"]), {"batch_size": batch}
+    if kind == "mapped":
+        np.save(folder / "x.npy", x)
+        return np.load(folder / "x.npy", mmap_mode="r"), {"y": y, "batch_size": batch}
+    if kind == "weighted":
+        return x, {"y": y, "batch_size": batch, "sample_weight": np.ones(rows, "float32")}
+    if kind == "stream":
+        return (part for _ in range(EPOCHS) for part in parts), {"steps_per_epoch": len(parts)}
+    return (Batches(), {"shuffle": False}) if kind == "dataset" else (x, {"y": y, "batch_size": batch})
+
+
+@pytest.mark.parametrize("batch", [7, 2], ids=["larger", "smaller"])
+@pytest.mark.parametrize("name", ["AEASGD", "DOWNPOUR", "LocalSGD"])
+@pytest.mark.parametrize("kind", ["arrays", "mapped", "weighted", "files", "dataset", "stream"])
+def test_every_source_gives_each_of_three_workers_a_step_for_each_global_batch(
+    pools, ledger, tmp_path, kind, name, batch
+):
+    """Batches of 7, ..., 7, 2 rows are dealt out as 3, 2, 2 and 1, 1, 0; those of 2 rows as 1, 1, 0."""
+    rows = 30
+    model = ledger(rows, RATE)
+    x, given = source_of(kind, rows, batch, tmp_path)
+    trainer = choros.Trainer(model, getattr(choros, name)(window=3), workers=3, pool=pools(3))
+    history = trainer.fit(x, epochs=EPOCHS, verbose=0, **given)
+    assert history.history["missed"] == [0.0] * EPOCHS
+    count, workers = -(-rows // batch), history.run.workers
+    assert sum(worker.rows for worker in workers) == EPOCHS * rows
+    if name == "LocalSGD":  # all meet after each third global batch, whether they have rows of it or not
+        assert [worker.steps for worker in workers] == [EPOCHS * count] * 3
+        assert [worker.exchanges for worker in workers] == [-(-EPOCHS * count // 3)] * 3
+        return
+    # asynchronous: no step, and no exchange, for a batch of which a worker has no rows
+    steps = [EPOCHS * count, EPOCHS * count, EPOCHS * (count - 1) if batch == 7 else 0]
+    if kind == "dataset" and batch == 2:  # each worker reads every third batch, and trains its shares: 1, 1 and 0 rows
+        steps = [EPOCHS * 10] * 3
+    assert [worker.steps for worker in workers] == steps
+    assert [worker.exchanges for worker in workers] == [-(-made // 3) for made in steps]
+    if kind != "dataset":
+        assert [worker.rows for worker in workers] == [EPOCHS * r for r in ((13, 9, 8) if batch == 7 else (15, 15, 0))]
+    if name == "DOWNPOUR":
+        assert weight(model) == pytest.approx(-RATE * sum(steps))
+
+
 def test_by_every_algorithm_under_choros_run(ledger_source, clean_python):
     names = [kind.__name__ for kind in choros.algorithms.ALL if kind not in (choros.Single, choros.Ensemble)]
     done = clean_python(

@@ -95,9 +95,9 @@ class AheadSource:
         """A real batch, as it is trained."""
         return self._augmented(self.inner.sample(batch_size))
 
-    def part(self, rank: int, size: int, seed: int) -> AheadSource:
+    def part(self, rank: int, size: int, seed: int, **how: Any) -> AheadSource:
         """One of ``size`` disjoint shards."""
-        return AheadSource(self.inner.part(rank, size, seed), self.depth, self.augment)
+        return AheadSource(self.inner.part(rank, size, seed, **how), self.depth, self.augment)
 
     def epoch(self, **how: Any) -> Iterator[Batch]:
         """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""

@@ -100,13 +100,12 @@ class ArraySource:
         shuffle: bool,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """One rank's batches of one epoch; see ``choros.data.division.pieces`` for who gets what.
+        """One rank's share of each global batch of an epoch; see ``choros.data.division.pieces``.
 
         Args:
             rank: Whose batches.
             size: How many ranks there are.
-            together: Whether each global batch is divided (a batch may then have no rows and ``x`` None), or each
-                rank takes batches of its own.
+            together: Whether all ranks step at once. Arrays are divided alike in both cases.
             batch_size: Rows of a global batch.
             seed: With ``epoch``, the order of the rows.
             epoch: The epoch's number, from 0.
@@ -114,15 +113,11 @@ class ArraySource:
             steps: Global batches in an epoch; None is one pass. With steps, an epoch goes on where the last stopped.
 
         Returns:
-            Batches whose arrays may be views of the source where the order is the rows' own: do not write to them.
-
-        Raises:
-            BadData: ``batch_size`` cannot be divided among ranks that train alone.
+            Batches, without rows and with ``x`` None where this rank's share is empty. Their arrays may be views of the
+            source where the order is the rows' own: do not write to them.
         """
-        check_batch(batch_size, size, together)
-        parts = pieces(
-            self.rows, rank=rank, size=size, together=together, batch_size=batch_size, epoch=epoch, steps=steps
-        )
+        check_batch(batch_size)
+        parts = pieces(self.rows, rank=rank, size=size, batch_size=batch_size, epoch=epoch, steps=steps)
         return self.batches(parts, seed, shuffle)
 
     def batches(self, parts: Iterator[Piece], seed: int, shuffle: bool) -> Iterator[Batch]:

@@ -17,8 +17,6 @@ def check(
     sample_weight: Any = None,
     *,
     batch_size: Any = 32,
-    workers: int = 1,
-    together: bool = True,
     steps: Any = None,
     validation_split: Any = 0.0,
 ) -> None:
@@ -34,7 +32,7 @@ def check(
             ...
         choros.errors.BadData: x has 5 rows and y has 4: give arrays with the same number of rows.
     """
-    check_batch(batch_size, 1 if is_py_dataset(x) else workers, together)
+    check_batch(batch_size)
     if steps is not None and not is_whole(steps, 1):
         raise BadData(f"steps_per_epoch={steps!r}: give a whole number of global batches, 1 or more, or None.")
     _check_fraction(validation_split)
@@ -46,19 +44,14 @@ def check(
         check_arrays(as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight"))
 
 
-def check_batch(batch_size: Any, workers: int, together: bool) -> None:
-    """Refuse a global batch that is no whole number, or that workers who train alone cannot divide.
+def check_batch(batch_size: Any) -> None:
+    """Refuse a global batch that is no whole number of rows.
 
     Raises:
-        BadData: The batch is too small; the message says how large it must be.
+        BadData: The batch is no whole number, or below 1.
     """
     if not is_whole(batch_size, 1):
         raise BadData(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
-    if not together and batch_size < workers:
-        raise BadData(
-            f"A batch of {batch_size} row{'s' * (batch_size > 1)} cannot be divided among {workers} workers that "
-            f"train alone: batch_size must be at least {workers}."
-        )
 
 
 def check_members(source: Any, members: int) -> None:

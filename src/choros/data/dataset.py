@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,15 @@ from choros.data.weights import check_class_weight
 from choros.errors import BadData
 from choros.types import Batch
 
+_Read = tuple[tuple[Any, Any, Any, int], list[int]]  # (x, y, sample_weight, rows) and the numbers of its shares
+
 
 class PyDatasetSource:
-    """The batches of a ``keras.utils.PyDataset``, divided (together) or dealt out whole (alone).
+    """The batches of a ``keras.utils.PyDataset``, each divided among the ranks.
+
+    Ranks that step at once read every batch whole, and each trains its share. Asynchronous ranks read one batch in
+    ``size`` each, and train its shares one after the other; so all make one step for each global batch in both cases.
+    The batches at the end of an epoch that cannot be dealt out evenly are read by all.
 
     With ``shuffle`` the order of the batches is a permutation, as in Keras. ``on_epoch_begin`` and ``on_epoch_end``
     are called on every rank, under Python's and numpy's global generators seeded by (seed, epoch), so that a dataset
@@ -32,6 +40,7 @@ class PyDatasetSource:
         dataset: The PyDataset. Each batch is ``(x,)``, ``(x, y)``, ``(x, y, sample_weight)``, an array or a dict.
         class_weight: From class number to weight, or None.
         floatx: What floating point numbers become.
+        cuts: How many batches each batch of the dataset makes.
 
     Attributes:
         rows: None: how many rows there are is known only when all batches were read.
@@ -44,14 +53,16 @@ class PyDatasetSource:
     indexed = True
     ahead = 0
 
-    def __init__(self, dataset: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32") -> None:
+    def __init__(
+        self, dataset: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32", cuts: int = 1
+    ) -> None:
         if not is_py_dataset(dataset):
             raise BadData(f"x is a {type(dataset).__name__}: give a keras.utils.PyDataset.")
         if class_weight is not None:
             check_class_weight(class_weight, None)
         self.dataset = dataset
         self.class_weight = class_weight
-        self.floatx = floatx
+        self.floatx, self.cuts = floatx, cuts
         if self._count() == 0:
             raise BadData(f"{self._name} has no batches: its length must be 1 or more.")
 
@@ -63,9 +74,18 @@ class PyDatasetSource:
         count = self.dataset.num_batches
         return None if count is None else int(count)
 
-    def part(self, rank: int, size: int, seed: int) -> PyDatasetSource:
-        """Every ``size``-th batch: one of ``size`` disjoint shards."""
-        return PyDatasetSource(_part(self.dataset, rank, size), self.class_weight, self.floatx)
+    def part(self, rank: int, size: int, seed: int, whole: bool = False) -> PyDatasetSource:
+        """Every ``size``-th batch: one of ``size`` disjoint shards.
+
+        Args:
+            rank: Which shard.
+            size: How many there are.
+            seed: Not used: a shard of arrays is drawn from it.
+            whole: Whether the batches stay as large as they are. Else each makes ``size`` batches, as a member of an
+                ensemble has them of arrays.
+        """
+        cuts = 1 if whole else size
+        return PyDatasetSource(_part(self.dataset, rank, size), self.class_weight, self.floatx, cuts)
 
     def steps(self, batch_size: int = 0) -> int | None:
         """Batches in a pass, whatever the ``batch_size``; None where the dataset has no end."""
@@ -88,10 +108,10 @@ class PyDatasetSource:
         shuffle: bool,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """One rank's batches of one epoch: its ``share`` of each (together), or every ``size``-th whole (alone).
+        """One rank's batches of one epoch: as many as there are global batches.
 
         The arguments are those of ``ArraySource.epoch``; ``batch_size`` is the dataset's own business, and ``steps``
-        counts its batches, together and alone.
+        counts its batches.
 
         Raises:
             BadData: The dataset has no end and ``steps`` is None, or a batch is malformed (the error names it).
@@ -106,43 +126,62 @@ class PyDatasetSource:
         with _same_randomness(seed, epoch, 0):
             self.dataset.on_epoch_begin()
         try:
-            first, stride = (0, 1) if together else (rank, size)
-            with closing(self._ahead(self._indices(seed, epoch, shuffle, first, stride, steps))) as batches:
-                for x, y, weight, total in batches:
-                    yield cut(x, y, weight, total, share(total, rank, size) if together else slice(0, total))
+            reads = self._reads(rank, size, together, self._indices(seed, epoch, shuffle, steps), steps)
+            with closing(self._ahead(reads)) as batches:
+                for (x, y, weight, total), numbers in batches:
+                    for number in numbers:
+                        yield cut(x, y, weight, total, share(total, number, size * self.cuts))
         finally:
             with _same_randomness(seed, epoch, 1):
                 self.dataset.on_epoch_end()
 
-    def _indices(
-        self, seed: int, epoch: int, shuffle: bool, first: int, stride: int, steps: int | None
-    ) -> Iterator[int]:
+    def _indices(self, seed: int, epoch: int, shuffle: bool, steps: int | None) -> Iterator[tuple[int, int]]:
+        """Yield, for each batch of an epoch, the dataset's batch that it is cut from, and the number of the cut."""
         count = self._count()
         turn, order = -1, np.empty(0, np.int64)
-        for now, i in visits(count, epoch=epoch, first=first, stride=stride, steps=steps):
-            if count is None or not shuffle:
-                yield i
-                continue
-            if now != turn:
-                turn, order = now, permutation(count, seed, now)
-            yield int(order[i])
+        for now, i in visits(None if count is None else count * self.cuts, epoch=epoch, steps=steps):
+            index, number = divmod(i, self.cuts)
+            if count is not None and shuffle:
+                if now != turn:
+                    turn, order = now, permutation(count, seed, now)
+                index = int(order[index])
+            yield index, number
 
-    def _ahead(self, indices: Iterator[int]) -> Generator[tuple[Any, Any, Any, int], None, None]:
+    def _reads(
+        self, rank: int, size: int, together: bool, indices: Iterator[tuple[int, int]], steps: int | None
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yield the batches that this rank reads, each with the numbers of the shares that it trains."""
+        if self.cuts > 1:  # a member of an ensemble, by itself
+            for index, cuts in groupby(indices, key=itemgetter(0)):
+                yield index, [number for _, number in cuts]
+            return
+        length = self._count() if steps is None else steps
+        dealt = 0 if together or length is None else length - length % size
+        for position, (index, _) in enumerate(indices):
+            if position >= dealt:
+                yield index, [rank]
+            elif position % size == rank:
+                yield index, list(range(size))
+
+    def _ahead(self, reads: Iterator[tuple[int, list[int]]]) -> Generator[_Read, None, None]:
         """Read the batches in order, ``dataset.workers`` threads ahead where it asks for more than one."""
         threads = int(self.dataset.workers)
         if threads < 2:
-            yield from map(self._read, indices)
+            for index, numbers in reads:
+                yield self._read(index), numbers
             return
         depth = max(threads, int(self.dataset.max_queue_size))
-        waiting: deque[Future[tuple[Any, Any, Any, int]]] = deque()
+        waiting: deque[tuple[Future[tuple[Any, Any, Any, int]], list[int]]] = deque()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="choros-data")
         try:
-            for index in indices:
-                waiting.append(pool.submit(self._read, index))
+            for index, numbers in reads:
+                waiting.append((pool.submit(self._read, index), numbers))
                 if len(waiting) >= depth:
-                    yield waiting.popleft().result()
+                    future, ready = waiting.popleft()
+                    yield future.result(), ready
             while waiting:
-                yield waiting.popleft().result()
+                future, ready = waiting.popleft()
+                yield future.result(), ready
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

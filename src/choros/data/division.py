@@ -38,8 +38,8 @@ def share(n: int, rank: int, size: int) -> slice:
     return slice(start, start + each + (rank < more))
 
 
-def visits(count: int | None, *, epoch: int, first: int, stride: int, steps: int | None) -> Iterator[tuple[int, int]]:
-    """The (pass, index) pairs of one rank in one epoch, over ``count`` things that are gone through again and again.
+def visits(count: int | None, *, epoch: int, steps: int | None) -> Iterator[tuple[int, int]]:
+    """Yield the (pass, index) pairs of one epoch, over ``count`` things that are gone through again and again.
 
     Epoch e is the stretch ``e * steps .. (e + 1) * steps`` of the endless row of passes, so an epoch of fewer steps
     than things goes on where the last one stopped, as in Keras, and an epoch of more goes on into the next pass.
@@ -48,55 +48,42 @@ def visits(count: int | None, *, epoch: int, first: int, stride: int, steps: int
     Args:
         count: Things in a pass.
         epoch: The epoch's number, from 0.
-        first: The first of the stretch that is this rank's.
-        stride: The distance to its next.
-        steps: Things in an epoch, over all ranks.
+        steps: Things in an epoch.
 
     Example:
-        >>> list(visits(3, epoch=1, first=0, stride=1, steps=2))
+        >>> list(visits(3, epoch=1, steps=2))
         [(0, 2), (1, 0)]
     """
     length = count if steps is None else steps
     if length is None:
         raise ValueError("An endless pass needs steps.")
-    for position in range(epoch * length + first, (epoch + 1) * length, stride):
+    for position in range(epoch * length, (epoch + 1) * length):
         yield divmod(position, count) if count is not None else (0, position)
 
 
 def pieces(
-    rows: int, *, rank: int, size: int, together: bool, batch_size: int, epoch: int, steps: int | None = None
+    rows: int, *, rank: int, size: int, batch_size: int, epoch: int, steps: int | None = None
 ) -> Iterator[Piece]:
-    """This rank's pieces of one epoch over ``rows`` rows.
+    """Yield this rank's pieces of one epoch over ``rows`` rows.
 
-    Together, global batch i is ``order[i * batch_size:(i + 1) * batch_size]`` and the rank has its ``share`` of it,
-    which may be empty. Alone, the order is cut into own batches of ``batch_size // size`` rows (the last may be
-    shorter) and own batch i goes to worker i mod size.
+    Global batch i is ``order[i * batch_size:(i + 1) * batch_size]``, and the rank has its ``share`` of it, which may be
+    empty. Synchronous and asynchronous ranks divide alike: each has one piece of every global batch, so all make the
+    same number of steps, and a rank's pieces have at most two lengths (the last global batch may be shorter).
 
     Args:
         rows: Rows in a pass.
         rank: Whose pieces.
         size: How many ranks there are.
-        together: Whether a global batch is divided among the ranks.
         batch_size: Rows of a global batch.
         epoch: The epoch's number, from 0.
-        steps: Global batches in an epoch; alone that is ``steps * size`` own batches. None is one pass.
+        steps: Global batches in an epoch. None is one pass.
 
     Example:
-        >>> [piece[1:] for piece in pieces(10, rank=1, size=2, together=True, batch_size=4, epoch=0)]
+        >>> [piece[1:] for piece in pieces(10, rank=1, size=2, batch_size=4, epoch=0)]
         [(2, 4, 4), (6, 8, 4), (9, 10, 2)]
-        >>> [piece[1:] for piece in pieces(10, rank=1, size=2, together=False, batch_size=6, epoch=0)]
-        [(3, 6, 3), (9, 10, 1)]
     """
-    if together:
-        for turn, i in visits(-(-rows // batch_size), epoch=epoch, first=0, stride=1, steps=steps):
-            start = i * batch_size
-            total = min(batch_size, rows - start)
-            mine = share(total, rank, size)
-            yield Piece(turn, start + mine.start, start + mine.stop, total)
-        return
-    own = batch_size // size
-    mine_in_all = None if steps is None else steps * size
-    for turn, i in visits(-(-rows // own), epoch=epoch, first=rank, stride=size, steps=mine_in_all):
-        start = i * own
-        stop = min(start + own, rows)
-        yield Piece(turn, start, stop, stop - start)
+    for turn, i in visits(-(-rows // batch_size), epoch=epoch, steps=steps):
+        start = i * batch_size
+        total = min(batch_size, rows - start)
+        mine = share(total, rank, size)
+        yield Piece(turn, start + mine.start, start + mine.stop, total)

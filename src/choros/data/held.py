@@ -66,26 +66,17 @@ class HeldSource:
         shuffle: bool,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """One rank's batches of one epoch, as ``ArraySource.epoch``; alone, those of its own rows."""
-        mine = self.counts[rank]
-        parts = self._shares(mine, batch_size, epoch, steps) if together else _own(mine, batch_size, size, epoch, steps)
+        """One rank's batches of one epoch, as ``ArraySource.epoch``."""
+        parts = self._shares(self.counts[rank], batch_size, epoch, steps)
         if self.inner is not None:
             return self.inner.batches(parts, seed + _APART * rank, shuffle)
         return (Batch(None, None, None, rows=0, total=piece.total) for piece in parts)
 
     def _shares(self, mine: int, batch_size: int, epoch: int, steps: int | None) -> Iterator[Piece]:
         count = self.steps(batch_size)
-        for turn, i in visits(count, epoch=epoch, first=0, stride=1, steps=steps):
+        for turn, i in visits(count, epoch=epoch, steps=steps):
             total = sum((i + 1) * rows // count - i * rows // count for rows in self.counts)
             yield Piece(turn, i * mine // count, (i + 1) * mine // count, total)
-
-
-def _own(mine: int, batch_size: int, size: int, epoch: int, steps: int | None) -> Iterator[Piece]:
-    own = batch_size // size
-    if mine:
-        for turn, i in visits(-(-mine // own), epoch=epoch, first=0, stride=1, steps=steps):
-            start, stop = i * own, min((i + 1) * own, mine)
-            yield Piece(turn, start, stop, stop - start)
 
 
 def template(x: Any, y: Any = None, weight: Any = None, floatx: str = "float32") -> Batch:

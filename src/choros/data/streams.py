@@ -22,8 +22,8 @@ _HOW = "yield (x,), (x, y) or (x, y, sample_weight)"
 class StreamSource:
     """Batches in the order in which something yields them; each is one global batch.
 
-    What cannot be indexed is divided by slicing: together, each rank has its ``share`` of every batch; alone, batch i
-    goes to rank i mod size as a whole. The order is the stream's own, so shuffling is its business.
+    What cannot be indexed is divided by slicing: each rank has its ``share`` of every batch. The order is the stream's
+    own, and so is shuffling.
 
     Args:
         stream: a generator or iterator, which is gone through once; or what can be iterated again, once an epoch: a
@@ -143,9 +143,9 @@ class StreamSource:
         if not self.once:
             self._running, self._first = None, []
 
-    def epoch(self, *, rank: int, size: int, together: bool, steps: int | None = None, **_: Any) -> Iterator[Batch]:
+    def epoch(self, *, rank: int, size: int, steps: int | None = None, **_: Any) -> Iterator[Batch]:
         """One rank's batches of one epoch, where each rank has the stream; see ``divided``."""
-        return divided(self.batches(steps), rank, size, together)
+        return divided(self.batches(steps), rank, size)
 
 
 def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
@@ -169,10 +169,7 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
     return x, y, weight
 
 
-def divided(batches: Iterator[tuple[Any, Any, Any, int]], rank: int, size: int, together: bool) -> Iterator[Batch]:
-    """One rank's part of global batches: its share of each (together), or every ``size``-th whole (alone)."""
-    for number, (x, y, weight, total) in enumerate(batches):
-        if together:
-            yield cut(x, y, weight, total, share(total, rank, size))
-        elif number % size == rank:
-            yield cut(x, y, weight, total, slice(0, total))
+def divided(batches: Iterator[tuple[Any, Any, Any, int]], rank: int, size: int) -> Iterator[Batch]:
+    """Yield one rank's share of each global batch."""
+    for x, y, weight, total in batches:
+        yield cut(x, y, weight, total, share(total, rank, size))

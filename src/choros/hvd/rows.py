@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import keras
@@ -48,8 +49,8 @@ def shard(  # noqa: D417 - what belongs together is named together
         batch_size: int. Rows of a global batch. Defaults to 32.
         shuffle: bool. What yields batches has its own order. Defaults to True.
         seed: int. With the epoch it makes the order. Defaults to 0.
-        training: bool. False, for validation: each rank has whole batches of ``batch_size // size`` rows of its own,
-            in the rows' order, and the ranks need not have equally many. Defaults to True.
+        training: bool. False, for validation: each rank has batches of its own, of about ``batch_size / size`` rows and
+            none without rows, in the rows' order. The ranks need not have equally many. Defaults to True.
         steps: int. Global batches in an epoch; needed where the data do not tell. Defaults to all. Arrays take none.
         place: which rank of how many. Defaults to ``Place.here()``.
 
@@ -164,9 +165,12 @@ class ReadShard(Shard):
         count = source.steps(batch_size) if steps is None else steps
         if count is None:
             raise BadInput("It is not known how many batches there are: give steps, the global batches of an epoch.")
-        if not training:
-            own = source.steps(batch_size // place.size) if source.rows is not None and steps is None else count
-            count = len(range(place.rank, own, place.size))
+        self._whole_batches = not training and source.rows is None
+        if self._whole_batches:
+            count = len(range(place.rank, count, place.size))
+        elif not training and count == source.steps(batch_size):
+            last = source.rows - (count - 1) * batch_size
+            count -= last <= place.rank  # this rank has no row of the last batch
         if not count:
             raise BadInput(f"Rank {place.rank} of {place.size} would have no batch: give every rank one row or more.")
         self._count, self._steps = count, steps if training or not source.indexed else None
@@ -198,18 +202,25 @@ class ReadShard(Shard):
             return batch
 
     def _epochs_batches(self) -> Iterator[Batch]:
-        return feed(
-            self._source,
+        source, rank, size, steps = self._source, self._rank, self._size, self._steps
+        dealt = self._whole_batches and source.indexed
+        if dealt:
+            source, steps = source.part(rank, size, self._seed, whole=True), self._count
+        batches = feed(
+            source,
             lambda batch: batch,
-            rank=self._rank,
-            size=self._size,
-            together=self._training,
+            rank=0 if self._whole_batches else rank,
+            size=1 if self._whole_batches else size,
+            together=True,
             batch_size=self._batch,
             seed=self._seed,
             epoch=self._epoch,
             shuffle=self._shuffle,
-            steps=self._steps,
+            steps=steps,
         )
+        if self._whole_batches and not dealt:
+            return islice(batches, rank, None, size)
+        return batches if self._training else (batch for batch in batches if batch.rows)
 
     def _whole(self, batch: Batch) -> tuple[Any, ...]:
         if not batch.rows:  # as the first one, without its rows

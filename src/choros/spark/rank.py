@@ -151,7 +151,7 @@ def _member(job: Job, rank: int) -> Job:
         algorithm={"name": "Single"},
         meet="together",
         workers=1,
-        batch_size=max(1, job.batch_size // job.workers),
+        batch_size=-(-job.batch_size // job.workers),
         seed=(job.seed + 7919 * rank) % 2**31,
         averaged_metrics=[],
         hand_back=False,

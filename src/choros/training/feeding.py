@@ -107,9 +107,9 @@ class FedSource:
         """The stream's first batch."""
         return self._sample
 
-    def epoch(self, *, rank: int, size: int, together: bool, **_: Any) -> Iterator[Batch]:
-        """One rank's part of the next epoch, in memory of its own; its order and length are the caller's business."""
-        for batch in divided(self._batches(), rank, size, together):
+    def epoch(self, *, rank: int, size: int, **_: Any) -> Iterator[Batch]:
+        """Yield one rank's share of the next epoch's batches, copied. The caller decides their order and number."""
+        for batch in divided(self._batches(), rank, size):
             x, y, weight = (map_leaves(np.copy, part) for part in (batch.x, batch.y, batch.sample_weight))
             yield Batch(x, y, weight, batch.rows, batch.total)
 

@@ -125,7 +125,7 @@ class TogetherLoop:
         self.rows += batch.rows
         if self.meeting is None:
             return
-        if self.run.algorithm.momentum:
+        if self.run.algorithm.momentum and batch.rows:
             self.replica.look_ahead(self.run.algorithm.momentum)
         if self.schedule.due():
             self.meet()
@@ -252,9 +252,9 @@ class AloneLoop:
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.replica.step(batch)
                 self.at = (epoch, number + 1)
-                if run.algorithm.momentum:
+                if batch.rows and run.algorithm.momentum:
                     self.replica.look_ahead(run.algorithm.momentum)
-                if self.schedule.due():
+                if batch.rows and self.schedule.due():  # without rows there was no optimizer step
                     self.meet()
                 if run.job.per_batch and run.rank == 0:
                     begun = time.perf_counter()
@@ -266,7 +266,7 @@ class AloneLoop:
                 run.leaving = run.board.stopped
             if run.board.stopped and epoch >= run.board.last:
                 break
-            if run.algorithm.window == 0 or (run.job.whole_epochs and self.schedule.pending):
+            if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
                 self.meet()
             self.end_epoch(epoch)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:

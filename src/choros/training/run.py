@@ -81,7 +81,7 @@ class Run:
         job, tally, together = self.job, self.tally, self.job.together
         rank, size, batch_size = self.rank, job.workers, job.batch_size
         if job.ensemble:  # a member has a shard of its own
-            rank, size, together, batch_size = 0, 1, True, max(1, batch_size // size)
+            rank, size, together, batch_size = 0, 1, True, -(-batch_size // size)
         self.leaving = False
         asked = time.perf_counter()
         batches = feed(
@@ -104,7 +104,7 @@ class Run:
             self.open = batch.rows
             yield batch
             self.open = None
-            tally.steps += 1
+            tally.steps += self._made(batch.rows)
             self.last_rows = batch.rows
             tally.rows += batch.rows
             if fresh:  # the first step of each shape compiles: that is start-up, not training
@@ -134,9 +134,13 @@ class Run:
 
     def counted(self) -> Tally:
         """Return the tally as of now, the batch that was just trained included."""
-        more = 0 if self.open is None else 1
+        more = 0 if self.open is None else self._made(self.open)
         rows = self.tally.rows + (self.open or 0)
         return replace(self.tally, steps=self.tally.steps + more, rows=rows, seconds=self.clock())
+
+    def _made(self, rows: int) -> int:
+        """Return the steps that a batch of so many rows is: an asynchronous worker makes none without rows."""
+        return int(rows > 0 or self.job.together)
 
     def clock(self) -> float:
         """Seconds of training until now, compiling left out."""

@@ -205,10 +205,8 @@ class FileSource:
         steps: int | None = None,
     ) -> Iterator[Batch]:
         """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
-        check_batch(batch_size, size, together)
-        parts = pieces(
-            self.rows, rank=rank, size=size, together=together, batch_size=batch_size, epoch=epoch, steps=steps
-        )
+        check_batch(batch_size)
+        parts = pieces(self.rows, rank=rank, size=size, batch_size=batch_size, epoch=epoch, steps=steps)
         ahead = Ahead(self, rank, size)
         arrays = iter(self.spill.arrays)
         x, y, weight = map_leaves(lambda _: next(arrays), self._tree)
