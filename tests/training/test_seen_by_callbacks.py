@@ -41,6 +41,99 @@ def test_random_numbers_are_no_new_weights(algorithm, make_model, data, pools, m
     assert calls
 
 
+class Judge(K.Callback):
+    """Takes its time, and evaluates what it sees at each epoch's end."""
+
+    def __init__(self, x, y, pause=0.0):
+        super().__init__()
+        self.x, self.y, self.pause, self.found, self.logged, self.weights = x, y, pause, [], [], []
+
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(self.pause)
+        self.weights.append(self.model.get_weights())
+        self.logged.append(logs.get("val_loss"))
+        self.found.append(evaluate(self.model, self.x, self.y))
+        time.sleep(self.pause)
+
+
+def evaluate(model, x, y):
+    """The loss without ``evaluate``, which resets the metrics."""
+    return float(np.mean(keras.ops.convert_to_numpy(model.loss(y, model(x, training=False)))))
+
+
+def make_normed(optimizer):
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(6, "relu"), layers.BatchNormalization(momentum=0.7), layers.Dense(3, "softmax")]
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy())
+    return model
+
+
+@pytest.mark.parametrize("algorithm", ["downpour", "aeasgd"])
+def test_alone_callbacks_see_what_was_validated(algorithm, data, pools, tmp_path):
+    x, y = data(120)
+    model = make_normed(keras.optimizers.SGD(0.5))
+    judge = Judge(x, y, 0.03)
+    best = K.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True)
+    stop = K.EarlyStopping("val_loss", patience=100, restore_best_weights=True)
+    history = choros.Trainer(model, algorithm, workers=2, pool=pools(2)).fit(
+        x, y, batch_size=8, epochs=12, validation_data=(x, y), callbacks=[judge, best, stop], verbose=0
+    )
+    assert len(judge.logged) == 12
+    np.testing.assert_allclose(judge.found, judge.logged, rtol=1e-5)
+    assert len({round(loss, 6) for loss in judge.logged}) > 6  # the center moved
+    best_loss = min(history.history["val_loss"])
+    saved = keras.models.load_model(tmp_path / "best.keras")
+    assert evaluate(saved, x, y) == pytest.approx(best_loss, rel=1e-5)
+    assert evaluate(model, x, y) == pytest.approx(best_loss, rel=1e-5)  # restored by EarlyStopping
+
+
+def test_alone_without_validation_callbacks_see_the_epoch_s_end(data, pools):
+    x, y = data(120)
+    judge = Judge(x, y, 0.1)
+    model = make_normed(keras.optimizers.SGD(0.5))
+    choros.Trainer(model, "downpour", workers=2, pool=pools(2)).fit(
+        x, y, batch_size=8, epochs=8, callbacks=[judge], verbose=0
+    )
+    assert judge.logged == [None] * 8
+    for before, after in zip(judge.weights, judge.weights[1:], strict=False):
+        assert np.abs(before[0] - after[0]).max() > 0
+
+
+RARE = {
+    "diloco": lambda: choros.DiLoCo(),
+    "localsgd": lambda: choros.LocalSGD(window=13),
+    "easgd": lambda: choros.EASGD(window=13),
+    "eamsgd": lambda: choros.EAMSGD(window=13),
+    "downpour": lambda: choros.DOWNPOUR(window=13),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", RARE)
+def test_rare_exchanges_are_tried_at_an_epoch_s_end(name, workers, make_model, data, pools):
+    """What is validated and shown is the center with what was learnt since; training goes the same way without."""
+    x, y = data(64)
+    how = {"batch_size": 8, "epochs": 6, "seed": 3, "verbose": 0}
+    given, plain = (make_model(keras.optimizers.SGD(0.1)) for _ in range(2))
+    meet = {"meet": "together"}
+    choros.Trainer(plain, RARE[name](), workers=workers, pool=pools(workers), **meet).fit(x, y, **how)
+    given.compile(given.optimizer, keras.losses.SparseCategoricalCrossentropy())
+    judge, stop = Judge(x, y), K.EarlyStopping("val_loss", patience=2)
+    history = choros.Trainer(given, RARE[name](), workers=workers, pool=pools(workers), **meet).fit(
+        x, y, validation_data=(x, y), callbacks=[judge, stop], **how
+    )
+    assert len(history.epoch) == 6
+    losses = history.history["val_loss"]
+    assert all(after < before for before, after in zip(losses, losses[2:], strict=False)), losses  # elastic: may lag
+    np.testing.assert_allclose(judge.found, losses, rtol=1e-5)
+    for mine, other in zip(given.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    np.testing.assert_allclose(judge.weights[-1][0], given.get_weights()[0], atol=1e-6)
+
+
 JOB = """
     import os, sys, time
     if os.environ["KERAS_BACKEND"] != "tensorflow":

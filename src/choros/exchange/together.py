@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from choros.algorithms import Algorithm, Meeting
@@ -66,6 +67,34 @@ class Together:
             ValueError: ``local`` does not fit the centre.
         """
         begun = time.perf_counter()
+        for part, message in self._messages(local, window, rows):
+            self._merge(local, part, message)
+        self.exchanges += 1
+        self.seconds += time.perf_counter() - begun
+
+    def trial(self, local: Array, window: int, rows: int) -> Array:
+        """Return the center as ``meet`` would make it now; nothing changes. Every rank calls it at the same time.
+
+        Args:
+            local: as ``meet`` takes it; stays as it is.
+            window: int. As ``meet`` takes it.
+            rows: int. As ``meet`` takes it.
+
+        Example:
+            >>> from choros.algorithms import EASGD
+            >>> from choros.transport.local_group import LocalGroup
+            >>> together = Together(EASGD(alpha=0.25), LocalGroup(), np.zeros(1))
+            >>> together.trial(np.ones(1), window=8, rows=256), together.centre
+            (array([0.25]), array([0.]))
+        """
+        centre, meeting = self.centre.copy(), Meeting(workers=self.group.size)
+        for part, message in self._messages(local, window, rows):
+            held = tuple(vector[part] for vector in self.memory)
+            centre[part], _ = self.algorithm.merge(self.centre[part], message, meeting, held)
+        return centre
+
+    def _messages(self, local: Array, window: int, rows: int) -> Iterator[tuple[slice, Array]]:
+        """Yield what all ranks propose together, part by part; nothing where none of them had a row."""
         if local.shape != self.centre.shape or local.dtype != self.centre.dtype:
             raise ValueError(
                 f"rank {self.group.rank} brought {local.shape} values of {local.dtype} to a centre of "
@@ -73,13 +102,11 @@ class Together:
             )
         if self.group.size == 1:  # its own message is the mean, to the last bit
             for part in self._blocks:
-                self._merge(local, part, self.algorithm.propose(local[part], self.seen[part], window))
+                yield part, self.algorithm.propose(local[part], self.seen[part], window)
         else:
             total, weight = self._sum(local, window, rows)
             for part in self._blocks if weight else []:
-                self._merge(local, part, total[part] / weight)
-        self.exchanges += 1
-        self.seconds += time.perf_counter() - begun
+                yield part, total[part] / weight
 
     def _sum(self, local: Array, window: int, rows: int) -> tuple[Array, float]:
         """Sum the proposals of all; return the sum and what to divide it by."""

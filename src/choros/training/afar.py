@@ -23,7 +23,7 @@ class Afar:
     def __init__(self, line: Channel, model: Any, job: Job, watched: bool) -> None:
         self.line, self.model, self.job, self.user = line, model, job, watched
         self.epoch: int | None = job.initial_epoch
-        self.fetch: Callable[[], None] = lambda: None
+        self.fetch: Callable[[int | None], None] = lambda epoch: None
 
     def begin(self, epoch: int) -> Orders:
         """Training begins."""
@@ -31,18 +31,19 @@ class Afar:
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
         """A step is done."""
+        if self.job.batch_weights:
+            self.fetch(None)
         return self._ask({"event": "batch", "epoch": epoch, "step": step, "logs": logs}, self.job.batch_weights)
 
     def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
         """An epoch has ended; its weights go along, so that the caller has them whatever happens."""
+        self.fetch(epoch)
         return self._ask({"event": "epoch_end", "epoch": epoch, "logs": logs}, True)
 
     def end(self) -> None:
         """The caller ends training when it has the last weights."""
 
     def _ask(self, head: dict[str, Any], weights: bool = False) -> Orders:
-        if weights:
-            self.fetch()
         told, given = self.line.ask(head, shown(self.model, self.job.hand_back) if weights else ())
         self.epoch = told["epoch"]
         orders = Orders(**told["orders"])

@@ -26,7 +26,8 @@ class Conductor:
         first: int. The first epoch's batch that training begins with.
 
     Attributes:
-        fetch: brings the latest weights into the model; called before callbacks that may read them.
+        fetch: brings weights into the model, before callbacks that may read them: those of the end of an epoch, or the
+            latest for None.
         kept: where training goes on, puts into the model what it goes on from, and tells whether that has what
             callbacks do at the epoch's beginning. None where training begins.
     """
@@ -37,7 +38,7 @@ class Conductor:
         import keras
 
         self.model = model
-        self.fetch: Callable[[], None] = lambda: None
+        self.fetch: Callable[[int | None], None] = lambda epoch: None
         self.kept: Callable[[], bool] | None = None
         given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
@@ -94,7 +95,7 @@ class Conductor:
         """Bring into the model what callbacks are to find in it, where training goes on; see ``kept``."""
         if self.kept is None or not self.user:
             return False
-        self.fetch()
+        self.fetch(None)
         return self.kept()
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
@@ -105,7 +106,7 @@ class Conductor:
             return Orders()
         weights = self.batch_weights
         if weights:
-            self.fetch()
+            self.fetch(None)
         before = self._state(weights)
         self._begin_batch(step)
         self.list.on_train_batch_end(step, logs)
@@ -140,7 +141,7 @@ class Conductor:
 
     def _end(self, epoch: int, logs: dict[str, float]) -> Orders:
         if self.user:
-            self.fetch()
+            self.fetch(epoch)
         before = self._state()
         self.logs = logs
         if any(name.startswith("val_") for name in logs):

@@ -23,6 +23,7 @@ from choros.training.parts import create_meeting
 from choros.training.pool import WorkerPool
 from choros.training.record import RunRecord
 from choros.training.saver import Saver
+from choros.training.snapshots import Snapshots
 from choros.training.state import from_blobs, to_blobs
 from choros.training.travel import fresh_clone
 from choros.transport.segment import Segment
@@ -102,14 +103,17 @@ class Engine:
         self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
         self.feeder = None if self.stream is None else Feeder(self.stream, job)
         self.centre: SharedCentre | None = None
+        self.snapshots: Snapshots | None = None
         if job.alone and self.meeting is not None:
             self.centre = SharedCentre(self.meeting, self.algorithm, None, job.workers)
             self.nurse = Nurse(self, self.centre)
+            if job.watched:
+                self.snapshots = Snapshots.create(*flat_vectors(self.model))
 
     def close(self) -> None:
         """Let the segments go."""
         self.buffer = np.empty(0)
-        for part in (self.feeder, self.centre, self.board, self.weights, self.data, self.meeting):
+        for part in (self.feeder, self.centre, self.snapshots, self.board, self.weights, self.data, self.meeting):
             if part is not None:
                 part.close()
 
@@ -190,17 +194,20 @@ class Engine:
             "ahead": 0 if self.stream is None else self.stream.ahead,
             "again": self.job.alone and self.saver.latest is not None,
             "state": {},
+            "snapshots": self.snapshots is not None,
         }
-        parts = (self.board.segment, self.weights, self.data, self.feeder and self.feeder.ring.segment, self.meeting)
+        ring = self.feeder and self.feeder.ring.segment
+        kept = self.snapshots and self.snapshots.segment
+        parts = (self.board.segment, self.weights, self.data, ring, self.meeting, kept)
         segments = [part for part in parts if part]
         blobs = [self.cargo.model, self.cargo.custom, *self.cargo.blobs]
         fds = [segment.fd for segment in segments]
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:
-            head, kept = dict[str, Any](), list[Any]()
+            head, state = dict[str, Any](), list[Any]()
             if self.saver.latest is not None and not self.job.alone:
-                head, kept = to_blobs(self.saver.latest.of_rank(rank))
-            self.pool.send(rank, {**message, "state": head}, [*blobs, *kept], fds)
+                head, state = to_blobs(self.saver.latest.of_rank(rank))
+            self.pool.send(rank, {**message, "state": head}, [*blobs, *state], fds)
         self.work = (message, blobs, fds)
         if self.feeder is not None:
             self.feeder.start()
@@ -247,6 +254,7 @@ class Engine:
                 if "loss" in message["logs"]:
                     self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
                 self.tell(self.conductor.epoch_end(message["epoch"], message["logs"]))
+                self.board.open(message["epoch"] + 1)
                 if self.nurse is not None:
                     self.nurse.ended()
             elif event == "state":
@@ -288,10 +296,17 @@ class Engine:
             self.pool.send(rank, {"orders": vars(orders)})
 
     # -- weights
-    def fetch(self) -> None:
-        """Bring the latest weights into the given model (optimizer slots too where the algorithm hands them back)."""
+    def fetch(self, epoch: int | None = None) -> None:
+        """Bring weights into the given model (optimizer slots too where the algorithm hands them back).
+
+        Args:
+            epoch: int. Whose end it is: of workers that train alone, the center that was validated then. None is now.
+        """
         if self.centre is not None:
-            assign_vectors(self.model, *self.read(self.centre))
+            vectors = flat_vectors(self.model)
+            if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
+                self.centre.read(*vectors)
+            assign_vectors(self.model, *vectors)
             return
         count = len(self.variables) if self.job.hand_back else len(self.model.variables)
         views = packing.views(self.layout, self.buffer)[:count]

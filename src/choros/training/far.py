@@ -12,6 +12,8 @@ import numpy as np
 
 from choros.training.mail import Line, Mail, read_lines
 from choros.training.noticeboard import Noticeboard
+from choros.training.snapshots import FarSnapshots
+from choros.training.snapshots import answer as answer_snapshots
 from choros.types import Array
 
 _FRESH = 0.05  # seconds for which the orders that were read hold
@@ -122,10 +124,12 @@ class FarMail:
 
     Args:
         line: Channel to the host that has it.
+        watched: bool. Whether callbacks read the center of epochs' ends.
     """
 
-    def __init__(self, line: Any) -> None:
+    def __init__(self, line: Any, watched: bool = False) -> None:
         self._line, self._taken = line, 0
+        self.snapshots = FarSnapshots(line) if watched else None
 
     def leave(self, epoch: int, logs: dict[str, float], seconds: float) -> None:
         """Leave one line."""
@@ -181,4 +185,6 @@ def answer(board: Noticeboard, mail: Mail, head: dict[str, Any], arrays: list[Ar
         return {}, []
     if op == "since":
         return {"text": mail.since(int(head["taken"])).decode()}, []
+    if mail.snapshots is not None:
+        return answer_snapshots(mail.snapshots, head, arrays)
     return None, []

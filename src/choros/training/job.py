@@ -29,6 +29,7 @@ class Job:
     keras: dict[str, Any] = field(default_factory=dict)  # floatx, image format, dtype policy
     per_batch: bool = False  # a callback wants each batch: rank 0 reports it, all wait for what it decides
     batch_weights: bool = False  # and may read or set weights there
+    watched: bool = False  # there are user callbacks: they may read the weights of an epoch's end
     progress: float = 0.0  # seconds between progress reports of rank 0; 0 is none
     timeout: float = 300.0
     first_timeout: float = 1800.0

@@ -34,6 +34,7 @@ from choros.training.record import RunRecord
 from choros.training.revival import state_of
 from choros.training.run import Run, vectors
 from choros.training.saver import Saver
+from choros.training.snapshots import SLOTS
 from choros.training.state import Part, State, cut, from_blobs, to_blobs
 from choros.training.travel import unpack_model
 from choros.transport import Group
@@ -183,8 +184,11 @@ class JoinedReporter:
 
     def see_out(self) -> None:
         """Rank 0 has done its steps: run the callbacks of the epochs that others end, until all have ended or rest."""
-        moved, beats = time.monotonic(), b""
-        while not self.run.board.stopped and self.conductor.epoch is not None and time.monotonic() - moved < _REST:
+        moved, beats, job = time.monotonic(), b"", self.run.job
+        while not self.run.board.stopped and self.conductor.epoch is not None:
+            room = self.conductor.epoch + SLOTS >= job.epochs  # no other rank will have to wait for callbacks
+            if time.monotonic() - moved > (_REST if room else job.timeout):
+                break
             latest = self.run.board.beats().tobytes()
             moved, beats = (moved if latest == beats else time.monotonic()), latest
             self.look()
@@ -268,10 +272,12 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
         state_of(centre).look_again(centre)
         one.again = saver.latest is not None
     one.reporter = reporter
+    one.snapshots = meeting.mail.snapshots if job.alone else None
 
-    def fetch() -> None:
+    def fetch(epoch: int | None) -> None:
         if centre is not None:
-            centre.read(trainable, others)
+            if epoch is None or one.snapshots is None or not one.snapshots.read(epoch, trainable, others):
+                centre.read(trainable, others)
             assign_vectors(model, trainable, others)
         elif one.latest:
             for variable, value in zip(model_variables(model), one.latest, strict=True):

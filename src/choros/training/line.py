@@ -44,7 +44,7 @@ class Line(ABC):
         self.hosts: dict[int, str] = {}
         self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = queue.Queue()
         self.begun = False
-        conductor.fetch = lambda: put(model, self.latest)
+        conductor.fetch = lambda epoch: put(model, self.latest)
 
     @contextmanager
     def opened(self, network: str, here: bool) -> Iterator[dict[str, Any]]:

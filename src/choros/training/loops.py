@@ -18,6 +18,7 @@ from choros.training.keeping import Keeper
 from choros.training.parts import adding
 from choros.training.revival import leave, take_up
 from choros.training.run import Run
+from choros.training.snapshots import SLOTS
 from choros.transport.centre_state import word
 from choros.transport.local_group import LocalGroup
 from choros.types import Array, Batch
@@ -107,6 +108,18 @@ class TogetherLoop:
         at_it = not self.schedule.pending and self.meeting and np.array_equal(self.local, self.meeting.centre)
         return None if self.meeting is None or at_it else self.meeting.centre
 
+    def shown(self, epoch: int) -> Array | None:
+        """Return what is validated and shown to callbacks at an epoch's end, where this rank is not at it.
+
+        In the middle of a window it is the center as an exchange now would make it. That exchange is not kept: with
+        and without validation, training goes the same way.
+        """
+        wanted = self.run.job.watched or self.run.job.validates(epoch)
+        if self.meeting is None or not self.schedule.pending or not wanted:
+            return self.centre()
+        self.replica.get(self.local)
+        return self.meeting.trial(self.local, self.schedule.pending, self.rows)
+
     def reduce(self, batch: Batch) -> None:
         """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""
         run, count = self.run, self.replica.size + 2
@@ -158,7 +171,7 @@ class TogetherLoop:
             lost = any(each[4] >= 0 for each in said)
         if run.rank == 0 and not lost:
             self.finite.loss(logs.get("loss"), epoch)
-        with run.at(self.centre()):
+        with run.at(self.shown(epoch)):
             if run.job.validates(epoch):
                 logs |= run.validate(group)
             if run.rank == 0:
@@ -346,15 +359,45 @@ class AloneLoop:
         if members:
             means = (valid / run.job.workers).tolist()
             logs |= dict(zip(members, means, strict=False))
-        elif run.job.validates(epoch):
-            logs |= self.validate_centre()
+        elif run.snapshots is not None or run.job.validates(epoch):
+            shown = self.snapshot(epoch)
+            if run.job.validates(epoch):
+                logs |= self.validate_at(*shown)
         run.reporter.epoch_end(epoch, logs, run.clock())
 
-    def validate_centre(self) -> dict[str, float]:
+    def snapshot(self, epoch: int) -> tuple[Array, Array]:
+        """Return the center of an epoch's end, and keep it for callbacks.
+
+        Where the epoch is reported once more, as its first reporter died, it is the same one.
+        """
+        run, centre, others = self.run, np.empty_like(self.local), np.empty_like(self.others)
+        if run.snapshots is None:
+            run.centre.read(centre, others)
+            return centre, others
+        limit = time.monotonic() + run.job.first_timeout
+        while not self.has_room(epoch):
+            run.reporter.look()
+            if time.monotonic() > limit:
+                raise MeetingTimeout(
+                    f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for the "
+                    f"callbacks of epoch {epoch + 1 - SLOTS}: give the Trainer a larger first_timeout, or make them "
+                    "faster."
+                )
+            time.sleep(_LOOK)
+        if not run.snapshots.read(epoch, centre, others):
+            run.centre.read(centre, others)
+            run.snapshots.put(epoch, centre, others)
+        return centre, others
+
+    def has_room(self, epoch: int) -> bool:
+        """Tell whether the slot of an epoch may be written: callbacks have seen what is in it, or will never."""
+        board, before = self.run.board, epoch - SLOTS
+        seen = before < self.run.job.initial_epoch or board.opened > before
+        return seen or (board.stopped and epoch >= board.last)
+
+    def validate_at(self, centre: Array, others: Array) -> dict[str, float]:
         """Validate a snapshot of the centre while the others go on."""
-        replica = self.replica
-        centre, others, own = np.empty_like(self.local), np.empty_like(self.others), np.empty_like(self.others)
-        self.run.centre.read(centre, others)
+        replica, own = self.replica, np.empty_like(self.others)
         replica.get_others(own)
         with self.run.at(centre):
             replica.set_others(others)

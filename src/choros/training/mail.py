@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from choros.training.noticeboard import Noticeboard
+from choros.training.snapshots import Snapshots
 from choros.transport.segment import Segment
 
 LINE = 1 << 14  # bytes for the logs of an epoch
@@ -15,10 +16,16 @@ Line = tuple[int, dict[str, float], float]
 
 
 class Mail:
-    """Logs of epochs, left by whichever rank ended an epoch last, taken by rank 0."""
+    """Logs of epochs, left by whichever rank ended an epoch last, taken by rank 0.
 
-    def __init__(self, segment: Segment, board: Noticeboard) -> None:
-        self.segment, self.board = segment, board
+    Args:
+        segment: Segment. For the logs.
+        board: Noticeboard.
+        snapshots: Snapshots of the center at epochs' ends, or None where no callback reads them.
+    """
+
+    def __init__(self, segment: Segment, board: Noticeboard, snapshots: Snapshots | None = None) -> None:
+        self.segment, self.board, self.snapshots = segment, board, snapshots
         self.area = segment.array(np.uint8, segment.nbytes, 0)
         self.taken = 0
 
@@ -57,6 +64,8 @@ class Mail:
         """Let the segment go."""
         self.area = np.empty(0, np.uint8)
         self.segment.close()
+        if self.snapshots is not None:
+            self.snapshots.close()
 
 
 def read_lines(text: bytes) -> list[Line]:

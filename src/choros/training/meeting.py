@@ -20,6 +20,7 @@ from choros.training.noticeboard import Noticeboard
 from choros.training.parts import create_meeting, join_meeting
 from choros.training.ranks import part
 from choros.training.serving import Server
+from choros.training.snapshots import Snapshots
 from choros.transport import Group
 from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
@@ -80,7 +81,7 @@ def meet(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: 
 
 
 def _on_one(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Meeting:
-    board, mail = _notes(base, job)
+    board, mail = _notes(base, job, trainable, others)
     segment = None
     if job.workers > 1:
         lead = base.rank == 0
@@ -89,13 +90,19 @@ def _on_one(base: Group, job: Job, algorithm: Algorithm, trainable: Array, other
     return Meeting(group, centre, board, mail, [segment] if segment is not None else [])
 
 
-def _notes(near: Group, job: Job) -> tuple[Noticeboard, Mail]:
+def _notes(near: Group, job: Job, trainable: Array, others: Array) -> tuple[Noticeboard, Mail]:
     """The noticeboard and the mail in memory that the ranks of one host share."""
     lead, epochs = near.rank == 0, job.epochs - job.initial_epoch
     own = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
     shared = share(near, own.segment if own else None)
     board = own or Noticeboard(shared, job.workers, epochs, job.metric_values)
-    return board, Mail(share(near, Segment.create((epochs + 1) * LINE, "choros-mail") if lead else None), board)
+    logs = share(near, Segment.create((epochs + 1) * LINE, "choros-mail") if lead else None)
+    kept = None
+    if job.alone and job.watched:
+        made = Snapshots.create(trainable, others) if lead else None
+        shared = share(near, made.segment if made else None)
+        kept = made or Snapshots(shared)
+    return board, Mail(logs, board, kept)
 
 
 def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:
@@ -124,8 +131,8 @@ def _between(
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
     board, mail, centre, told, segments = None, None, None, {}, []
     if mine == 0:
-        board, mail = _notes(near, job)
-        segments = [board.segment, mail.segment]
+        board, mail = _notes(near, job, trainable, others)
+        segments = [board.segment, mail.segment, *([mail.snapshots.segment] if mail.snapshots else [])]
     if mine < len(cuts):
         cut = cuts[mine]
         statistics = others if mine == 0 else np.empty(0, others.dtype)
@@ -147,6 +154,7 @@ def _between(
             "centre": segment.fd,
             "board": board.segment.fd if board else None,
             "mail": mail.segment.fd if mail else None,
+            "snapshots": mail.snapshots.segment.fd if mail and mail.snapshots else None,
         }
     place, server = "", None
     cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
@@ -167,5 +175,5 @@ def _between(
     parts: list[tuple[slice, Any]] = [(cut, lines.get(i, centre)) for i, cut in enumerate(cuts)]
     whole = ShardedCentre(algorithm, parts)
     if board is None or mail is None:
-        return Meeting(LocalGroup(), whole, FarBoard(lines[0]), FarMail(lines[0]), held, server)
+        return Meeting(LocalGroup(), whole, FarBoard(lines[0]), FarMail(lines[0], job.watched), held, server)
     return Meeting(LocalGroup(), whole, board, mail, held, server)

@@ -126,8 +126,8 @@ class Noticeboard:
         return int(self._head[4])
 
     def open(self, epoch: int) -> None:
-        """Let those who wait for all at an epoch's end begin this one."""
-        self._head[7] = epoch
+        """Say that the callbacks of all epochs before this one have run; who waits for all may begin it."""
+        self._head[7] = max(epoch, self._head[7])
 
     @property
     def opened(self) -> int:

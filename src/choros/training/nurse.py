@@ -89,6 +89,11 @@ class Nurse(CentreKeeper):
         self.hung: dict[int, str] = {}  # those that were ended here, and why
         self.beats, self.moved = self.board.beats(), np.full(self.job.workers, time.monotonic())
 
+    def ended(self) -> None:
+        """An epoch has ended, and its callbacks have run: nobody hung who waited for these."""
+        self.moved[:] = time.monotonic()
+        super().ended()
+
     def revive(self, rank: int, event: dict[str, Any], done: dict[int, Any]) -> bool:
         """Start a new process in the place of a worker that failed; False where the run is to end with it."""
         if rank in done:

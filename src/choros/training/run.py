@@ -15,10 +15,10 @@ import numpy as np
 from choros.data import feed, packing
 from choros.training.job import Job, Orders, Reporter, Tally
 from choros.training.noticeboard import Noticeboard
+from choros.training.snapshots import Slots
 from choros.training.state import Part
 from choros.transport import Group
 from choros.types import Array, Batch, aligned
-
 
 Held = tuple[list[Array], list[Array] | None]
 
@@ -41,6 +41,7 @@ class Run:
         arrived: float. ``time.perf_counter()`` when the job came.
         state: what this rank left when the run was cut short, or None.
         again: whether it has met the centre before, in another process.
+        snapshots: where the center of an epoch's end is kept for callbacks, or None.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class Run:
     arrived: float
     state: Part | None = None
     again: bool = False
+    snapshots: Slots | None = None
 
     def __post_init__(self) -> None:
         self.tally = Tally(self.rank, host=platform.node())

@@ -24,6 +24,7 @@ from choros.launch.failure import signalled
 from choros.training.far import answer
 from choros.training.mail import Mail
 from choros.training.noticeboard import Noticeboard
+from choros.training.snapshots import Snapshots
 from choros.transport import sharded_state
 from choros.transport.segment import Segment
 from choros.transport.served_centre import ServedCentre
@@ -184,7 +185,8 @@ def main() -> int:
     notes: tuple[Noticeboard, Mail] | None = None
     if told["board"] is not None:
         board = Noticeboard(Segment(told["board"]), workers, told["epochs"], told["values"])
-        notes = board, Mail(Segment(told["mail"]), board)
+        kept_epochs = Snapshots(Segment(told["snapshots"])) if told["snapshots"] is not None else None
+        notes = board, Mail(Segment(told["mail"]), board, kept_epochs)
 
     def guest(rank: int, channel: Channel) -> None:
         centre = ServedCentre(segment, rule, rank, workers, kept, told["timeout"])

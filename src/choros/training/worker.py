@@ -24,6 +24,7 @@ from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import adding, build_replica, join_meeting
 from choros.training.run import Run
+from choros.training.snapshots import Snapshots
 from choros.training.state import Part, from_blobs, to_blobs
 from choros.training.travel import fresh_clone, unpack_model
 from choros.transport import Group
@@ -128,6 +129,10 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         replica.fold_seeds(link.rank, job.fold_seed)
         replica.seed_generators(link.rank, job.seed)
         meeting = fds[3 + (message["depth"] > 0) :]
+        snapshots = None
+        if message["snapshots"]:
+            snapshots = Snapshots(Segment.attach(meeting.pop()))
+            held.append(snapshots)
         group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
         held[:0] = [part for part in (group, centre) if part is not None]
         one = Run(
@@ -145,6 +150,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             arrived=arrived,
             state=state,
             again=message["again"],
+            snapshots=snapshots,
         )
         if one.again:
             replica.fold_seeds(link.rank + job.workers, None)  # other random numbers than the first time
