@@ -59,10 +59,11 @@ NOBODY_IMPORTS = {
     "cli",
     "demo",
     "doctor",
+    "checking",
     "spark",
     "__main__",
 }  # but each other and the package's own lazy table
-ALL_OF_IT = {"trainer", "parallel", "cli", "demo", "doctor", "spark", "__main__", "__init__"}
+ALL_OF_IT = {"trainer", "parallel", "cli", "demo", "doctor", "checking", "spark", "__main__", "__init__"}
 OUTSIDE = {
     "keras": {
         "backend",
@@ -75,6 +76,7 @@ OUTSIDE = {
         "cli",
         "demo",
         "doctor",
+        "checking",
         "spark",
     },
     "pyspark": {"spark"},
@@ -100,6 +102,7 @@ OUTSIDE = {
         "cli",
         "demo",
         "doctor",
+        "checking",
         "spark",
     },
     "cloudpickle": {"training", "data", "runner", "spark"},

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         LocalSGD,
         Single,
     )
+    from choros.checking import check
     from choros.checkpoints import Checkpoint
     from choros.cluster import Place
     from choros.data import files, prefetch
@@ -53,6 +54,7 @@ _WHERE = {
     "Place": "choros.cluster",
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
     **dict.fromkeys(("Mpiexec", "Srun", "Ssh"), "choros.launchers"),
+    "check": "choros.checking",
     "rank0_first": "choros.training.first",
     "run": "choros.runner",
     "shard": "choros.hvd.rows",
@@ -92,6 +94,7 @@ __all__ = [
     "WorkerRecord",
     "algorithms",
     "callbacks",
+    "check",
     "files",
     "native",
     "parallel",

@@ -280,3 +280,20 @@ def test_a_loss_on_the_models_own_weights(monkeypatch):
     refused(model, "uses the model's own sequential", monkeypatch)
     model.compile("sgd", lambda y, p: keras.ops.mean(p) + keras.ops.sum(teacher.layers[0].kernel))
     pack_model(model)  # another model's are what they are
+
+
+def test_arguments_that_keras_leaves_out_of_a_configuration():
+    """Huber's get_config() has no delta, and a worker would train the default."""
+    import keras
+
+    for loss in (keras.losses.Huber(delta=5.0), [keras.losses.Huber(delta=5.0)]):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="out")])
+        model.compile("sgd", loss, metrics=[keras.metrics.CosineSimilarity(axis=0)])
+        x, y = np.ones((6, 4), "float32"), np.full((6, 1), 100.0, "float32")
+        again = unpack_model(*pack_model(model))
+        expected, found = (each.evaluate(x, y, verbose=0, return_dict=True) for each in (model, again))
+        assert found == expected
+        default = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="out")])
+        default.set_weights(model.get_weights())
+        default.compile("sgd", keras.losses.Huber())
+        assert default.evaluate(x, y, verbose=0) < 0.5 * found["loss"]

@@ -24,6 +24,7 @@ _SIMPLE = (type(None), bool, int, float, complex, str, bytes, np.generic, np.dty
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _TRACKED = ("_self_", "_modules")  # where TensorFlow and PyTorch keep a second list of what a model has
 _DECAY = "exclude_from_weight_decay"
+_UNWRITTEN = {"_fn_kwargs"}  # arguments of Keras' own losses and metrics: Huber's get_config() leaves delta out
 _MISSING = object()
 
 
@@ -111,7 +112,7 @@ def _own_names(thing: Any, there: dict[str, Any]) -> frozenset[str]:
     """
     public = {name for name in vars(thing) if not name.startswith("_")}
     if of_keras(type(thing).__module__):
-        return frozenset(public - there.keys())
+        return frozenset({*(public - there.keys()), *(_UNWRITTEN & vars(thing).keys())})
     used = {
         name
         for base in type(thing).__mro__

@@ -1,0 +1,157 @@
+"""Result of ``choros.check``: one comparison a run, with differences by variable and metric."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PASSED = ("equal", "inexact", "trained")
+MEANING = {
+    "equal": "all weights and metrics agree within the tolerance",
+    "inexact": "cannot be equal by bits; agrees within the spread of runs of one process",
+    "trained": "trained to finite numbers; equality with one process is not promised",
+    "differs": "differs from one process",
+    "refused": "refused before a worker started",
+    "failed": "a worker failed",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One variable's or metric's largest difference from the reference.
+
+    Attributes:
+        kind: str. "weight", "optimizer" or "metric".
+        name: str. The variable's path, or the metric's name.
+        largest: float. Largest difference, divided by 1 + the reference's size; not finite where one side is not.
+        tolerance: float. Largest difference that passes; 0 or more.
+        where: str. The element with the largest difference, such as "[3, 0]", or "epoch 2" for a metric.
+        expected, found: float. The two values there.
+    """
+
+    kind: str
+    name: str
+    largest: float
+    tolerance: float
+    where: str
+    expected: float
+    found: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is within the tolerance."""
+        return self.largest <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One run with workers, compared with its reference.
+
+    Attributes:
+        run: str. "1 worker", "3 workers", "2 workers, resumed".
+        reference: str. What the run is compared with: "plain fit" or "2 workers".
+        verdict: str. "equal", "inexact", "trained", "differs", "refused" or "failed".
+        differences: tuple of Difference. One a variable and metric; empty where nothing was trained.
+        error: str. Class of the error that ended the run, or "".
+        message: str. The error's text, with rank, host and remedy; or the reason of an inexact verdict.
+        seconds: float. Wall-clock time of the run.
+    """
+
+    run: str
+    reference: str
+    verdict: str
+    differences: tuple[Difference, ...] = ()
+    error: str = ""
+    message: str = ""
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is one of "equal", "inexact" and "trained"."""
+        return self.verdict in PASSED
+
+    @property
+    def worst(self) -> Difference | None:
+        """The difference that is largest in units of its tolerance, or None."""
+        return max(self.differences, key=_excess, default=None)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What ``choros.check`` found.
+
+    Attributes:
+        model, backend, algorithm: str. Names.
+        rows, batch_size, epochs: int. What was trained; ``batch_size`` is the global batch.
+        comparisons: tuple of Comparison. One a run.
+        notes: tuple of str. What limits the check, such as random layers that were switched off.
+        seconds: float. Wall-clock time of the whole check.
+    """
+
+    model: str
+    backend: str
+    algorithm: str
+    rows: int
+    batch_size: int
+    epochs: int
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether each comparison passed."""
+        return all(comparison.passed for comparison in self.comparisons)
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of all comparisons."""
+        order = ("failed", "differs", "refused", "inexact", "trained", "equal")
+        return min((comparison.verdict for comparison in self.comparisons), key=order.index, default="equal")
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all passed, 2 where a run was refused and nothing else is wrong, else 1."""
+        if self.passed:
+            return 0
+        return 2 if all(each.passed or each.verdict == "refused" for each in self.comparisons) else 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as JSON holds them, with ``verdict`` and ``passed``."""
+        return {**asdict(self), "verdict": self.verdict, "passed": self.passed}
+
+    def table(self) -> str:
+        """Return the report as text for a terminal."""
+        lines = [
+            f"{self.model} on {self.backend}, {self.algorithm}: {self.rows} rows, {self.epochs} epochs, "
+            f"global batches of {self.batch_size}",
+            "",
+            f"{'run':<20} {'compared with':<14} {'verdict':<8} {'largest':>9} {'tolerance':>9}  where",
+        ]
+        for each in self.comparisons:
+            worst = each.worst
+            figures = f"{'-':>9} {'-':>9}  {each.error}"
+            if worst is not None:
+                figures = f"{worst.largest:>9.1e} {worst.tolerance:>9.1e}  {worst.kind} {worst.name} {worst.where}"
+            lines.append(f"{each.run:<20} {each.reference:<14} {each.verdict:<8} {figures}".rstrip())
+        for each in self.comparisons:
+            wrong = [] if each.passed else sorted((d for d in each.differences if not d.passed), key=_excess)[::-1]
+            if wrong:
+                lines += ["", f"{each.run}: {len(wrong)} of {len(each.differences)} differ from {each.reference}"]
+                lines += [
+                    f"  {d.kind:<9} {d.name:<40} {d.where:<12} {d.expected:.7g} became {d.found:.7g}" for d in wrong[:20]
+                ]
+            if each.message:
+                lines += ["", f"{each.run}: {each.error + ': ' if each.error else ''}{each.message}"]
+        lines += ["", *(f"Note: {note}" for note in self.notes)]
+        lines.append(f"Verdict: {self.verdict} ({MEANING[self.verdict]}), in {self.seconds:.0f} s")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def _excess(difference: Difference) -> float:
+    if difference.largest != difference.largest:
+        return float("inf")
+    return difference.largest / difference.tolerance if difference.tolerance else difference.largest * 1e30

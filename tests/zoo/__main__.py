@@ -1,0 +1,42 @@
+"""Write docs/zoo.md from the table: ``python -m tests.zoo``."""
+
+import os
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
+HEAD = """# The zoo: models that are compared with plain Keras
+
+`tests/zoo` trains each of these models by plain `model.fit` and by AllReduce with 1, 2 and 3 workers, by `choros.check`:
+{rows} rows in global batches of {batch}, so that no batch divides by 3 and the last one leaves a worker without a row. Most have sample
+weights. The models are shrunk examples of the families on keras.io. This page is made by `python -m tests.zoo`; a test
+holds it to the table, and another one the table to what happens.
+
+- **equal**: weights, optimizer slots and metrics differ by at most 1e-5 (2e-2 in 16 bits), or by ten times what another order of the
+  rows inside each batch changes. Dropout has rate 0 there and batch normalization is frozen: neither can be equal.
+- **inexact**: random numbers that cannot be switched off. Differences lie within the spread of one process over seeds.
+- **refused**: by name, before a worker starts. **transport**: refused, as the model cannot travel to a worker.
+- **-**: the example is not for that backend. A number after a verdict is the point of the issue that is not mended yet.
+
+Check your own model: `choros check model.py`, or `choros.check(model, x, y)`.
+
+| model | family | JAX | PyTorch | TensorFlow | what it is |
+|---|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """Return the page's text."""
+    from tests.zoo import models  # noqa: F401 - they enter themselves
+    from tests.zoo.table import BACKENDS, BATCH, ROWS, TABLE
+
+    lines = []
+    for entry in sorted(TABLE.values(), key=lambda entry: (entry.family, entry.name)):
+        cells = [entry.expected[b] + (f" ({entry.points[b]})" if entry.points.get(b) else "") for b in BACKENDS]
+        about = entry.about.splitlines()[0].rstrip(".")
+        lines.append(" | ".join(["| " + entry.name, entry.family, *cells, about + " |"]))
+    return HEAD.format(rows=ROWS, batch=BATCH) + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    PAGE.write_text(page())

@@ -1,0 +1,53 @@
+"""Law 1 on shrunk models of keras.io's families: what plain fit does, or a refusal by name."""
+
+import os
+
+import keras
+import pytest
+
+import choros
+from tests.zoo import models  # noqa: F401 - they enter themselves
+from tests.zoo.__main__ import PAGE, page
+from tests.zoo.table import BACKENDS, BATCH, TABLE
+
+BACKEND = os.environ["KERAS_BACKEND"]
+WHOLE = bool(os.environ.get("CHOROS_ZOO"))
+
+
+def cells():
+    for entry in TABLE.values():
+        if entry.expected[BACKEND] != "-" and (WHOLE or entry.fast):
+            point = entry.points.get(BACKEND)
+            marks = [pytest.mark.xfail(strict=True, reason=f"point {point} of issue 16")] if point else []
+            yield pytest.param(entry, id=entry.name, marks=marks)
+
+
+@pytest.mark.parametrize("entry", cells())
+def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
+    keras.utils.set_random_seed(4)
+    model, x, y, weight = entry.make()
+    options = {"class_weight": {0: 1.0, 1: 3.0}} if entry.name == "class-weights" else {}
+    report = choros.check(
+        model, x, y, weight, batch_size=BATCH, rows=10**6, resume=False, pool=pools(3), seed=3, **options
+    )
+    runs = {each.run: each for each in report.comparisons}
+    if entry.expected[BACKEND] in ("refused", "transport"):
+        kind = "NotSerializable" if entry.expected[BACKEND] == "transport" else "NotExact"
+        for run in ("2 workers", "3 workers"):
+            assert (runs[run].verdict, runs[run].error) == ("refused", kind), str(report)
+        alone = ("refused", kind) if kind == "NotSerializable" else ("equal", "")
+        assert (runs["1 worker"].verdict, runs["1 worker"].error) == alone, str(report)
+    else:
+        assert report.verdict == entry.expected[BACKEND], str(report)
+        assert runs["1 worker"].verdict in ("equal", entry.expected[BACKEND]), str(report)
+
+
+def test_the_zoo_is_large_and_little_of_it_is_refused():
+    assert len(TABLE) >= 40
+    for backend in BACKENDS:
+        assert sum(entry.expected[backend] == "refused" for entry in TABLE.values()) <= 5
+        assert sum(entry.fast for entry in TABLE.values()) >= 12
+
+
+def test_the_page_is_what_the_table_says():
+    assert PAGE.read_text() == page(), "write it anew: python -m tests.zoo"
