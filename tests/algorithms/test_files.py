@@ -40,7 +40,7 @@ def test_one_file_an_algorithm():
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_is_short_and_says_what_it_is(name):
     text, doc = (FOLDER / f"{name}.py").read_text(), KINDS[name].__doc__ or ""
-    assert len(text.splitlines()) <= 60
+    assert len(text.splitlines()) <= 70
     assert "::\n" in doc
     assert "Example:" in doc
     assert ">>>" in doc
