@@ -1,8 +1,7 @@
 """What the replicas of all three backends share: flat vectors, metrics, the exact loss, seeds, learning rate.
 
 A backend adds only how its variables are read and written, and how one batch is stepped, differentiated,
-applied and evaluated: the abstract methods of ``BaseReplica``. Everything that Keras keeps private and that is
-used here or in a backend stands in ``PRIVATE``, which a contract test compares with the installed Keras.
+applied and evaluated: the abstract methods of ``BaseReplica``.
 """
 
 from __future__ import annotations
@@ -21,21 +20,6 @@ from choros.backend.exact import mixed_rows
 from choros.backend.metrics import Metrics, Told, gather, scatter, slices_of
 from choros.backend.weight import Weigher
 from choros.types import Array, Batch
-
-PRIVATE = {
-    "keras.Model": (
-        "_symbolic_build",
-        "_flatten_layers",
-        "_compile_loss",
-        "_compile_metrics",
-        "_get_metrics_result_or_logs",  # choros.hvd
-    ),
-    "keras.Layer": ("_trainable_variables", "_non_trainable_variables"),
-    "keras.src.trainers.compile_utils.CompileLoss": ("_flat_losses", "Loss"),
-    "keras.src.losses.losses": ("LossFunctionWrapper",),
-    "keras.src.backend.common.masking": ("get_keras_mask",),
-    "keras.src.trainers.epoch_iterator": ("EpochIterator",),  # its reset; choros.hvd
-}
 
 
 class BaseReplica(Metrics):

@@ -1,0 +1,435 @@
+"""The contract with Keras, JAX, PyTorch, TensorFlow and pyspark: every name of theirs that is not public.
+
+``PRIVATE`` and ``UNDOCUMENTED`` are the only lists of such names. The source is parsed for uses of private names; a use
+that is not listed fails, and so does a name that is listed but not used. Each name is looked up in the installed
+version. Behavior that Choros relies on is tested where a lookup says too little.
+"""
+
+import ast
+import importlib
+import inspect
+import pathlib
+import re
+import sys
+from collections import defaultdict
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+
+ROOT = pathlib.Path(choros.__file__).parent
+
+
+class Name(NamedTuple):
+    """A name, the object that has it (a dotted path, or a key of EXAMPLES), and the reason for its use."""
+
+    name: str
+    home: str
+    purpose: str
+
+
+# What the scan of the source finds: names with an underscore, and modules that are not public.
+PRIVATE = [
+    # Keras: models and layers
+    Name("_symbolic_build", "keras.Model", "builds model, metrics and optimizer from a batch (backend, hvd)"),
+    Name("_flatten_layers", "keras.Model", "all layers, also nested ones"),
+    Name("_layers", "keras.Layer()", "the layers inside a layer (training/objects.py, unsaid.py)"),
+    Name("_trainable_variables", "keras.Layer()", "a layer's weights, whether frozen or not (backend/base.py)"),
+    Name("_trainable_variables", "keras.optimizers.SGD()", "the variables of a built optimizer (hvd/loops.py)"),
+    Name("_compile_loss", "keras.Model()", "the losses with their weights (backend/exact.py)"),
+    Name("_compile_metrics", "keras.Model()", "whether the metrics are built; replaced for a batch without y"),
+    Name("_flat_losses", "CompileLoss", "the losses one by one; one of them is replaced in place (backend/exact.py)"),
+    Name("_loss_tracker", "keras.Model()", "the metric that Keras made for the loss (backend/additive.py)"),
+    Name("_get_metrics_result_or_logs", "keras.Model", "called at the end of an epoch's batches (hvd/fitting.py)"),
+    Name("_initial_epoch", "keras.Model()", "where BackupAndRestore lets fit begin (hvd/guards.py)"),
+    Name("_inputs_struct", "keras.Model()", "names of a functional model's inputs (spark/outputs.py)"),
+    Name("_outputs_struct", "keras.Model()", "names of a functional model's outputs (spark/outputs.py)"),
+    Name("_unpickle_model", "keras.Model", "reads what __reduce__ writes, in memory (training/travel.py)"),
+    Name("_inbound_nodes", "keras.Layer()", "the calls of an operation of a functional model (training/likeness.py)"),
+    Name("_keras_history", "a symbolic tensor", "the operation that made a tensor (training/likeness.py)"),
+    Name("_moments", "keras.layers.BatchNormalization", "mean and variance of a batch (hvd/layers.py)"),
+    # Keras: compile, optimizers, metrics, callbacks, distribution
+    Name("_iterations", "keras.optimizers.SGD()", "the step counter; optimizer.iterations may be another's"),
+    Name("_learning_rate", "keras.optimizers.SGD()", "a variable, or a schedule (hvd/rates.py)"),
+    Name("_momentums", "keras.optimizers.Adam()", "slots that a change of the rate corrects (hvd/rates.py)"),
+    Name("_use_weight_decay", "keras.optimizers.Optimizer", "whether a variable decays (training/unsaid.py)"),
+    Name("_fn", "keras.metrics.MeanSquaredError()", "the function inside a metric (backend/additive.py)"),
+    Name("_user_metrics", "CompileMetrics", "what compile was given (training/agreement.py)"),
+    Name("_user_weighted_metrics", "CompileMetrics", "what compile was given (training/agreement.py)"),
+    Name("_model", "keras.callbacks.Callback()", "the model without what PyTorch wraps (callbacks/time_limit.py)"),
+    Name("_weights_path", "keras.callbacks.BackupAndRestore()", "whether a backup is there (hvd/guards.py)"),
+    Name("_save_model", "keras.callbacks.ModelCheckpoint", "saves on rank 0 only (hvd/callbacks.py)"),
+    Name("_layout_map", "keras.distribution.ModelParallel()", "the layout of a distribution (training/layout.py)"),
+    # Keras: modules
+    Name("keras.src.backend.common.masking:get_keras_mask", "", "the mask of a prediction (backend/weight.py)"),
+    Name("keras.src.backend.common.global_state", "", "get_global_attribute: counters of names (training/travel.py)"),
+    Name("keras.src.utils.module_utils", "", "Keras' lazy import of TensorFlow (training/lean.py)"),
+    Name("_available", "keras.src.utils.module_utils.tensorflow", "None until it was looked for (training/lean.py)"),
+    Name("keras.src.trainers.data_adapters:array_data_adapter", "", "its get_tf_dataset is replaced (hvd/graph)"),
+    Name("keras.src.trainers.data_adapters:py_dataset_adapter", "", "its get_tf_dataset is replaced (hvd/graph)"),
+    # PyTorch
+    Name("_foreach_lerp_", "torch", "one kernel for all variables (backend/torch.py)"),
+    Name("_foreach_sub", "torch", "one kernel for all variables (backend/torch.py)"),
+    Name("_foreach_add_", "torch", "one kernel for all variables (backend/torch.py)"),
+    Name("_foreach_copy_", "torch", "one kernel for all variables (backend/torch.py)"),
+    Name("_Options", "torch.distributed.ProcessGroupGloo", "options of gloo (transport/carriers/torch.py)"),
+    Name("_timeout", "gloo's options", "seconds that a sum may last (transport/carriers/torch.py)"),
+    Name("_threads", "gloo's options", "threads of gloo (transport/carriers/torch.py)"),
+    Name("_devices", "gloo's options", "the network that gloo uses (transport/carriers/torch.py)"),
+    # TensorFlow
+    Name("tensorflow.python.eager:record", "", "could_possibly_record: whether a tape looks on (hvd/graph)"),
+    # pyspark
+    Name("_dummy", "pyspark.ml.param.Params", "the parent of a Param of a class (spark/params.py)"),
+    Name("_setDefault", "pyspark.ml.param.Params", "defaults of Params (spark/params.py)"),
+    Name("_set", "pyspark.ml.param.Params", "values of Params (spark/storage.py)"),
+    Name("_resetUid", "pyspark.ml.param.Params", "the uid of a stage that is loaded (spark/storage.py)"),
+    Name("_paramMap", "the source of pyspark.ml.param.Params", "values of Params that were set (spark/storage.py)"),
+    Name("_defaultParamMap", "the source of pyspark.ml.param.Params", "defaults of Params (spark/storage.py)"),
+    Name("_jsc", "the source of pyspark.SparkContext", "maxNumConcurrentTasks; guarded (spark/slots.py)"),
+    Name("_jdf", "the source of pyspark.sql.classic.dataframe.DataFrame", "queryExecution; guarded (spark/barrier.py)"),
+    # Python: documented, though they begin with an underscore, but for _run_exitfuncs
+    Name("_getframe", "sys", "the caller's frame (errors.py, hvd/rows.py)"),
+    Name("_exit", "os", "ends a process at once"),
+    Name("_replace", "collections.namedtuple()", "a tuple with another value"),
+    Name("_run_exitfuncs", "atexit", "what an interpreter does when it ends (launch/worker.py)"),
+]
+
+# What no scan can tell from a public name. The word must occur in the source.
+UNDOCUMENTED = [
+    Name("seed_generator_state", "", "the name of a seed's variable (backend/seeds.py)"),
+    Name("object_name_uids", "", "Keras' counters of names (training/travel.py)"),
+    Name("epoch_iterator.py", "", "the file whose reset() ends an epoch that was only looked at (hvd/rows.py)"),
+    Name("get_tf_dataset", "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter", "hvd/graph"),
+    Name("get_tf_dataset", "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter", "hvd/graph"),
+    Name("could_possibly_record", "tensorflow.python.eager.record", "hvd/graph/tensorflow.py"),
+    Name("jax_state_sync", "keras.Model()", "brings JAX' state into the model; on JAX only (hvd/rates.py)"),
+    Name("LossFunctionWrapper", "keras.src.losses.losses", "the class of a compiled function (backend/exact.py)"),
+    Name("arguments", "a node", "the arguments of a call (training/likeness.py)"),
+    Name("tensor_index", "a tensor's history", "which output it is (training/likeness.py)"),
+    Name("Tracer", "jax.core", "a value inside jax.jit (hvd/tensors.py)"),
+    Name("io_callback", "jax.experimental", "calls back to the host (hvd/graph/jax.py)"),
+    Name("committed", "a jax array", "whether the user put an array on a device (hvd/tensors.py)"),
+    Name("client", "a jax device", "kept alive under a call that has not ended (transport/carriers/jax.py)"),
+    Name("jax_num_cpu_devices", "jax's flags", "how many devices a CPU is (backend/devices/jax.py)"),
+    Name("jax_cpu_collectives_implementation", "jax's flags", "gloo (transport/carriers/jax.py)"),
+    Name("jax_enable_preemption_service", "jax's flags", "off, as it ignores SIGTERM (transport/carriers/jax.py)"),
+    Name("jax_enable_recoverability", "jax's flags", "a rank may die alone (transport/carriers/jax.py)"),
+    Name("create_device", "torch.distributed.ProcessGroupGloo", "the network of gloo (transport/carriers/torch.py)"),
+    Name("ReadVariableOp", "tensorflow.raw_ops", "a variable's value without a copy (backend/tensorflow.py)"),
+    Name("get_default_graph", "tensorflow.compat.v1", "the graph that is traced (backend/tensorflow.py)"),
+]
+
+# Objects of Choros' own classes by the expression that reaches into them; the name must be defined in Choros.
+FRIENDS = {
+    "centre": "SharedCentre, ShardedCentre",
+    "replica": "BaseReplica",
+    "spill": "Spill",
+    "self.lead": "BaseReplica",
+    "self._calls": "Collectives",
+    "data/stored/source.py: mine": "StoredSource",
+    "transport/carriers/torch.py: made": "TorchCarrier",
+}
+# Strings that look like private names and are none of a library's.
+WORDS = {
+    "_": "a separator",
+    "_T": "the end of a type's name",
+    "_us": "the end of a name in the timeline (hvd/chrome.py)",
+    "_list": "the end of a name of TFRecord's (data/stored/records.py)",
+    "_normalized": "the end of a column's name (spark/distkeras)",
+    "_self_": "the begin of names of TensorFlow's tracking; names that begin so are left out (training/unsaid.py)",
+    "_modules": "PyTorch's second list of a model's parts, which is left out (training/unsaid.py)",
+    "_trainer": "an attribute of Choros' own (parallel/model.py)",
+    "_near": "an attribute of Choros' own (transport/hosts_group.py)",
+}
+OURS = "_choros_"  # begins what Choros adds to objects of Keras
+MODULE = re.compile(r"(keras\.src|tensorflow\.python|(jax|jaxlib|torch|keras|tensorflow|pyspark)\.(\w+\.)*_)[\w.]*")
+IDENTIFIER = re.compile(r"_[a-zA-Z_]?\w*")
+
+
+class Class(NamedTuple):
+    """A class of the source: the names of its bases, and what it defines itself."""
+
+    bases: set
+    names: set
+
+
+def classes(trees):
+    """Return every class by its name; classes of one name are taken together."""
+    known = defaultdict(lambda: Class(set(), set()))
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                known[node.name].bases.update(ast.unparse(base).split("[")[0] for base in node.bases)
+                known[node.name].names.update(defined(node))
+    return known
+
+
+def defined(node):
+    """Yield the names that a class defines: functions, assignments, and what its methods set on ``self``."""
+    for part in ast.walk(node):
+        if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield part.name
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            yield part.id
+        elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == "self":
+            yield part.attr
+
+
+def inherited(name, known, seen=()):
+    """Return what a class and its bases of Choros define."""
+    if name not in known or name in seen:
+        return set()
+    own = known[name]
+    return own.names.union(*(inherited(base.split(".")[-1], known, (*seen, name)) for base in own.bases))
+
+
+def uses(path, tree, known):
+    """Yield (name, line) of each private name that a file uses of a library's."""
+    everything = set().union(*(one.names for one in known.values()))
+    here = set(defined(tree))
+    within = {}
+    for owner in ast.walk(tree):  # outer classes first, so that the inner one stays
+        if isinstance(owner, ast.ClassDef):
+            within |= {id(part): owner.name for part in ast.walk(owner)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and IDENTIFIER.fullmatch(node.attr) and not node.attr.startswith("__"):
+            base, owner = ast.unparse(node.value), within.get(id(node))
+            if base in ("self", "cls"):
+                ours = owner is None or node.attr in inherited(owner, known)
+            elif base == "super()":
+                bases = known[owner].bases
+                ours = any(node.attr in inherited(one.split(".")[-1], known) for one in bases)
+            elif base in known:
+                ours = node.attr in inherited(base, known)
+            else:
+                ours = (base in FRIENDS or f"{path}: {base}" in FRIENDS) and node.attr in everything
+            if not ours and not node.attr.startswith(OURS):
+                yield node.attr, node.lineno
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("keras.src", "tensorflow.python", "jax._src"):
+            yield ast.unparse(node), node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            word = node.value
+            ours = word in here or word in WORDS or word.startswith(("__", OURS))
+            if MODULE.fullmatch(word) or (IDENTIFIER.fullmatch(word) and not ours):
+                yield word, node.lineno
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            whole = getattr(node, "module", None)
+            for alias in node.names:
+                module = alias.name if isinstance(node, ast.Import) else f"{whole or ''}.{alias.name}"
+                ours = node.col_offset >= 0 and (whole or alias.name).startswith(("choros", "__future__"))
+                if not ours and (MODULE.fullmatch(module) or any(part.startswith("_") for part in module.split("."))):
+                    yield module if isinstance(node, ast.Import) else f"{whole}:{alias.name}", node.lineno
+
+
+def scanned(sources):
+    """Return the private names in sources, a dict from paths to text, and where each is used."""
+    trees = {path: ast.parse(text) for path, text in sources.items()}
+    known = classes(trees.values())
+    found = defaultdict(list)
+    for path, tree in trees.items():
+        for name, line in uses(path, tree, known):
+            found[name].append(f"{path}:{line}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources():
+    """The text of every file of the package, by its path in it."""
+    return {str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
+
+
+def test_every_private_name_that_the_source_uses_is_listed(sources):
+    found = scanned(sources)
+    listed = {entry.name for entry in PRIVATE}
+    missing = [f"{name} in {', '.join(places)}" for name, places in sorted(found.items()) if name not in listed]
+    assert not missing, "Use a public name, or list these in PRIVATE: " + "; ".join(missing)
+    assert listed <= found.keys(), f"no longer used: {sorted(listed - found.keys())}"
+
+
+def test_every_undocumented_name_is_still_used(sources):
+    everything = "\n".join(sources.values())
+    for entry in UNDOCUMENTED:
+        assert re.search(rf"\b{re.escape(entry.name)}\b", everything), entry
+
+
+def test_every_entry_says_what_it_is_for():
+    for entry in [*PRIVATE, *UNDOCUMENTED]:
+        assert len(entry.purpose) > 5, entry
+    assert len({(entry.name, entry.home) for entry in PRIVATE}) == len(PRIVATE)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("model._hidden", "_hidden"),
+        ("def f(model): return model.layers[0]._hidden", "_hidden"),
+        ("getattr(model, '_hidden', None)", "_hidden"),
+        ("hasattr(model, '_hidden')", "_hidden"),
+        ("vars(model)['_hidden'] = 1", "_hidden"),
+        ("vars(model).pop('_hidden')", "_hidden"),
+        ("for name in ('_hidden',): setattr(model, name, 1)", "_hidden"),
+        ("class A(keras.Model):\n    def f(self): return self._hidden", "_hidden"),
+        ("class A(keras.Model):\n    def _hidden(self): return super()._hidden()", "_hidden"),
+        ("class A:\n    def __init__(self, m): self._m = m; m._hidden = self._m", "_hidden"),
+        ("import keras.src.losses", "keras.src.losses"),
+        ("from keras.src.losses import losses", "keras.src.losses:losses"),
+        ("from keras import src", "keras:src"),
+        ("from jax._src import core", "jax._src:core"),
+        ("import jax\njax._src.core", "_src"),
+        ("import keras\nkeras.src.losses", "keras.src"),
+        ("from torch import _dynamo", "torch:_dynamo"),
+        ("from tensorflow.python.eager import record", "tensorflow.python.eager:record"),
+        ("importlib.import_module('keras.src.losses')", "keras.src.losses"),
+        ("sys.modules['jax._src.core']", "jax._src.core"),
+        ("sys._getframe(1)", "_getframe"),
+    ],
+)
+def test_the_scan_finds(text, name):
+    assert list(scanned({"new.py": text})) == [name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class A:\n    def __init__(self): self._x = 1\n    def f(self): return self._x",
+        "class A:\n    _x = 1\nclass B(A):\n    def f(self): return self._x + super()._x + A._x",
+        "class SharedCentre:\n    _x = 1\ndef f(centre): return centre._x",
+        "from choros.types import _x",
+        "model.__dict__['__weights__']",
+        "vars(model)['_choros_plain']",
+        "'Keras has keras.src.losses for that'",
+        "_x = 1\nglobals()['_x']",
+    ],
+)
+def test_the_scan_leaves_out_what_is_not_a_librarys(text):
+    assert not scanned({"new.py": text})
+
+
+def functional():
+    """A compiled and built functional model whose inputs and outputs have names."""
+    inputs = {name: keras.Input((3,), name=name) for name in "ab"}
+    outputs = {"c": keras.layers.Dense(1, name="c")(keras.layers.Add()([inputs["a"], inputs["b"]]))}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"c": "mse"}, metrics={"c": ["mae"]}, weighted_metrics={"c": ["mse"]})
+    x, y = {"a": np.ones((4, 3)), "b": np.ones((4, 3))}, {"c": np.ones((4, 1))}
+    model.fit(x, y, verbose=0)
+    return model
+
+
+def optimizer(kind):
+    """An optimizer that is built."""
+    made = kind(0.1)
+    made.build([keras.Variable(np.ones(2, "float32"))])
+    return made
+
+
+def model_parallel():
+    """A distribution over one device."""
+    mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
+    return keras.distribution.ModelParallel(
+        layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name="batch", auto_shard_dataset=False
+    )
+
+
+EXAMPLES = {
+    "keras.Model()": functional,
+    "keras.Layer()": lambda: keras.layers.Dense(1),
+    "CompileLoss": lambda: functional()._compile_loss,
+    "CompileMetrics": lambda: functional()._compile_metrics,
+    "a symbolic tensor": lambda: keras.Input((3,)),
+    "a node": lambda: keras.layers.Dense(1)(keras.Input((3,)))._keras_history.operation._inbound_nodes[0],
+    "a tensor's history": lambda: keras.Input((3,))._keras_history,
+    "keras.optimizers.SGD()": lambda: optimizer(keras.optimizers.SGD),
+    "keras.optimizers.Adam()": lambda: optimizer(keras.optimizers.Adam),
+    "keras.metrics.MeanSquaredError()": keras.metrics.MeanSquaredError,
+    "keras.callbacks.Callback()": keras.callbacks.Callback,
+    "keras.callbacks.BackupAndRestore()": lambda: keras.callbacks.BackupAndRestore("backup"),
+    "keras.distribution.ModelParallel()": model_parallel,
+    "gloo's options": lambda: importlib.import_module("torch.distributed").ProcessGroupGloo._Options(),
+    "collections.namedtuple()": lambda: Name("", "", ""),
+    "a jax array": lambda: importlib.import_module("jax.numpy").ones(1),
+    "a jax device": lambda: importlib.import_module("jax").devices()[0],
+    "jax's flags": lambda: importlib.import_module("jax").config,
+}
+LIBRARIES = ("jax", "torch", "tensorflow", "pyspark")
+OF = {"gloo's options": "torch", "a jax array": "jax", "a jax device": "jax", "jax's flags": "jax"}
+SOURCE = "the source of "
+
+
+def found_in(path):
+    """Return the object at a dotted path: the longest part of it that is a module, and then attributes."""
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(path)
+
+
+@pytest.mark.parametrize("entry", [*PRIVATE, *UNDOCUMENTED], ids=lambda entry: f"{entry.name}-{entry.home}")
+def test_the_installed_version_has_the_name(entry, backend, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    home, name = entry.home.removeprefix(SOURCE), entry.name
+    library = OF.get(home, (home or name).split(".")[0])
+    if library == "pyspark":
+        pytest.importorskip("pyspark", reason="pyspark is not installed")
+    elif library in LIBRARIES and library != backend:
+        pytest.skip(f"tried where the backend is {library}")
+    elif name == "jax_state_sync" and backend != "jax":
+        pytest.skip("Keras has it on JAX only")
+    if name == "object_name_uids":
+        keras.layers.Dense(1)
+        global_state = found_in("keras.src.backend.common.global_state")
+        assert global_state.get_global_attribute(name)["dense"] >= 1
+    elif name == "seed_generator_state":
+        assert keras.layers.Dropout(0.5).seed_generator.state.name == name
+    elif name == "epoch_iterator.py":
+        file = sys.modules["keras.src.trainers.epoch_iterator"]
+        assert file.__file__.endswith(name)
+        assert file.EpochIterator.reset.__code__.co_filename.endswith(name)
+    elif not home:
+        module, _, part = name.partition(":")
+        found_in(f"{module}.{part}" if part else module)
+    elif entry.home.startswith(SOURCE):
+        assert re.search(rf"\b{name}\b", inspect.getsource(found_in(home)))
+    else:
+        assert hasattr(EXAMPLES[home]() if home in EXAMPLES else found_in(home), name)
+
+
+def test_keras_asks_for_the_logs_once_between_an_epochs_batches_and_its_validation():
+    model, order = functional(), []
+    plain = model._get_metrics_result_or_logs
+    model.__dict__["_get_metrics_result_or_logs"] = lambda logs: order.append("logs") or plain(logs)
+
+    class Order(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            order.append("batch")
+
+        def on_test_begin(self, logs=None):
+            order.append("validation")
+
+        def on_epoch_end(self, epoch, logs=None):
+            order.append("epoch")
+
+    x, y = {"a": np.ones((4, 3)), "b": np.ones((4, 3))}, {"c": np.ones((4, 1))}
+    model.fit(x, y, batch_size=2, epochs=2, validation_data=(x, y), callbacks=[Order()], verbose=0)
+    assert order == ["batch", "batch", "logs", "validation", "logs", "epoch"] * 2
+
+
+def test_the_losses_of_a_compiled_model_can_be_replaced():
+    entry = functional()._compile_loss._flat_losses[0]
+    assert entry._replace(loss=None).loss is None
+    assert isinstance(entry.loss, keras.losses.Loss)
+    assert "call" not in vars(entry.loss)
+
+
+def test_the_loss_is_a_mean_and_the_first_metric():
+    first = functional().metrics[0]
+    assert (first.name, type(first)) == ("loss", keras.metrics.Mean)
