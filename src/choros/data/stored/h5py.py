@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,12 @@ class Hdf5Table(Table):
 
     kind, unit = "hdf5", " from row"
 
+    def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None) -> None:
+        super().__init__(files, blocks)
+        self._file_rows = Counter[int]()  # by file: its rows, summed once and not at every read
+        for (number, *_), rows in zip(self.blocks, self.rows, strict=True):
+            self._file_rows[number] += rows
+
     def look(self, file: str) -> Iterator[list[int]]:
         """Yield stretches of rows."""
         rows, width, names = _look(file)
@@ -45,9 +52,8 @@ class Hdf5Table(Table):
 
     def _get(self, block: int, wanted: Sequence[str] | None) -> Columns:
         number, top, rows = self.blocks[block]
-        whole = sum(rows for file, _, rows in self.blocks if file == number)
         with h5py.File(self.files[number], "r") as file:
-            sets = _sets(file, whole)
+            sets = _sets(file, self._file_rows[number])
             names = sets if wanted is None else [name for name in wanted if name in sets]
             return {name: np.asarray(sets[name][top : top + rows]) for name in names}
 

@@ -49,6 +49,7 @@ class ParquetTable(_Gapped):
 
     def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
         self._open = threading.local()
+        self._footers: dict[int, Any] = {}  # by file; parsing one takes as long as the file has row groups
         super().__init__(files, blocks, gaps)
 
     def look(self, file: str) -> Iterator[list[int]]:
@@ -61,11 +62,13 @@ class ParquetTable(_Gapped):
             yield [i, facts.num_rows]
 
     def _file(self, number: int) -> Any:
-        """One open file a thread: a reader is not for several, and its footer is long."""
+        """One open file a thread, as a reader is not for several; all share the footers."""
         if getattr(self._open, "number", None) != number:
-            self._open.number = number
-            self._open.file = pyarrow.parquet.ParquetFile(self.files[number], memory_map=True, pre_buffer=False)
-            self._open.names = set(self._open.file.schema_arrow.names)
+            footer = self._footers.get(number)
+            opened = pyarrow.parquet.ParquetFile(self.files[number], metadata=footer, memory_map=True, pre_buffer=False)
+            self._footers[number] = opened.metadata
+            self._open.number, self._open.file = number, opened
+            self._open.names = set(opened.schema_arrow.names)
         return self._open.file
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
