@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.errors import warn
+from choros.errors import brief, warn
 from choros.types import Array, Batch
 
 
@@ -33,8 +33,14 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     half = sample.rows // 2
     try:
         whole, first, second = (_state(model, sample, rows) for rows in (slice(None), slice(half), slice(half, None)))
-    except Exception:  # a model that trains, and has no test step
-        whole, first, second = ([np.zeros(()) for _ in place] for _ in range(3))
+    except Exception as error:  # a model that trains may have no test step
+        model.reset_metrics()
+        if not isinstance(error, NotImplementedError):
+            warn(
+                f"The metrics {', '.join(repr(m.name) for m in foreign)} could not be tried on some rows, as test_step "
+                f"of model {model.name!r} raised {brief(error)}; what is shown is the mean of the workers' values."
+            )
+        return [place[id(v)] for metric in foreign for v in metric.variables if id(v) in place]
     found: list[int] = []
     for metric in foreign:
         indices = [place[id(v)] for v in metric.variables if id(v) in place]

@@ -52,6 +52,14 @@ class BaseReplica(Metrics):
         ``self._custom(logs)``, as does ``_evaluate``.
         """
 
+    def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
+        """``train_step`` with the optimizer left out, not compiled: its gradients, and what the loss divided by.
+
+        Variables that the step changes are changed, but on JAX. ``afresh``: trace again, as the step means another one.
+        """
+        arrays, _, n = self._gradients(data, rows)
+        return arrays, n
+
     @abstractmethod
     def _apply(self, gradient: Array, divisor: float) -> None:
         """Run the compiled optimizer on ``gradient / divisor``; on return ``gradient`` is no longer needed."""

@@ -18,7 +18,9 @@ from choros.types import Batch
 
 MEANS = ("sum_over_batch_size", "mean")
 WEIGHTED = "mean_with_sample_weight"
+DECLARED = "a declared divisor"
 ROWS, FIRST = 8, 3
+NOTHING = object()
 TRIED = {"Dice", "Tversky", "dice", "tversky"}  # of Keras' own: over the whole batch, unless an axis is given
 
 
@@ -38,15 +40,21 @@ def check_exact(model: Any, workers: int = 2, batch: Batch | None = None) -> Non
         return
     losses = [entry.loss for entry in compiled_losses(model)]
     losses = losses or [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    kinds = [kind(loss) for loss in losses]
+    declares = model_divisor(model) != (None, False)  # what its whole step divides by, which the trial tests
+    kinds = [] if declares else [kind(loss) for loss in losses]
     check_together(kinds, losses)
     layers = model._flatten_layers()
     terms = any(v.regularizer is not None for v in model.trainable_variables)
     if "sum" in kinds and (terms or any(layer.activity_regularizer is not None for layer in layers)):
         raise refuse_sum(model)
-    refusal = None if batch is None else mixed_rows(model, (batch.x, batch.y, batch.sample_weight))
+    if batch is None:
+        return
+    refusal = mixed_rows(model, (batch.x, batch.y, batch.sample_weight))
     if refusal is not None:
         raise refusal
+    from choros.backend.trial import try_parts
+
+    try_parts(model, batch, workers)
 
 
 def compiled_losses(model: Any) -> list[Any]:
@@ -56,7 +64,9 @@ def compiled_losses(model: Any) -> list[Any]:
 
 
 def kind(loss: Any) -> str:
-    """How the loss divides: "rows", "weights" or "sum". Names and functions get Keras' default, rows."""
+    """How the loss divides: "rows", "weights", "sum" or ``DECLARED``. Names and functions get Keras' default, rows."""
+    if declared(loss) is not None:
+        return DECLARED
     if not isinstance(loss, keras.losses.Loss):
         return "rows"
     if type(loss).__call__ is not keras.losses.Loss.__call__:
@@ -76,6 +86,19 @@ def kind(loss: Any) -> str:
         f"Loss {loss.name!r} has reduction={loss.reduction!r}; AllReduce needs 'sum_over_batch_size', 'mean', "
         "'mean_with_sample_weight' or 'sum'."
     )
+
+
+def declared(loss: Any) -> Any:
+    """The method ``divisor(y_true, y_pred, sample_weight)`` of a loss or of its function; None where there is none."""
+    own = getattr(loss, "divisor", None)
+    own = getattr(getattr(loss, "fn", None), "divisor", None) if own is None else own
+    return own if callable(own) else None
+
+
+def model_divisor(model: Any) -> tuple[Any, bool]:
+    """The model's method ``loss_divisor``, or None; and True where it declares ``loss_divisor = None``: a sum."""
+    divisor = getattr(model, "loss_divisor", NOTHING)
+    return (divisor, False) if callable(divisor) else (None, divisor is None)
 
 
 def check_together(kinds: list[str], losses: list[Any]) -> None:
@@ -104,7 +127,7 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
     x, y, weight = (*data, None, None)[:3]
     entries = compiled_losses(model)
     plain = list(entries)
-    if y is None or all(_known(entry.loss) for entry in plain):
+    if y is None or model_divisor(model) != (None, False) or all(known(entry.loss) for entry in plain):
         return None
     random = np.random.default_rng(0)
 
@@ -132,16 +155,21 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
         return None
     return NotExact(
         f"Loss {mixed[0]!r} of a batch is not the mean of its rows' losses (or mixes the mean of the weights with "
-        "it), so AllReduce would not be exact: return one loss for each row, or use another algorithm."
+        "it), so AllReduce would not be exact: return one loss for each row, give it a method divisor(y_true, y_pred, "
+        "sample_weight) that returns what it divides by, or use another algorithm."
     )
 
 
 def _trial(loss: Any, mixed: list[str]) -> Any:
+    divisor = declared(loss)
+
     def tried(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         def part(where: slice) -> tuple[float, float]:
             one = [None if t is None else keras.tree.map_structure(_cut(where), t) for t in (y_true, y_pred)]
             weight = None if sample_weight is None else sample_weight[where]
             value = float(keras.ops.convert_to_numpy(loss(*one, weight)))
+            if divisor is not None:
+                return value, float(keras.ops.convert_to_numpy(divisor(*one, weight)))
             if loss.reduction == WEIGHTED and weight is not None:
                 return value, float(keras.ops.convert_to_numpy(keras.ops.sum(weight)))
             return value, float(len(range(ROWS)[where]))
@@ -166,8 +194,10 @@ def _name(loss: Any) -> str:
     return str(getattr(function, "__name__", "")) if wrapped else type(loss).__name__
 
 
-def _known(loss: Any) -> bool:
+def known(loss: Any) -> bool:
     """Whether the loss is Keras' own and is made of each row by itself."""
+    if getattr(loss, "axis", -1) != -1 or getattr(loss, "_fn_kwargs", {}).get("axis", -1) != -1:
+        return False
     wrapped = type(loss).__name__ == "LossFunctionWrapper"
     home = str(getattr(loss.fn if wrapped else type(loss), "__module__", ""))
     return home.split(".")[0] == "keras" and _name(loss) not in TRIED

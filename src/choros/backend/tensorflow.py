@@ -103,13 +103,21 @@ class TensorFlowReplica(BaseReplica):
         arrays = [None if g is None else np.asarray(g) for g in grads]
         return arrays, Told(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
 
+    def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
+        """See ``BaseReplica``."""
+        tensors = keras.tree.map_structure(_tensor, data)
+        grads, _, n, _ = self._trace_gradients(tensors, _scalar(1.0))
+        divisor = float(n)
+        arrays = [None if g is None else np.asarray(g) for g in grads]
+        return arrays, float(rows) if divisor == ROWS else divisor
+
     def _trace_gradients(self, data: tuple[Any, ...], share: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - for the type checker
         with self._capture as capture, self.weigher, self._part_of(share), self._own_loss() as loss:
             logs = self.model.train_step(data)
             pairs = zip(capture.gradients(), self.trainable, strict=True)
             grads = [None if g is None else tf.cast(_dense(g, v), self.dtype) for g, v in pairs]
-            n = tf.cast(self.weigher.divisor(ROWS), tf.float32)
+            n = tf.cast(self.weigher.divisor(ROWS, data), tf.float32)
             return grads, loss(), n, logs
 
     def _apply(self, gradient: Array, divisor: float) -> None:
@@ -155,7 +163,7 @@ class TensorFlowReplica(BaseReplica):
     def _trace_test(self, data: tuple[Any, ...], share: Any) -> Any:
         with self.weigher, self._part_of(share), self._own_loss() as loss:
             logs = self.model.test_step(data)
-            return loss(), tf.cast(self.weigher.divisor(ROWS, strict=False), tf.float32), logs
+            return loss(), tf.cast(self.weigher.divisor(ROWS, data, strict=False), tf.float32), logs
 
     def _predict(self, data: tuple[Any, ...]) -> Any:
         with self._at_x():

@@ -79,7 +79,15 @@ class TorchReplica(BaseReplica):
         with self._capture as capture, self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(self._differentiate(data))
             grads = [None if g is None else _array(g) for g in capture.gradients()]
-            return grads, loss.value(), float(self.weigher.divisor(rows))
+            return grads, loss.value(), float(self.weigher.divisor(rows, data))
+
+    def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
+        """See ``BaseReplica``."""
+        compiled, self._differentiate = self._differentiate, lambda batch: self.model.train_step(batch)
+        try:
+            return super().attempt(data, rows, afresh)
+        finally:
+            self._differentiate = compiled
 
     def _apply(self, gradient: Array, divisor: float) -> None:
         np.divide(gradient, divisor, out=self._host)
@@ -93,7 +101,7 @@ class TorchReplica(BaseReplica):
         self._mode(False)
         with torch.no_grad(), self._at_x(), self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(self._test(data))
-            return loss.value(), float(self.weigher.divisor(rows, strict=False))
+            return loss.value(), float(self.weigher.divisor(rows, data, strict=False))
 
     def _predict(self, data: tuple[Any, ...]) -> Any:
         self._mode(False)

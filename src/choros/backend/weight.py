@@ -7,19 +7,31 @@ For a loss ``L = sum(l) / n`` over one global batch, cut into parts with ``L_r =
 so each rank sends ``[n_r * g_r ..., n_r]``. ``n`` follows Keras' ``reduction``: rows (``sum_over_batch_size``,
 ``mean``), valid entries where a mask is in force, the sum of the weights (``mean_with_sample_weight``); ``sum``
 adds as it is. Terms that do not depend on the rows (weight regularisers) are equal on all ranks, so any weights
-leave them be. A ``train_step`` or ``compute_loss`` of the user's that bypasses the compiled loss, and what
-``add_loss`` adds, is taken as a mean over rows.
+leave them be. A loss may declare its divisor: ``divisor(y_true, y_pred, sample_weight)`` of a compiled loss, or
+``loss_divisor(x, y, y_pred, sample_weight)`` of a model for all that its step adds up (see ``docs/algorithms.md``).
+A ``train_step`` or ``compute_loss`` of the user's, and what ``add_loss`` adds, is taken as a mean over rows where
+nothing is declared; ``choros.backend.trial`` tests that before training.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras.src.backend.common.masking import get_keras_mask
 
-from choros.backend.exact import WEIGHTED, check_together, compiled_losses, kind, refuse_sum
+from choros.backend.exact import (
+    DECLARED,
+    WEIGHTED,
+    check_together,
+    compiled_losses,
+    declared,
+    kind,
+    model_divisor,
+    refuse_sum,
+)
 from choros.errors import NotExact
 from choros.types import Array
 
@@ -68,6 +80,10 @@ class Weigher:
         self._seen: list[Any] = []
         self._terms = 0
         self._fixed = sum(1 for v in model.trainable_variables if v.regularizer is not None)
+        self._declared, self._adds = model_divisor(model)
+        self._restore: Callable[[], None] = lambda: None
+        if self._declared is not None or self._adds:
+            return
         try:
             losses = [entry.loss for entry in self._plain]
             self._kinds = [kind(loss) for loss in losses]
@@ -82,23 +98,30 @@ class Weigher:
     @property
     def sums(self) -> bool:
         """True where the ranks' losses and gradients add without weights."""
-        return self._kinds == ["sum"]
+        return self._adds or self._kinds == ["sum"]
 
     def __enter__(self) -> Weigher:
         self._seen = []
         self._terms = 0
+        if self._declared is not None:
+            self._restore = self._listen()
+            return self
         self._losses[:] = [entry._replace(loss=self._watch(entry.loss)) for entry in self._plain]
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._restore()
+        self._restore = lambda: None
         self._losses[:] = self._plain
         self._seen = []
 
-    def divisor(self, rows: int, *, strict: bool = True) -> Any:
+    def divisor(self, rows: int, data: tuple[Any, ...] = (), *, strict: bool = True) -> Any:
         """What the loss of the step just made divided by, in units that are the same on all ranks.
 
         Args:
             rows: the batch's rows, the answer where no mask or weight is in force.
+            data: the batch, ``(x, y, sample_weight)`` or a shorter tuple, for a model that declares its divisor and
+                has a ``train_step`` that does not call ``compute_loss``.
             strict: False for evaluation, where rows will do for what could not be exact.
 
         Raises:
@@ -109,11 +132,17 @@ class Weigher:
             raise refusal
         if self.sums:
             return 1.0
+        if self._declared is not None:
+            x, y, weight = (*data, None, None, None)[:3]
+            found = self._seen[0] if self._seen else _scalar(self._declared(x, y, None, weight))
+            return keras.ops.maximum(found, TINY)
         found = None if refusal is not None or not self._seen else self._seen[0]
         return float(rows) if found is None else keras.ops.maximum(found, TINY)
 
     def _mixed(self) -> NotExact | None:
         """Why the step just made cannot be weighed, if so: terms that divide by different things."""
+        if self._adds:
+            return None
         if self.sums:
             return refuse_sum(self.model) if self._terms else None
         if all(n is None for n in self._seen):
@@ -129,6 +158,27 @@ class Weigher:
                 "activity regulariser by rows: AllReduce cannot weigh both. Use another algorithm."
             )
         return None
+
+    def _listen(self) -> Callable[[], None]:
+        """Note the model's declared divisor in each call of its ``compute_loss``; returns what ends that."""
+        attributes = vars(self.model)
+        plain, before = self.model.compute_loss, attributes.get("compute_loss")
+
+        def heard(
+            x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, *more: Any, **others: Any
+        ) -> Any:
+            assert self._declared is not None  # noqa: S101 - for the type checker
+            self._seen.append(_scalar(self._declared(x, y, y_pred, sample_weight)))
+            return plain(x, y, y_pred, sample_weight, *more, **others)
+
+        def restore() -> None:
+            if before is None:
+                attributes.pop("compute_loss", None)
+            else:
+                attributes["compute_loss"] = before
+
+        attributes["compute_loss"] = heard
+        return restore
 
     def _watch(self, loss: Any) -> Any:
         """The same loss, noting its masks and weights; ``reduction`` says which of them it divides by."""
@@ -150,6 +200,10 @@ class Weigher:
                     del loss.call
                 else:
                     loss.call = own
+            if kind(loss) == DECLARED:
+                self._seen.append(_scalar(declared(loss)(y_true, y_pred, sample_weight)))
+                self._terms = len(self.model.losses)
+                return value
             weights = sample_weight if loss.reduction == WEIGHTED else None
             self._seen.append(_count([mask for mask in masks if mask is not None], weights))
             if self.sums or self._seen[-1] is not None:
@@ -157,6 +211,11 @@ class Weigher:
             return value
 
         return watched
+
+
+def _scalar(divisor: Any) -> Any:
+    """A declared divisor as a float32 scalar through which no gradient goes."""
+    return keras.ops.stop_gradient(keras.ops.cast(keras.ops.sum(keras.ops.convert_to_tensor(divisor)), "float32"))
 
 
 def _count(masks: list[Any], weights: Any) -> Any:

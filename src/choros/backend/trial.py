@@ -1,0 +1,302 @@
+"""A trial of AllReduce on a few rows: do the gradients of two halves add up to the gradient of the whole?
+
+For two halves with divisors ``n_a`` and ``n_b``, AllReduce makes of their gradients what it would make of two ranks'
+gradients: ``(n_a g_a + n_b g_b) / (n_a + n_b)``. That must be the gradient of all rows in one batch, whatever the loss
+comes from: a compiled loss, ``compute_loss``, ``add_loss`` or a ``train_step``. Models that consist of Keras' own
+layers, losses and steps need no trial.
+
+Two things couple rows without making a loss inexact, and are held still for the trial. Random layers draw the same
+numbers for each row. BatchNormalization uses its moving statistics; with several workers its statistics are those of
+each worker's own batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src import backend as keras_backend
+
+from choros.backend import make_replica
+from choros.backend.exact import compiled_losses, known, model_divisor
+from choros.errors import NotExact, brief, warn
+from choros.types import Array, Batch
+
+WIDE, NARROW = 1e-3, 0.05  # tolerance relative to the gradient, for float32 and for 16-bit types
+SMALL = 0.01  # a variable's gradient below this part of the whole is measured against the whole
+SHAPED = ("normal", "uniform", "randint", "truncated_normal")  # random functions whose first argument is a shape
+NOISE = 3.0  # a difference below so many times the spread between draws may be chance
+
+Sent = tuple[list[Array], float]
+
+
+def try_parts(model: Any, sample: Batch, workers: int) -> None:
+    """Refuse a model whose gradients do not add up over parts of a batch.
+
+    Args:
+        model: the compiled and built model; on return its variables are as before, its metrics are reset.
+        sample: rows from the whole data set; at least 4, else nothing can be tried.
+        workers: int. How many will train together.
+
+    Raises:
+        NotExact: names where the loss comes from, and what to do.
+
+    Warns:
+        UserWarning: the loss depends on random numbers that hide the answer; or ``add_loss`` adds what depends on
+            each worker's own batch as a whole, as statistics of a batch do.
+    """
+    half = sample.rows // 2
+    if workers < 2 or half < 2 or not model.trainable_variables or plain(model):
+        return
+    order = np.arange(2 * half)
+    with trial(model, workers) as attempt:
+        try:
+            whole, first, second = (attempt(cut(sample, r)) for r in (order, order[:half], order[half:]))
+        except NotExact:
+            raise
+        except Exception as error:  # the workers' own step raises it again, with its traceback
+            warn(
+                f"AllReduce could not be tried on model {model.name!r} before training ({brief(error)}), so it is not "
+                "known that its result equals that of one process."
+            )
+            return
+        off = difference(model, whole, first, second, attempt.sums)
+        if off is None:
+            return
+        moved = attempt(cut(sample, order[::-1]))
+        spread = distance(model, whole, moved)
+        if spread * NOISE > off > 0:
+            warn(
+                f"{source(model)} draws random numbers (or depends on the order of the rows), so it cannot be seen "
+                "that its loss is a mean over rows. AllReduce takes it as one; use keras.random with a "
+                "keras.random.SeedGenerator to have it checked. This is said once."
+            )
+            return
+        with muted() as adding:
+            parts = [attempt(cut(sample, r), afresh=True) for r in (order, order[:half], order[half:])]
+        if adding and difference(model, *parts, attempt.sums) is None:
+            names = ", ".join(sorted(adding))
+            doubled = attempt(cut(sample, np.concatenate([order[:half], order[:half]])), afresh=True)
+            if model_divisor(model)[0] is None and distance(model, doubled, first) < tolerance(model):
+                warn(
+                    f"What {names} gives to add_loss depends on a batch as a whole (here a step would be off by "
+                    f"{off:.1%}). Each worker takes it of its own rows, as it takes the statistics of "
+                    "BatchNormalization; with another number of workers the result is another one."
+                )
+                return
+            raise refusal(f"What {names} gives to add_loss", off, "use keras.ops.mean over rows in add_loss")
+        raise refusal(source(model), off, "return a mean over rows")
+
+
+def refusal(where: str, off: float, remedy: str) -> NotExact:
+    """The error for a loss whose parts do not add up.
+
+    Args:
+        where: names the part of the model.
+        off: the difference relative to the gradient.
+        remedy: what to do instead of a declaration.
+    """
+    return NotExact(
+        f"{where} is not a mean over the rows of a batch: the workers' gradients together would be off by {off:.1%} "
+        f"from the gradient of one process. Do one of these: {remedy}; declare what it divides by, as a method "
+        "divisor(y_true, y_pred, sample_weight) of a compiled loss or loss_divisor(x, y, y_pred, sample_weight) of the "
+        "model (loss_divisor = None for a sum over rows); or use another algorithm, such as LocalSGD."
+    )
+
+
+def plain(model: Any) -> bool:
+    """Tell whether all that makes the loss is Keras' own and known to treat each row by itself."""
+    if model_divisor(model) != (None, False):
+        return False
+    steps = ("train_step", "compute_loss", "_compute_loss", "call", "__call__")
+    if not all(_of_keras(getattr(type(model), name, None)) for name in steps):
+        return False
+    if not all(known(entry.loss) for entry in compiled_losses(model)):
+        return False
+    return all(_plain_operation(operation) for operation in _operations(model))
+
+
+def _operations(model: Any) -> list[Any]:
+    layers = list(model._flatten_layers())
+    nested = [each for layer in layers for each in getattr(layer, "operations", None) or []]
+    return [layer for layer in layers if layer is not model] + nested
+
+
+def _plain_operation(operation: Any) -> bool:
+    if not isinstance(operation, keras.Layer) or isinstance(operation, keras.layers.Lambda):
+        return False
+    if not _of_keras(type(operation)) or not _of_keras(type(operation).call):
+        return False
+    axes = [getattr(operation, name, None) for name in ("axis", "axes")]
+    if any(axis is not None and 0 in np.atleast_1d(axis) for axis in axes):
+        return False
+    functions = [getattr(operation, name, None) for name in ("activation", "activity_regularizer", "cell")]
+    return all(part is None or _of_keras(part) or _of_keras(type(part)) for part in functions)
+
+
+def _of_keras(part: Any) -> bool:
+    return part is None or str(getattr(part, "__module__", "")).partition(".")[0] == "keras"
+
+
+def source(model: Any) -> str:
+    """Name the user's own part that makes the loss, as the subject of a sentence."""
+    kind = type(model)
+    for name in ("train_step", "compute_loss"):
+        if not _of_keras(getattr(kind, name)):
+            return f"The loss of {kind.__name__}.{name} of model {model.name!r}"
+    foreign = [entry.loss for entry in compiled_losses(model) if not known(entry.loss)]
+    if foreign:
+        return f"Loss {getattr(foreign[0], 'name', foreign[0])!r}"
+    return f"The loss of model {model.name!r} ({kind.__name__})"
+
+
+def cut(batch: Batch, rows: Any) -> Batch:
+    """Return the batch's given rows as a batch of their own."""
+    parts = (batch.x, batch.y, batch.sample_weight)
+    x, y, weight = (keras.tree.map_structure(lambda a: None if a is None else np.array(a[rows]), p) for p in parts)
+    return Batch(x, y, weight, rows=len(rows), total=len(rows))
+
+
+class Attempt:
+    """Calculates what a rank would send for a batch, always from the same state, and changes nothing.
+
+    Args:
+        model: compiled and built.
+        workers: int. How many will train together.
+
+    Attributes:
+        sums: whether the ranks' gradients add without weights.
+    """
+
+    def __init__(self, model: Any, workers: int) -> None:
+        from choros.backend.weight import Weigher
+
+        self.replica: Any = make_replica(model, workers)
+        self.replica.take_up()
+        self.replica.weigher = Weigher(model, workers)
+        self.sums = self.replica.weigher.sums
+        trained = {id(v) for v in self.replica.trainable}
+        scale = getattr(model.optimizer, "dynamic_scale", None)  # float16: what overflows could not be compared
+        self._state = [v for v in model.variables if id(v) not in trained] + ([] if scale is None else [scale])
+        self._before = [np.array(value) for value in self.replica._values(self._state)]
+        self._generators = [np.array(state) for state in self.replica.generators()]
+        self._begin = self._before if scale is None else [*self._before[:-1], np.ones(())]
+        self.reset(self._begin)
+
+    def __call__(self, batch: Batch, *, afresh: bool = False) -> Sent:
+        """Return ``n * g`` for each trainable variable, and ``n``.
+
+        Args:
+            batch: with rows.
+            afresh: whether to trace the step once more.
+        """
+        try:
+            arrays, n = self.replica.attempt(self.replica.pack(batch), batch.rows, afresh)
+        finally:
+            self.reset(self._begin)
+        zeros = (np.zeros(v.shape) for v in self.replica.trainable)
+        pairs = zip(arrays, zeros, strict=True)
+        return [zero if a is None else n * np.asarray(a, np.float64) for a, zero in pairs], n
+
+    def reset(self, values: list[Array] | None = None) -> None:
+        """Set all that a step changes to these values, or to what it was."""
+        self.replica._assign(self._state, self._before if values is None else values)
+        self.replica.set_generators(self._generators)
+
+
+@contextmanager
+def trial(model: Any, workers: int) -> Iterator[Attempt]:
+    """Hold randomness and batch statistics still, and give what calculates one rank's gradients."""
+    mode, floating = getattr(model, "training", None), keras.config.floatx()
+    attempt = Attempt(model, workers)
+    try:
+        with still():
+            yield attempt
+    finally:
+        attempt.reset()
+        model.reset_metrics()
+        keras.config.set_floatx(floating)
+        if keras_backend.backend() == "torch":
+            model.train(mode)
+
+
+def difference(model: Any, whole: Sent, first: Sent, second: Sent, sums: bool) -> float | None:
+    """Return how far two parts together are from the whole, relative to it; None where they agree."""
+    (g, n), (g_a, n_a), (g_b, n_b) = whole, first, second
+    together = [a + b for a, b in zip(g_a, g_b, strict=True)], 1.0 if sums else n_a + n_b
+    off = distance(model, whole, together)
+    scale = [np.abs(a) + np.abs(b) for a, b in zip(g_a, g_b, strict=True)], together[1]
+    return off if off > tolerance(model) and distance(model, whole, together, scale) > tolerance(model) else None
+
+
+def distance(model: Any, one: Sent, other: Sent, scale: Sent | None = None) -> float:
+    """Return the largest difference of a variable's gradients, relative to them; 0 where they are not finite.
+
+    A gradient far below the largest is compared with that: what is left of it may be rounding alone.
+    """
+    arrays, n = one if scale is None else scale
+    if not all(np.isfinite(a).all() for a in (*one[0], *other[0], *arrays)):
+        return 0.0
+    apart = [a / one[1] - b / other[1] for a, b in zip(one[0], other[0], strict=True)]
+    norms = [float(np.linalg.norm(a)) / n for a in arrays]
+    found = [float(np.linalg.norm(a)) for a in apart]
+    least = max(SMALL * max(norms), 1e-12)
+    return max(d / max(norm, least) for d, norm in zip(found, norms, strict=True))
+
+
+def tolerance(model: Any) -> float:
+    """Return the difference that rounding may make."""
+    kinds = {getattr(layer, "compute_dtype", "float32") for layer in model._flatten_layers()}
+    return NARROW if kinds & {"float16", "bfloat16"} else WIDE
+
+
+@contextmanager
+def muted() -> Iterator[set[str]]:
+    """For a while, let ``add_loss`` add nothing; gives the names of the layers that called it."""
+    calling: set[str] = set()
+    plain_add = keras.Layer.add_loss
+
+    def add_loss(self: Any, loss: Any) -> None:
+        calling.add(f"{type(self).__name__} {self.name!r}")
+
+    keras.Layer.add_loss = add_loss
+    try:
+        yield calling
+    finally:
+        keras.Layer.add_loss = plain_add
+
+
+@contextmanager
+def still() -> Iterator[None]:
+    """For a while, random functions of Keras draw the same for all rows, and BatchNormalization looks at no batch."""
+    random, normalise = keras_backend.random, keras.layers.BatchNormalization.call
+    before = {name: getattr(random, name) for name in (*SHAPED, "dropout")}
+
+    def same_for_all(draw: Any) -> Any:
+        def drawn(shape: Any, *args: Any, **how: Any) -> Any:
+            if len(shape) < 1:
+                return draw(shape, *args, **how)
+            return keras.ops.broadcast_to(draw((1, *shape[1:]), *args, **how), shape)
+
+        return drawn
+
+    def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
+        kept = tuple(inputs.shape) if noise_shape is None else tuple(noise_shape)
+        return before["dropout"](inputs, rate, (1, *kept[1:]) if kept else kept, seed)
+
+    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        return normalise(self, inputs, training=False, mask=mask)
+
+    try:
+        for name in SHAPED:
+            setattr(random, name, same_for_all(before[name]))
+        random.dropout = dropout
+        keras.layers.BatchNormalization.call = call
+        yield
+    finally:
+        keras.layers.BatchNormalization.call = normalise
+        for name, function in before.items():
+            setattr(random, name, function)
