@@ -39,8 +39,6 @@ def main(name: str, room: Path, worker: int) -> None:
     together, local.BATCHES = name in TOGETHER, BATCHES
 
     class Say(keras.callbacks.Callback):  # type: ignore[misc]
-        looks_only = True
-
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.epoch = epoch
 

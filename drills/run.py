@@ -99,8 +99,6 @@ def fit(name: str, pool: Any, flag: str, worker: int, moment: tuple[int, int, fl
     seen: dict[str, Any] = {"harmed": None, "back": None, "furthest": (-1, -1)}
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]
-        looks_only = True
-
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.epoch = epoch
 

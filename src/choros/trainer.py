@@ -278,7 +278,6 @@ class Trainer:
             validation=None if validation is None else {},
             keras=keras_settings(),
             per_batch=conductor.per_batch,
-            batch_weights=conductor.batch_weights,
             watched=bool(conductor.user),
             progress=0.2 if verbose == 1 else 0.0,
             timeout=self.timeout,

@@ -63,13 +63,10 @@ def test_numbers_without_a_meaning(make):
         make()
 
 
-def test_under_a_trainer_it_sees_every_step_and_needs_no_weights():
-    from choros.training.conductor import Conductor
-
+def test_under_a_trainer_it_sees_every_step():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     timing = choros.callbacks.BatchTiming(verbose=0)  # as the README names it
-    assert not Conductor(model, [timing], 0, 1, 1).batch_weights
     x = np.ones((12, 2), "float32")
     choros.Trainer(model, workers=1).fit(x, x[:, 0], batch_size=4, epochs=2, verbose=0, callbacks=[timing])
     assert (len(timing.steps), len(timing.epochs)) == (5, 2)

@@ -71,8 +71,6 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(kind, pools, net, rows, tmp
     class Slowly(keras.callbacks.Callback):
         """Leaves time to write: a state that waits gives way to the next one."""
 
-        looks_only = True
-
         def on_train_batch_end(self, batch, logs=None):
             time.sleep(0.02)
 
@@ -110,7 +108,7 @@ def test_workers_that_train_together_survive_one(kind, how, pools, net, rows, ca
     class Ends(keras.callbacks.Callback):
         """Ends a worker of the pool, once."""
 
-        looks_only, left, epoch = True, True, 0
+        left, epoch = True, 0
 
         def on_epoch_begin(self, epoch, logs=None):
             self.epoch = epoch
@@ -141,8 +139,6 @@ def killing(pool, pauses, rng):
     import keras
 
     class Kills(keras.callbacks.Callback):
-        looks_only = True
-
         def on_train_begin(self, logs=None):
             self.over = threading.Event()
             self.thread = threading.Thread(target=self.work)

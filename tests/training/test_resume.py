@@ -169,8 +169,6 @@ def test_a_warning_ends_a_fit_in_a_checkpoint(name, number, pools, data, make_mo
     import keras
 
     class Warned(keras.callbacks.Callback):
-        looks_only = True
-
         def on_epoch_begin(self, epoch, logs=None):
             self.epoch = epoch
 

@@ -65,7 +65,12 @@ def make_normed(optimizer):
     keras.utils.set_random_seed(0)
     layers = keras.layers
     model = keras.Sequential(
-        [keras.Input((8,)), layers.Dense(6, "relu"), layers.BatchNormalization(momentum=0.7), layers.Dense(3, "softmax")]
+        [
+            keras.Input((8,)),
+            layers.Dense(6, "relu"),
+            layers.BatchNormalization(momentum=0.7),
+            layers.Dense(3, "softmax"),
+        ]
     )
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy())
     return model

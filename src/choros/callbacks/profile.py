@@ -34,8 +34,6 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         (20, 3)
     """
 
-    looks_only = True  # at what steps take, not at weights
-
     def __init__(self, directory: str | os.PathLike[str], profile_batches: tuple[int, int] = (10, 14)) -> None:
         super().__init__()
         first, last = profile_batches

@@ -50,7 +50,6 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         ('SIGUSR2',)
     """
 
-    looks_only = True  # at every batch; at the ends of epochs it reads weights
     guarded = True  # rank 0 alone writes
 
     def __init__(self, directory: str | os.PathLike[str], signals: Sequence[str] | None = None) -> None:

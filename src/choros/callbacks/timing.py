@@ -41,8 +41,6 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         (7, 2, True)
     """
 
-    looks_only = True  # a Trainer need not bring it the weights at every step
-
     def __init__(self, warmup: int = 1, verbose: int = 1) -> None:
         super().__init__()
         if warmup < 0:

@@ -156,7 +156,7 @@ class Stage:
             while thread.is_alive():
                 heard = line.next(0.05)
                 if heard is not None and heard[1]["event"] in ("begin", "batch", "epoch_end"):
-                    heard[3].put(line.obey(heard[1], heard[2]))
+                    line.obey(*heard[1:])
         except BaseException:
             _cancel(self.session, tag)
             raise

@@ -31,9 +31,7 @@ class Afar:
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
         """A step is done."""
-        if self.job.batch_weights:
-            self.fetch(None)
-        return self._ask({"event": "batch", "epoch": epoch, "step": step, "logs": logs}, self.job.batch_weights)
+        return self._ask({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
 
     def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
         """An epoch has ended; its weights go along, so that the caller has them whatever happens."""
@@ -45,6 +43,9 @@ class Afar:
 
     def _ask(self, head: dict[str, Any], weights: bool = False) -> Orders:
         told, given = self.line.ask(head, shown(self.model, self.job.hand_back) if weights else ())
+        while told.get("show"):  # a callback touches weights
+            self.fetch(None)
+            told, given = self.line.ask({"event": "weights"}, shown(self.model, self.job.hand_back))
         self.epoch = told["epoch"]
         orders = Orders(**told["orders"])
         if orders.weights:

@@ -10,6 +10,7 @@ import numpy as np
 
 from choros.backend import seeds
 from choros.training.job import Orders
+from choros.training.lazy import LazyWeights, holds_tensors
 from choros.types import Array
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
@@ -60,6 +61,9 @@ class Conductor:
         self.told: dict[int, Orders] = {}  # by epoch that has ended, what was decided: for those that end it again
         self.epoch: int | None = None
         self.epochs, self.steps, self.first = epochs, steps, first
+        self._lazy = LazyWeights(model, self._touch)
+        self._before: list[Array] = []  # the weights before callbacks could change them, once touched
+        self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
         self.step = -1  # the batch whose beginning was told last
         self.logs: dict[str, float] = {}
 
@@ -68,16 +72,6 @@ class Conductor:
         """Whether a user's callback wants every batch."""
         return any(_wants_batches(callback) for callback in self.user)
 
-    @property
-    def batch_weights(self) -> bool:
-        """Whether one of those may read or set weights (those that say ``looks_only``, and one of Keras', do not)."""
-        import keras
-
-        return any(
-            _wants_batches(c) and not (getattr(c, "looks_only", False) or isinstance(c, keras.callbacks.TerminateOnNaN))
-            for c in self.user
-        )
-
     # -- what Keras' fit would call
     def begin(self, epoch: int) -> Orders:
         """Training and its first epoch begin; what callbacks do then may be in what was kept already."""
@@ -85,6 +79,7 @@ class Conductor:
         begun = self._go_on()
         before = self._state()
         self.list.on_train_begin()
+        self._look_at_callbacks()
         if epoch < self.epochs:
             self.epoch = epoch
             self.list.on_epoch_begin(epoch)
@@ -104,15 +99,26 @@ class Conductor:
             if epoch == self.epoch:  # a worker that waits for nobody may be in the next one
                 self.list.on_train_batch_end(step, logs)
             return Orders()
-        weights = self.batch_weights
-        if weights:
+        rate = self._rate()
+        self._before = []
+        if self._eager:
+            self._touch()
+        with self._lazy.armed():
+            self._begin_batch(step)
+            self.list.on_train_batch_end(step, logs)
+            if not self.model.stop_training and (self.steps is None or step + 1 < self.steps):
+                self._begin_batch(step + 1)
+        return self._orders((rate, self._before))
+
+    def _touch(self) -> None:
+        """A callback is about to read or set weights: fetch them, and remember what they were."""
+        if not self._before:
             self.fetch(None)
-        before = self._state(weights)
-        self._begin_batch(step)
-        self.list.on_train_batch_end(step, logs)
-        if not self.model.stop_training and (self.steps is None or step + 1 < self.steps):
-            self._begin_batch(step + 1)
-        return self._orders(before)
+            self._before = values(self._weights())
+
+    def _look_at_callbacks(self) -> None:
+        """See whether one that wants every batch holds what shows weights past the model's objects."""
+        self._eager = any(_wants_batches(each) and holds_tensors(each, self.model) for each in self.user)
 
     def _begin_batch(self, step: int) -> None:
         if self.per_batch and step != self.step:
@@ -148,6 +154,7 @@ class Conductor:
             self.list.on_test_begin()
             self.list.on_test_end({name[4:]: value for name, value in logs.items() if name.startswith("val_")})
         self.list.on_epoch_end(epoch, dict(logs))
+        self._look_at_callbacks()
         self.epoch = epoch + 1 if epoch + 1 < self.epochs else None
         if self.model.stop_training:
             self.epoch = None
@@ -161,8 +168,8 @@ class Conductor:
         self.list.on_train_end(self.logs)
 
     # -- what callbacks changed
-    def _state(self, weights: bool = True) -> tuple[float, list[Array]]:
-        return self._rate(), values(self._weights()) if self.user and weights else []
+    def _state(self) -> tuple[float, list[Array]]:
+        return self._rate(), values(self._weights()) if self.user else []
 
     def _weights(self) -> list[Any]:
         """Return the variables that count as weights: drawing random numbers in a callback changes none of them."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,10 +85,14 @@ class Engine:
         self.begun_once = False
         self.nurse: Nurse | None = None
         self.ready: set[int] = set()
+        self.asking: int | None = None  # the rank that waits for what callbacks of a batch decide
+        self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events that came while weights were fetched
 
     # -- the segments
     def open(self) -> None:
         """Make the segments: board, weights, data, and the group's or the centre's."""
+        self.asking = None
+        self.later.clear()
         job = self.job
         self.variables = model_variables(self.model)
         now = values(self.variables)
@@ -247,7 +253,9 @@ class Engine:
                     self.begun_once = True
                     self.tell(orders, everyone=True)
             elif event == "batch":
+                self.asking = rank if self.job.together and self.job.per_batch else None
                 orders = self.conductor.batch(message["epoch"], message["step"], message["logs"])
+                self.asking = None
                 if self.job.per_batch:
                     self.tell(orders, ranks=[rank])
             elif event == "epoch_end":
@@ -278,6 +286,8 @@ class Engine:
         Raises:
             PeerFailed: all workers have ended, and nothing is left to be told of them.
         """
+        if self.later:
+            return self.later.popleft()
         try:
             return self.pool.receive(timeout)
         except MeetingTimeout:
@@ -308,10 +318,32 @@ class Engine:
                 self.centre.read(*vectors)
             assign_vectors(self.model, *vectors)
             return
+        if self.asking is not None:
+            self.have_written(self.asking)
         count = len(self.variables) if self.job.hand_back else len(self.model.variables)
         views = packing.views(self.layout, self.buffer)[:count]
         for variable, view in zip(self.variables[:count], views, strict=True):
             variable.assign(np.array(view))
+
+    def have_written(self, rank: int) -> None:
+        """Have a rank that waits for orders write its weights for the callbacks that touch them.
+
+        Raises:
+            WorkerFailed: it has failed.
+        """
+        self.pool.send(rank, {"show": True})
+        limit = time.monotonic() + self.job.timeout
+        while time.monotonic() < limit:
+            with suppress(MeetingTimeout):
+                who, event, blobs = self.pool.receive(0.5)
+                if who == rank and event["event"] == "weights":
+                    return
+                if who == rank and event["event"] in ("failed", "died"):
+                    self.fail(who, event)
+                self.later.append((who, event, blobs))
+        raise MeetingTimeout(
+            f"rank {rank} has not written the weights that a callback reads in {self.job.timeout:g} s."
+        )
 
     def read(self, centre: SharedCentre) -> tuple[Array, Array]:
         """Return the centre as it is: the trainable vector and the moving statistics."""

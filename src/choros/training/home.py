@@ -179,7 +179,7 @@ class Home(Line):
                     self.latest = arrays
                 back.put(({}, []))
             elif event in ("begin", "batch", "epoch_end"):
-                back.put(self.obey(head, arrays))
+                self.obey(head, arrays, back)
         self.patience = _ENDS
         losses = [(seconds, epoch, loss) for seconds, epoch, loss in done[0]["losses"]]
         return [Tally(**tally) for tally in done[0]["tallies"]], losses, done[0]["met"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -28,7 +29,6 @@ class Job:
     validation: dict[str, Any] | None = None  # None: there is none
     keras: dict[str, Any] = field(default_factory=dict)  # floatx, image format, dtype policy
     per_batch: bool = False  # a callback wants each batch: rank 0 reports it, all wait for what it decides
-    batch_weights: bool = False  # and may read or set weights there
     watched: bool = False  # there are user callbacks: they may read the weights of an epoch's end
     progress: float = 0.0  # seconds between progress reports of rank 0; 0 is none
     timeout: float = 300.0
@@ -138,8 +138,13 @@ class Reporter(Protocol):
         """Say that this rank is ready to train; returns when all are."""
         ...
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> Orders:
-        """Report a step (logs on rank 0 only); where callbacks want each batch, wait for what they decide."""
+    def batch(
+        self, epoch: int, step: int, logs: dict[str, float] | None, show: Callable[[], None] | None = None
+    ) -> Orders:
+        """Report a step (logs on rank 0 only); where callbacks want each batch, wait for what they decide.
+
+        ``show`` writes the weights where callbacks find them, and is called only if they touch these.
+        """
         ...
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:

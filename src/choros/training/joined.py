@@ -10,7 +10,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from choros.training.parts import adding, build_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.revival import state_of
-from choros.training.run import Run, vectors
+from choros.training.run import Held, Run, vectors
 from choros.training.saver import Saver
 from choros.training.snapshots import SLOTS
 from choros.training.state import Part, State, cut, from_blobs, to_blobs
@@ -58,6 +58,8 @@ class JoinedReporter:
         self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
+        self.held: Held | None = None  # what this rank trains, while callbacks have the model
+        self.show: Callable[[], None] | None = None  # writes the weights of the middle of an epoch
         self.set: list[Array] = []  # rank 0's variables as the callbacks left them
         self.looked = 0.0
 
@@ -67,12 +69,16 @@ class JoinedReporter:
             orders = self.conductor.begin(self.run.job.initial_epoch)
         return self.obey(self.spread([vars(orders), None])[0])
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> Orders:
+    def batch(
+        self, epoch: int, step: int, logs: dict[str, float] | None, show: Callable[[], None] | None = None
+    ) -> Orders:
         """Rank 0 has done a step; together, where callbacks want each, all do what they decide."""
         orders = Orders()
         if logs is not None:
-            with self.aside(self.run.job.per_batch):
+            self.show = show
+            with self.aside(lazy=True):
                 orders = self.conductor.batch(epoch, step, logs)
+            self.show = None
             if not self.together:
                 self.command(orders)
                 self.read_mail()
@@ -104,14 +110,31 @@ class JoinedReporter:
             return self.conductor.epoch_end(epoch, logs)
 
     @contextmanager
-    def aside(self, needed: bool = True) -> Iterator[None]:
-        """Let callbacks have the model, which is this rank's own too: keep what they set, and put back what was."""
-        if not (needed and self.lead and self.conductor.user):
+    def aside(self, lazy: bool = False) -> Iterator[None]:
+        """Let callbacks have the model, which is this rank's own too: keep what they set, and put back what was.
+
+        Args:
+            lazy: whether they may leave it alone; then it is held when they touch it.
+        """
+        if not (self.lead and self.conductor.user):
             yield
             return
-        with self.run.aside():
+        self.held = None if lazy else self.run.hold()
+        try:
             yield
-            self.set = values(model_variables(self.run.replica.model))
+            if self.held is not None:
+                self.set = values(model_variables(self.run.replica.model))
+        finally:
+            if self.held is not None:
+                self.run.put_back(self.held)
+                self.held = None
+
+    def fetching(self) -> None:
+        """Callbacks are about to touch the model: hold what this rank trains, and write the weights for them."""
+        if self.held is None:
+            self.held = self.run.hold()
+            if self.show is not None:
+                self.show()
 
     def command(self, orders: Orders) -> None:
         """Give rank 0's orders to those who wait for nobody."""
@@ -275,6 +298,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     one.snapshots = meeting.mail.snapshots if job.alone else None
 
     def fetch(epoch: int | None) -> None:
+        reporter.fetching()
         if centre is not None:
             if epoch is None or one.snapshots is None or not one.snapshots.read(epoch, trainable, others):
                 centre.read(trainable, others)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -44,7 +46,32 @@ class Line(ABC):
         self.hosts: dict[int, str] = {}
         self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = queue.Queue()
         self.begun = False
-        conductor.fetch = lambda epoch: put(model, self.latest)
+        self._later: deque[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = deque()
+        self._asking: queue.Queue[Told | None] | None = None  # rank 0's, where it can be asked for its weights
+        conductor.fetch = self.fetch
+
+    def fetch(self, epoch: int | None) -> None:
+        """Bring into the model the weights that came last; in the middle of an epoch rank 0 is asked for them.
+
+        Raises:
+            PeerFailed: it has gone.
+            MeetingTimeout: it does not answer.
+        """
+        if epoch is None and self._asking is not None:
+            self._asking.put(({"show": True}, []))
+            limit = time.monotonic() + self.job.timeout
+            while True:
+                heard = self._hear(0.5)
+                if heard is not None and heard[0] == 0 and heard[1]["event"] == "weights":
+                    _, _, self.latest, self._asking = heard
+                    break
+                if heard is not None:
+                    self._later.append(heard)
+                if heard is not None and heard[0] == 0 and heard[1]["event"] in ("failed", "gone"):
+                    raise PeerFailed("rank 0 has ended while a callback read its weights: see what it printed.")
+                if time.monotonic() > limit:
+                    raise MeetingTimeout(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")
+        put(self.model, self.latest)
 
     @contextmanager
     def opened(self, network: str, here: bool) -> Iterator[dict[str, Any]]:
@@ -93,6 +120,9 @@ class Line(ABC):
     def dismiss(self) -> None:
         """Answer no rank any more: those that wait for an answer, or ask later, hear that the run has ended."""
         came, self._came = self._came, queue.Queue()
+        while self._later:
+            self._later.popleft()[3].put(None)
+        self._asking = None
         self._dismiss(came)
 
     @staticmethod
@@ -111,13 +141,22 @@ class Line(ABC):
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
         """Return what a rank says next: its number, what, arrays, and where to answer; None where none does."""
+        return self._later.popleft() if self._later else self._hear(timeout)
+
+    def _hear(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
         try:
             return self._came.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def obey(self, head: dict[str, Any], arrays: list[Any]) -> Told:
-        """Run the callbacks of an event; returns what they decided, for rank 0."""
+    def obey(self, head: dict[str, Any], arrays: list[Any], back: queue.Queue[Told | None]) -> None:
+        """Run the callbacks of an event, and answer what they decided.
+
+        Args:
+            head: what has happened.
+            arrays: the weights, if they came along.
+            back: where rank 0 waits for the answer.
+        """
         self.latest = arrays or self.latest
         orders = Orders()
         if head["event"] == "begin":
@@ -125,11 +164,13 @@ class Line(ABC):
                 orders = self.conductor.begin(head["epoch"])
             self.begun = True
         elif head["event"] == "batch":
+            self._asking = back
             orders = self.conductor.batch(head["epoch"], head["step"], head["logs"])
+            back, self._asking = self._asking, None
         else:
             orders = self.conductor.epoch_end(head["epoch"], head["logs"])
         told = {"orders": vars(orders), "epoch": self.conductor.epoch}
-        return told, shown(self.model, True) if orders.weights else []
+        back.put((told, shown(self.model, True) if orders.weights else []))
 
     def last(self) -> list[Any]:
         """Return the last weights that came, else the given ones: those of ``model.trainable_variables``."""

@@ -96,12 +96,14 @@ class TogetherLoop:
         replica.set_metric_state(run.group.sum(state))
         logs = replica.metrics()
         replica.set_metric_state(state)
-        if run.rank == 0 and run.job.batch_weights:
-            with run.at(self.centre()):
-                run.write_weights()
-        orders = run.reporter.batch(epoch, step, logs if run.rank == 0 else None)
+        orders = run.reporter.batch(epoch, step, logs if run.rank == 0 else None, self.show)
         self.obey(orders)
         return orders
+
+    def show(self) -> None:
+        """Write the weights for callbacks in the middle of an epoch: the center, where there is one."""
+        with self.run.at(self.centre()):
+            self.run.write_weights()
 
     def centre(self) -> Array | None:
         """Return the centre where this rank is not at it: since a meeting, or (EASGD) even then."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
@@ -46,12 +46,14 @@ class PipeReporter:
         self.link.send({"event": "ready"})
         return self._orders()
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None) -> Orders:
+    def batch(
+        self, epoch: int, step: int, logs: dict[str, float] | None, show: Callable[[], None] | None = None
+    ) -> Orders:
         """Report a step; where callbacks want each batch, all ranks that are together do what rank 0 is told."""
         orders = Orders()
         if logs is not None:
             self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
-            orders = self._orders() if self.per_batch else orders
+            orders = self._orders(show) if self.per_batch else orders
         if self.per_batch and self.together:
             orders = Orders(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
         return orders
@@ -70,9 +72,14 @@ class PipeReporter:
     def look(self) -> None:
         """The callbacks run in the caller."""
 
-    def _orders(self) -> Orders:
-        message, _, _ = self.link.receive(None)
-        return Orders(**message["orders"])
+    def _orders(self, show: Callable[[], None] | None = None) -> Orders:
+        while True:
+            message, _, _ = self.link.receive(None)
+            if "orders" in message:
+                return Orders(**message["orders"])
+            if show is not None:  # a callback touches weights
+                show()
+            self.link.send({"event": "weights"})
 
 
 def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:

@@ -1,0 +1,270 @@
+"""Weights that are fetched when a callback first touches them, and not before.
+
+While callbacks run, the model, its layers, its variables and the optimizer's have a class of their own, a subclass
+that differs in one thing: the first access to anything but a few names that need no weights restores all classes and
+fetches the weights, and then goes on as always. The objects stay the same, so it makes no difference by which
+reference a callback reaches them. What goes past these objects cannot be seen so: see ``holds_tensors``.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from choros.backend.base import model_variables
+
+# What may be read without weights. Keras' ``Callback.model`` reads the last three with JAX.
+_OF_MODELS = frozenset(
+    {"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"}
+    | {"jax_state_sync", "_jax_state", "_jax_state_synced"}
+)
+_OF_LAYERS = frozenset({"name", "built", "trainable"})
+_OF_VARIABLES = frozenset({"name", "path", "shape", "dtype", "trainable", "ndim"})
+_PLAIN = frozenset(  # special methods that say nothing of weights
+    {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getattribute__"}
+    | {"__getattr__", "__setattr__", "__delattr__", "__del__", "__hash__", "__class__"}
+)
+_DEPTH, _MOST = 5, 20_000  # how far, and through how many objects, ``holds_tensors`` looks
+
+
+class LazyWeights:
+    """The weights of one model while callbacks run.
+
+    Args:
+        model: keras.Model, built and compiled.
+        touch: is called once in each ``armed`` block in which weights are touched, before they are.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> lazy = LazyWeights(model, lambda: print("fetched"))
+        >>> with lazy.armed():
+        ...     name, rate = model.name, model.optimizer.learning_rate
+        >>> with lazy.armed():
+        ...     weights = model.get_weights()
+        fetched
+    """
+
+    def __init__(self, model: Any, touch: Callable[[], None]) -> None:
+        self.model, self.touch = model, touch
+        self._armed = self._passing = False
+        self._classes: dict[type, type] = {}
+        self._pairs: list[tuple[Any, type, type]] = []
+        self._count = 0
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Have the first access to weights in this block call ``touch``."""
+        self._collect()
+        self._armed = True
+        for each, _, other in self._pairs:
+            object.__setattr__(each, "__class__", other)
+        try:
+            yield
+        finally:
+            self._disarm()
+
+    def _disarm(self) -> None:
+        if self._armed:
+            self._armed = False
+            for each, own, _ in self._pairs:
+                object.__setattr__(each, "__class__", own)
+
+    def _spring(self) -> None:
+        """Restore all classes and fetch; nothing where another access did so."""
+        if self._armed:
+            self._disarm()
+            self.touch()
+
+    def _collect(self) -> None:
+        """Find the objects whose use tells that weights are touched; a callback may have added some."""
+        variables = model_variables(self.model)
+        if len(variables) == self._count:
+            return
+        self._count = len(variables)
+        rate = self.model.optimizer.learning_rate  # it is the caller's: workers are told what it becomes
+        layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
+        groups = (
+            ([self.model], _OF_MODELS),
+            (layers, _OF_LAYERS),
+            ([variable for variable in variables if variable is not rate], _OF_VARIABLES),
+        )
+        unique = {id(each): (each, names) for objects, names in groups for each in objects}
+        self._pairs = [(each, type(each), self._class_of(type(each), names)) for each, names in unique.values()]
+
+    def _class_of(self, own: type, names: frozenset[str]) -> type:
+        if own not in self._classes:
+            self._classes[own] = self._make(own, names)
+        return self._classes[own]
+
+    def _make(self, own: type, names: frozenset[str]) -> type:
+        """Make the subclass of a class whose use calls ``touch``."""
+        lazy: LazyWeights = self
+        plainly: Any = own.__getattribute__
+
+        def __getattribute__(self: Any, name: str) -> Any:
+            if name == "__class__":
+                return own
+            if lazy._passing or name in names:
+                before, lazy._passing = lazy._passing, True
+                try:
+                    return plainly(self, name)
+                finally:
+                    lazy._passing = before
+            lazy._spring()
+            return getattr(self, name)
+
+        def __setattr__(self: Any, name: str, value: Any) -> None:
+            if name == "stop_training":
+                object.__getattribute__(self, "__dict__")[name] = value
+                return
+            lazy._spring()
+            setattr(self, name, value)
+
+        def __delattr__(self: Any, name: str) -> None:
+            lazy._spring()
+            delattr(self, name)
+
+        body: dict[str, Any] = {
+            "__getattribute__": __getattribute__,
+            "__setattr__": __setattr__,
+            "__delattr__": __delattr__,
+            "__module__": own.__module__,
+            "__qualname__": own.__qualname__,
+        }
+        for name in dir(own):
+            if not (name.startswith("__") and name.endswith("__")) or name in _PLAIN:
+                continue
+            plain = next(vars(base)[name] for base in own.__mro__ if name in vars(base))
+            # The interpreter looks special methods up on the class, and so past ``__getattribute__``.
+            if isinstance(plain, types.FunctionType) or name in ("__repr__", "__reduce_ex__", "__reduce__"):
+                body[name] = self._forward(own, name)
+        return types.new_class(own.__name__, (own,), exec_body=lambda room: room.update(body))
+
+    def _forward(self, own: type, name: str) -> Callable[..., Any]:
+        """Return a special method that fetches, and then is what it was."""
+
+        def method(this: Any, *args: Any, **how: Any) -> Any:
+            if not self._passing:
+                self._spring()
+            return getattr(own, name)(this, *args, **how)
+
+        return method
+
+
+def holds_tensors(callback: Any, model: Any) -> bool:
+    """Tell whether a callback may reach weights past the model's own objects.
+
+    PyTorch's parameters and TensorFlow's variables can be kept, and TensorFlow's functions keep those that they use: a
+    callback that holds one, in its attributes, in what its functions close over or in globals that they name, has the
+    weights fetched at every batch. JAX's arrays are values, which never change.
+
+    Args:
+        callback: keras.callbacks.Callback.
+        model: keras.Model, whose weights they are.
+    """
+    import keras
+
+    if keras.backend.backend() not in ("torch", "tensorflow"):
+        return False
+    holds = _torch_holds(model) if keras.backend.backend() == "torch" else _tensorflow_holds(model)
+
+    known = (keras.Layer, keras.Variable, keras.Optimizer, keras.Loss)
+    skipped = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType)
+    level, seen = [callback], {id(callback)}
+    for _ in range(_DEPTH):
+        further = []
+        for each in level:
+            if isinstance(each, skipped) or (isinstance(each, known) and each is not callback):
+                continue
+            if holds(each):
+                return True
+            for part in _parts(each):
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    further.append(part)
+        if len(seen) > _MOST:
+            return True
+        level = further
+    return False
+
+
+def _torch_holds(model: Any) -> Callable[[Any], bool]:
+    """Return what tells whether an object of PyTorch may show the model's weights."""
+    import torch
+
+    memory = {variable.value.untyped_storage().data_ptr() for variable in model_variables(model)}
+
+    def holds(each: Any) -> bool:
+        if isinstance(each, torch.Tensor):
+            return each.layout is not torch.strided or each.untyped_storage().data_ptr() in memory
+        return isinstance(each, (torch.nn.Module, torch.optim.Optimizer))
+
+    return holds
+
+
+def _tensorflow_holds(model: Any) -> Callable[[Any], bool]:
+    """Return what tells whether an object of TensorFlow may show the model's weights."""
+    import tensorflow as tf
+
+    own = {id(variable.value) for variable in model_variables(model)}
+    kinds = (tf.Module, tf.train.Checkpoint, tf.types.experimental.GenericFunction)
+    return lambda each: id(each) in own or (isinstance(each, kinds) and not isinstance(each, tf.Variable))
+
+
+def _parts(each: Any) -> list[Any]:
+    """Return what an object holds, as far as Python tells without running code of its class."""
+    if isinstance(each, dict):
+        return list(each.values())
+    if isinstance(each, (list, tuple, set, frozenset)):
+        return list(each)
+    if isinstance(each, types.MethodType):
+        return [each.__self__, each.__func__]
+    if isinstance(each, functools.partial):
+        return [each.func, *each.args, *each.keywords.values()]
+    if isinstance(each, types.FunctionType):
+        named = [each.__globals__[name] for name in _names(each.__code__) if name in each.__globals__]
+        cells = [cell.cell_contents for cell in each.__closure__ or () if _is_full(cell)]
+        return [*named, *cells, *(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+    if type(each).__module__ == "numpy":
+        return []
+    held = object.__getattribute__(each, "__dict__") if hasattr(type(each), "__dict__") and _has_dict(each) else {}
+    return [*held.values(), *(_hooks(each) if _is_callback(each) else [])]
+
+
+def _hooks(callback: Any) -> list[types.FunctionType]:
+    """Return the functions of a callback's classes, but for those of Keras."""
+    classes = [base for base in type(callback).__mro__ if not base.__module__.startswith("keras.")]
+    return [value for base in classes for value in vars(base).values() if isinstance(value, types.FunctionType)]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names that a function and those within it use."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _has_dict(each: Any) -> bool:
+    try:
+        object.__getattribute__(each, "__dict__")
+    except AttributeError:
+        return False
+    return True
+
+
+def _is_callback(each: Any) -> bool:
+    import keras
+
+    return isinstance(each, keras.callbacks.Callback)
