@@ -6,16 +6,17 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 HEAD = """# The zoo: models that are compared with plain Keras
 
-`tests/zoo` trains each of these models by plain `model.fit` and by AllReduce with 1, 2 and 3 workers, by `choros.check`:
-{rows} rows in global batches of {batch}, so that no batch divides by 3 and the last one leaves a worker without a row. Most have sample
-weights. The models are shrunk examples of the families on keras.io. This page is made by `python -m tests.zoo`; a test
-holds it to the table, and another one the table to what happens.
+`tests/zoo` trains each of these models by plain `model.fit` and by AllReduce with 1, 2 and 3 workers, by
+`choros.check`: {rows} rows in global batches of {batch}, so that no batch divides by 3 and the last one leaves a worker
+without a row. Most have sample weights. The models are shrunk examples of the families on keras.io. This page is made
+by `python -m tests.zoo`; a test holds it to the table, and another one the table to what happens.
 
-- **equal**: weights, optimizer slots and metrics differ by at most 1e-5 (2e-2 in 16 bits), or by ten times what another order of the
-  rows inside each batch changes. Dropout has rate 0 there and batch normalization is frozen: neither can be equal.
+- **equal**: weights, optimizer slots and metrics differ by at most 1e-5 (2e-2 in 16 bits), or by ten times what another
+  order of the rows inside each batch changes. Dropout has rate 0 and batch normalization is frozen: neither can be
+  equal with several workers.
 - **inexact**: random numbers that cannot be switched off. Differences lie within the spread of one process over seeds.
 - **refused**: by name, before a worker starts. **transport**: refused, as the model cannot travel to a worker.
-- **-**: the example is not for that backend. A number after a verdict is the point of the issue that is not mended yet.
+- **-**: the example is not for that backend. A number after a verdict is the point of issue 16 that is not mended yet.
 
 Check your own model: `choros check model.py`, or `choros.check(model, x, y)`.
 

@@ -2,7 +2,6 @@
 
 import keras
 from keras import layers, ops
-
 from tests.zoo.table import compiled, normal, uniform, weights, whole, zoo
 
 BACKEND = keras.backend.backend()
@@ -94,7 +93,7 @@ class GAN(keras.Model):
         def train_step(self, real):
             import torch
 
-            real = real[0] if isinstance(real, tuple) else real
+            real = real[0] if isinstance(real, (tuple, list)) else real
             for number, (net, optimizer) in enumerate(
                 ((self.discriminator, self.d_optimizer), (self.generator, self.g_optimizer))
             ):
@@ -109,13 +108,15 @@ class GAN(keras.Model):
         def train_step(self, real):
             import tensorflow as tf
 
-            real = real[0] if isinstance(real, tuple) else real
+            real = real[0] if isinstance(real, (tuple, list)) else real
             for number, (net, optimizer) in enumerate(
                 ((self.discriminator, self.d_optimizer), (self.generator, self.g_optimizer))
             ):
                 with tf.GradientTape() as tape:
                     loss = self.losses_of(real)[number]
-                optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_weights), net.trainable_weights, strict=True))
+                optimizer.apply_gradients(
+                    zip(tape.gradient(loss, net.trainable_weights), net.trainable_weights, strict=True)
+                )
             return {"g_loss": loss}
 
 

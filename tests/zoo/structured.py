@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 from keras import layers, ops
-
 from tests.zoo.table import compiled, normal, uniform, weights, whole, zoo
 from tests.zoo.text import sgd
 
@@ -139,7 +138,9 @@ def preprocessing_layers():
 def tab_transformer():
     """Embedded categories through attention, beside numbers (tabtransformer)."""
     names = ["work", "school", "state"]
-    inputs = {name: keras.Input((), name=name, dtype="int32") for name in names} | {"gain": keras.Input((1,), name="gain")}
+    inputs = {name: keras.Input((), name=name, dtype="int32") for name in names} | {
+        "gain": keras.Input((1,), name="gain")
+    }
     columns = [layers.Embedding(6, 8)(inputs[name]) for name in names]
     x = ops.stack(columns, axis=1)
     x += layers.Embedding(3, 8)(ops.arange(3))
@@ -170,7 +171,12 @@ def quantile_regression():
 def huber_regression():
     """A robust loss with a delta of its own, which its get_config() leaves out."""
     model = keras.Sequential([keras.Input((5,)), layers.Dense(8, activation="tanh"), layers.Dense(1)])
-    return compiled(model, loss=keras.losses.Huber(delta=3.0), metrics=("mae",)), normal(5), 9 * normal(1, seed=1), weights()
+    return (
+        compiled(model, loss=keras.losses.Huber(delta=3.0), metrics=("mae",)),
+        normal(5),
+        9 * normal(1, seed=1),
+        weights(),
+    )
 
 
 @zoo("structured", "refused")
@@ -219,4 +225,9 @@ def value_regression():
     taken = layers.Dot(axes=1)([q, action])
     adam = keras.optimizers.Adam(learning_rate=0.00025, clipnorm=1.0)
     x = [normal(6), keras.utils.to_categorical(whole(3), 3)]
-    return compiled(keras.Model([state, action], taken), adam, keras.losses.Huber(), ()), x, normal(1, seed=1), weights()
+    return (
+        compiled(keras.Model([state, action], taken), adam, keras.losses.Huber(), ()),
+        x,
+        normal(1, seed=1),
+        weights(),
+    )

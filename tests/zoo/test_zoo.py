@@ -4,11 +4,11 @@ import os
 
 import keras
 import pytest
-
-import choros
 from tests.zoo import models  # noqa: F401 - they enter themselves
 from tests.zoo.__main__ import PAGE, page
 from tests.zoo.table import BACKENDS, BATCH, TABLE
+
+import choros
 
 BACKEND = os.environ["KERAS_BACKEND"]
 WHOLE = bool(os.environ.get("CHOROS_ZOO"))
@@ -22,7 +22,7 @@ def cells():
             yield pytest.param(entry, id=entry.name, marks=marks)
 
 
-@pytest.mark.parametrize("entry", cells())
+@pytest.mark.parametrize("entry", list(cells()))
 def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
     keras.utils.set_random_seed(4)
     model, x, y, weight = entry.make()

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 from keras import layers, ops
-
 from tests.zoo.table import compiled, normal, weights, whole, zoo
 
 

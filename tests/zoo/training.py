@@ -2,7 +2,6 @@
 
 import keras
 from keras import layers, ops
-
 from tests.zoo.table import compiled, normal, weights, whole, zoo
 
 
@@ -125,7 +124,9 @@ def summed_loss():
 @zoo("regularisation")
 def regularisers():
     """L1 and L2 of kernels and biases, and a constraint."""
-    how = dict(kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-2), bias_regularizer="l2", kernel_constraint="max_norm")
+    how = dict(
+        kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-2), bias_regularizer="l2", kernel_constraint="max_norm"
+    )
     return compiled(mlp(**how)), normal(6), whole(3), weights()
 
 
@@ -269,5 +270,3 @@ def custom_train_step():
 def several_steps_a_call():
     """steps_per_execution."""
     return compiled(mlp(), steps_per_execution=2), normal(6), whole(3), weights()
-
-

@@ -2,7 +2,6 @@
 
 import keras
 from keras import layers, ops
-
 from tests.zoo.table import compiled, normal, uniform, weights, whole, zoo
 
 
@@ -97,7 +96,12 @@ def convlstm():
             layers.Conv3D(1, 3, padding="same", activation="sigmoid"),
         ]
     )
-    return compiled(model, loss="binary_crossentropy", metrics=()), uniform(3, 6, 6, 1), uniform(3, 6, 6, 1, seed=1), None
+    return (
+        compiled(model, loss="binary_crossentropy", metrics=()),
+        uniform(3, 6, 6, 1),
+        uniform(3, 6, 6, 1, seed=1),
+        None,
+    )
 
 
 @zoo("vision")
@@ -109,7 +113,12 @@ def super_resolution():
     x = layers.Reshape((6, 6, 2, 2, 1))(x)
     x = layers.Permute((1, 3, 2, 4, 5))(x)
     outputs = layers.Reshape((12, 12, 1))(x)
-    return compiled(keras.Model(inputs, outputs), loss="mse", metrics=()), uniform(6, 6, 1), uniform(12, 12, 1), weights()
+    return (
+        compiled(keras.Model(inputs, outputs), loss="mse", metrics=()),
+        uniform(6, 6, 1),
+        uniform(12, 12, 1),
+        weights(),
+    )
 
 
 @zoo("vision")
@@ -287,5 +296,3 @@ def ocr_ctc():
     x = layers.Bidirectional(layers.LSTM(6, return_sequences=True, dropout=0.25))(x)
     model = keras.Model(inputs, layers.Dense(6)(x))
     return compiled(model, loss=keras.losses.CTC(), metrics=()), uniform(12, 6, 1), 1 + whole(5, 4), None
-
-

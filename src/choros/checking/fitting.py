@@ -137,7 +137,8 @@ def differences(expected: Result, found: Result, tolerance: float, noise: dict[A
     """Compare two runs by variable and metric.
 
     Args:
-        expected, found: what ``plain_fit`` returned, or the same of a Trainer.
+        expected: what ``plain_fit`` returned, or the same of a Trainer.
+        found: the same of another run.
         tolerance: the largest difference that passes, divided by 1 + the expected size.
         noise: by kind and name, what rounding alone was seen to do; ten times that passes too.
     """

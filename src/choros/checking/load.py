@@ -81,7 +81,7 @@ def made_rows(model: Any, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
         return random.normal(size=shape).astype("float32" if dtype == "string" else dtype)
 
     def target(loss: Any, tensor: Any) -> Array:
-        name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
+        name = str(loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", ""))
         shape = (rows, *(8 if size is None else size for size in tensor.shape[1:]))
         if "sparse_categorical" in name:
             return random.integers(0, shape[-1], shape[:-1])

@@ -139,7 +139,8 @@ class CheckReport:
             if wrong:
                 lines += ["", f"{each.run}: {len(wrong)} of {len(each.differences)} differ from {each.reference}"]
                 lines += [
-                    f"  {d.kind:<9} {d.name:<40} {d.where:<12} {d.expected:.7g} became {d.found:.7g}" for d in wrong[:20]
+                    f"  {d.kind:<9} {d.name:<40} {d.where:<12} {d.expected:.7g} became {d.found:.7g}"
+                    for d in wrong[:20]
                 ]
             if each.message:
                 lines += ["", f"{each.run}: {each.error + ': ' if each.error else ''}{each.message}"]

@@ -1,4 +1,4 @@
-"""The command ``choros``: ``run``, ``submit`` and its companions, ``where``, ``doctor`` and ``demo``."""
+"""The command ``choros``: ``run``, ``submit`` and its companions, ``where``, ``doctor``, ``check`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _COMMANDS = {
     "cancel": "cancel a job",
     "where": "print this process's place, cores, threads and libraries",
     "doctor": "say what is wrong with a job's ranks and hosts, and what to do",
+    "check": "compare a model's training by workers with plain Keras",
     "demo": "train one model by every algorithm and write a report",
 }
 

@@ -1,0 +1,69 @@
+"""``choros check``: a user's model file with workers, compared with plain Keras."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from choros.cli.arguments import count
+from choros.errors import BadInput
+
+_HELP = """\
+Runs a Python file that defines `model`, compiled (or `build()` or `make_model()`, which returns one), and `x` and `y`
+(or `data()`, which returns them), trains the model in one process by plain fit, by 1, 2 and 3 workers and after a
+resume, and compares weights, optimizer slots and metrics. Without data, rows are drawn by the shapes of the model's
+inputs and outputs. Exit code: 0 where all agree, 2 where the model was refused, 1 where something differs or failed.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "check", help="compare a model's training by workers with plain Keras", description=_HELP
+    )
+    add = parser.add_argument
+    add("file", metavar="FILE", help="a Python file, such as model.py")
+    add("--algorithm", default="allreduce", metavar="NAME", help="how the workers train (default: allreduce)")
+    add("--workers", default="1,2,3", metavar="LIST", help="numbers of workers (default: 1,2,3)")
+    add("--batch-size", type=count, metavar="B", help="the global batch (default: 16)")
+    add("--epochs", type=count, default=2, metavar="N", help="how many (default: 2)")
+    add("--rows", type=count, metavar="N", help="rows used of those given (default: four batches and two rows)")
+    add("--no-resume", action="store_true", help="leave out the run that is cut in two by a checkpoint")
+    add("--json", action="store_true", help="the report as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Check, and print the report.
+
+    Args:
+        args: as parsed.
+
+    Returns:
+        The report's exit code.
+
+    Raises:
+        BadInput: arguments that cannot work, or a file without a model.
+    """
+    parts = args.workers.split(",")
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise BadInput(f"--workers {args.workers}: give numbers of workers, such as 1,2,3.")
+    from choros.checking import check, load_model
+
+    model, data = load_model(args.file)
+    report = check(
+        model,
+        *data,
+        algorithm=args.algorithm,
+        workers=tuple(map(int, parts)),
+        resume=not args.no_resume,
+        batch_size=args.batch_size,
+        epochs=args.epochs,
+        rows=args.rows,
+    )
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.table())
+    return report.exit_code
