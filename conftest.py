@@ -1,11 +1,24 @@
 """Examples that need a library: not collected where it is not installed, given what they speak of where it is."""
 
+import doctest
 import importlib.util
+import re
 from typing import Any
 
 import pytest
 
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["src/choros/spark/*"]
+
+
+class FencedParser(doctest.DocTestParser):
+    """A parser of Markdown's examples, for which the closing fence of a block of code ends what is expected."""
+
+    def parse(self, string: str, name: str = "<string>") -> list[Any]:
+        """Return the examples and the text between them; lines keep their numbers."""
+        return super().parse(re.sub(r"^ *```.*$", "", string, flags=re.MULTILINE), name)
+
+
+doctest.DocTestParser = FencedParser  # type: ignore[misc] # pytest makes one for each file of text
 
 
 @pytest.fixture(autouse=True)

@@ -59,6 +59,49 @@ def children():
     return look
 
 
+HIDING = """
+import importlib.machinery
+hidden = {hidden}
+find_spec = importlib.machinery.PathFinder.find_spec
+def find_some(cls, name, *more):
+    return None if name.partition(".")[0] in hidden else find_spec(name, *more)
+importlib.machinery.PathFinder.find_spec = classmethod(find_some)
+"""
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """Run Python as a user with an empty home, for whom some of the three backends are not installed."""
+    for backend in ("jax", "torch", "tensorflow"):
+        if importlib.util.find_spec(backend) is None:
+            pytest.skip(
+                f"the choice is among three backends, and {backend} is not installed: pip install 'choros[test]'"
+            )
+    import choros
+
+    home, site = tmp_path / "home", tmp_path / "site"
+    home.mkdir()
+    site.mkdir()
+
+    def run(*command, without=("torch", "tensorflow"), code=0, **environment):
+        (site / "sitecustomize.py").write_text(HIDING.format(hidden=set(without)))
+        kept = {name: value for name, value in os.environ.items() if name not in ("KERAS_BACKEND", "KERAS_HOME")}
+        path = os.pathsep.join([str(site), str(pathlib.Path(choros.__file__).parents[1])])
+        done = subprocess.run(
+            [sys.executable, *map(str, command)],
+            env={**kept, "HOME": str(home), "PYTHONPATH": path, **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    run.home = home
+    return run
+
+
 PRELUDE = """
 import json, os, signal, sys, time
 import numpy as np

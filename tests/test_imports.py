@@ -25,7 +25,8 @@ ROOMS = {
     "algorithms": set(),
     "transport": set(),
     "cluster": set(),
-    "machine": set(),
+    "machine": {"backend_choice"},
+    "backend_choice": {"cluster"},
     "launch": set(),
     "backend": set(),
     "data": set(),
@@ -246,6 +247,32 @@ def test_all_is_what_is_there():
     assert set(dir(choros)) == set(choros.__all__)
     with pytest.raises(AttributeError, match="Trainr"):
         choros.Trainr  # noqa: B018
+
+
+def test_packages_are_there_after_import_choros_alone_and_load_no_framework():
+    lines = python(
+        "-c",
+        """
+import choros, sys
+print(choros.hvd.Sum is not None, choros.errors.BadInput is choros.BadInput, choros.data.files is choros.files)
+print(choros.spark.__name__, choros.launchers.Ssh is choros.Ssh, choros.native.__name__, choros.algorithms.__name__)
+print({"keras", "jax", "torch", "tensorflow", "pyspark"} & set(sys.modules))
+print(choros.callbacks.__name__, choros.parallel.__name__)
+""",
+    ).splitlines()
+    assert lines == [
+        "True True True",
+        "choros.spark True choros.native choros.algorithms",
+        "set()",
+        "choros.callbacks choros.parallel",
+    ]
+
+
+def test_type_checkers_see_what_is_loaded_when_it_is_used():
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname or alias.name for node in guarded.body for alias in node.names}
+    assert seen == set(choros.__all__)
 
 
 def test_every_algorithm_is_at_the_top():

@@ -4,7 +4,8 @@
     >>> choros.algorithms()["AEASGD"]  # doctest: +ELLIPSIS
     '...'
 
-Nothing heavy is imported before it is used: no framework, not even numpy.
+Nothing heavy is imported before it is used: no framework, not even numpy. Import it before Keras: where nothing names a
+backend that is installed and only one is, it chooses that one (see ``choros.backend_choice``).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from choros.backend_choice import choose as _choose
+
 if TYPE_CHECKING:
-    from choros import algorithms, callbacks, native, parallel
+    from choros import algorithms, callbacks, data, errors, hvd, launchers, native, parallel, spark
     from choros.algorithms import (
         ADAG,
         AEASGD,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ALGORITHMS = "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD EASGD Ensemble LocalSGD Single"
+_PACKAGES = ("algorithms", "callbacks", "data", "errors", "hvd", "launchers", "native", "parallel", "spark")
 _WHERE = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
@@ -95,20 +99,25 @@ __all__ = [
     "algorithms",
     "callbacks",
     "check",
+    "data",
+    "errors",
     "files",
+    "hvd",
+    "launchers",
     "native",
     "parallel",
     "prefetch",
     "rank0_first",
     "run",
     "shard",
+    "spark",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(_imported(_WHERE[name]), name)
-    if name in ("algorithms", "callbacks", "native", "parallel"):
+    if name in _PACKAGES:
         return _imported(f"choros.{name}")
     raise AttributeError(f"module 'choros' has no attribute {name!r}")
 
@@ -132,3 +141,6 @@ def _imported(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_choose()

@@ -9,6 +9,7 @@
     │   ├── NotExact                   a loss or model that AllReduce could not train exactly
     │   ├── CallsDifferError           the ranks of a group made different calls
     │   ├── NotSerializable            a model or an object that cannot travel to a worker
+    │   ├── NoBackendError (ImportError)  the backend that Keras would load is not installed
     │   └── BadData                    arrays, files or datasets that do not fit together
     ├── WorkerFailed (RuntimeError)    a worker raised, was killed or ran out of memory
     ├── CheckpointFailed (OSError)     a checkpoint could not be written or read; the last good one is untouched
@@ -55,6 +56,10 @@ class NotExact(BadInput):
 
 class NotSerializable(BadInput):
     """A model, loss, metric or dataset that cannot travel to a worker."""
+
+
+class NoBackendError(BadInput, ImportError):
+    """The backend that Keras would load is not installed; raised where Keras is imported."""
 
 
 class BadData(BadInput):

@@ -9,12 +9,33 @@ from choros.backend.replica import Replica
 from choros.errors import BadInput
 from choros.types import Batch
 
-__all__ = ["Replica", "check_exact", "forget", "make_replica", "step_counter"]
+__all__ = ["Replica", "backend_name", "check_exact", "forget", "make_replica", "step_counter"]
 
 
 def step_counter(optimizer: Any) -> Any:
     """Return the variable that counts an optimizer's steps, also those whose gradients it only adds up."""
     return getattr(optimizer, "inner_optimizer", optimizer)._iterations
+
+
+def backend_name() -> str:
+    """Return the backend that Keras runs on.
+
+    Raises:
+        BadInput: Keras was imported with a backend that Choros does not train on, such as numpy.
+
+    Example:
+        >>> backend_name() in ("jax", "torch", "tensorflow")
+        True
+    """
+    import keras
+
+    name = str(keras.backend.backend())
+    if name not in ("jax", "torch", "tensorflow"):
+        raise BadInput(
+            f"Keras was imported with the backend {name!r}, on which Choros does not train: start a new process, and "
+            "set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow' before Keras is imported."
+        )
+    return name
 
 
 def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layout: Any = None) -> Replica:
@@ -32,11 +53,9 @@ def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layo
     Raises:
         BadInput: the model is not compiled, or Keras runs on a backend that Choros does not know.
     """
-    import keras
-
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise BadInput("The model is not compiled: call model.compile(optimizer, loss) first.")
-    name = keras.backend.backend()
+    name = backend_name()
     if name == "jax":
         from choros.backend.devices.jax import Spread
         from choros.backend.jax import JaxReplica
@@ -47,11 +66,9 @@ def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layo
         from choros.backend.torch import TorchReplica
 
         return TorchReplica(model, workers)
-    if name == "tensorflow":
-        from choros.backend.tensorflow import TensorFlowReplica
+    from choros.backend.tensorflow import TensorFlowReplica
 
-        return TensorFlowReplica(model, workers)
-    raise BadInput(f"Keras runs on {name!r}: set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow'.")
+    return TensorFlowReplica(model, workers)
 
 
 def forget() -> None:

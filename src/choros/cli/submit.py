@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from choros import backend_choice
 from choros.cli.target import command_of
 from choros.errors import BadInput
 from choros.machine import cpu_features
@@ -174,7 +175,7 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
         account=args.account,
         queue=args.queue,
         setup=tuple(args.setup),
-        env=tuple(_pair(text) for text in args.env),
+        env=(*_chosen_backend(bool(args.python or args.setup) or on == "k8s"), *(_pair(text) for text in args.env)),
         directives=tuple(args.directive),
         wrap=_words(args.wrap),
         mpi=args.mpi or site.mpi or (_own_mpi(on) if on in BY_MPI else ""),
@@ -200,6 +201,19 @@ def _run(scheduler: Scheduler, job: Job) -> int:
             raise BadInput(f"there is no {scheduler.program} on PATH: pip install 'choros[spark]' brings one")
         ensure_java()
     return subprocess.call(scheduler.submit(job.script))
+
+
+def _chosen_backend(other_python: bool) -> list[tuple[str, str]]:
+    """Return the variable that Choros set here (see ``choros.backend_choice``), for a job that has the same Python.
+
+    Another Python may have other backends installed: the job then chooses for itself.
+    """
+    if not backend_choice.chosen:
+        return []
+    if other_python:
+        os.environ.pop("KERAS_BACKEND", None)  # which most schedulers would hand on
+        return []
+    return [("KERAS_BACKEND", backend_choice.chosen)]
 
 
 def _own_mpi(on: str) -> str:

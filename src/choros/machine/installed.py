@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 from importlib import metadata
-from pathlib import Path
+
+from choros.backend_choice import named_backend
 
 _OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-gpu", "tensorflow-macos")}
 
@@ -32,16 +31,11 @@ def version(name: str) -> str:
 
 
 def keras_backend() -> str:
-    """The backend that Keras would take, as ``keras.src.backend.config`` finds it, and where it is said.
+    """Return the backend that Keras would load, and in brackets what names it.
 
     Example:
         >>> keras_backend().endswith(")")
         True
     """
-    if os.environ.get("KERAS_BACKEND"):
-        return f"{os.environ['KERAS_BACKEND']} (KERAS_BACKEND)"
-    path = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "keras.json"
-    try:
-        return f"{json.loads(path.read_text())['backend']} ({path})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "tensorflow (Keras' default)"
+    name, place = named_backend()
+    return f"{name} ({place})"

@@ -124,8 +124,8 @@ def told_agent(
 
 
 def _agent() -> list[str]:
-    path = os.environ.get("PYTHONPATH")
-    return [*(["env", f"PYTHONPATH={path}"] if path else []), sys.executable, "-m", "choros.runner.agent"]
+    needed = [f"{name}={os.environ[name]}" for name in ("PYTHONPATH", "KERAS_BACKEND") if os.environ.get(name)]
+    return [*(["env", *needed] if needed else []), sys.executable, "-m", "choros.runner.agent"]
 
 
 def memory(data: bytes) -> int:

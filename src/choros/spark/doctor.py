@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from choros.backend_choice import named_backend
 from choros.errors import BadInput, brief
 from choros.launch.failure import amount
 from choros.spark.failures import translate
@@ -33,8 +34,8 @@ def examine(spark: Any) -> list[dict[str, Any]]:
 
     Returns:
         Facts of the driver, then of one task for each slot: ``host``, ``executor``, ``python``, ``packages`` (versions,
-        None where there is none), ``cores``, ``task_cores``, ``shm`` (free bytes), ``backend``, ``gpus``, ``local``
-        (the folder of its files) and ``slots`` (the driver's).
+        None where there is none), ``cores``, ``task_cores``, ``shm`` (free bytes), ``backend`` (``KERAS_BACKEND``; of
+        the driver the one that Keras loads), ``gpus``, ``local`` (the folder of its files), ``slots`` (the driver's).
 
     Raises:
         BadInput: no task could start at all; says why.
@@ -47,7 +48,7 @@ def examine(spark: Any) -> list[dict[str, Any]]:
     except Exception as error:
         failed = translate(error, count)
         raise failed from None
-    mine = look() | {"executor": "driver", "slots": count}
+    mine = look() | {"executor": "driver", "slots": count, "backend": named_backend()[0]}
     return [mine, *sorted((json.loads(row.facts) for row in rows), key=lambda one: (one["host"], one["executor"]))]
 
 
@@ -136,6 +137,12 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
         if wrong:
             found.append(f"The executors on {hosts} {words}")
 
+    backend = mine["backend"]
+    if backend and mine["packages"].get(backend, "unknown") is None:
+        found.append(
+            f"The driver has no {backend}, which Keras would load: pip install 'choros[spark,{backend}]', or set "
+            "KERAS_BACKEND to a backend that is installed."
+        )
     minor = mine["python"].rpartition(".")[0]
     tell(
         [one for one in others if one["python"].rpartition(".")[0] != minor],

@@ -19,8 +19,8 @@ _CANCELLED = re.compile(r"\bJob \d+ cancelled\b|\[OPERATION_CANCELED\b")
 _MOST = 16_000  # characters of a traceback
 _WAIT = 2.0  # seconds in which the task that failed first is heard first
 _ELSEWHERE = (
-    "The executors' Python needs what this one has: install it there (pip install 'choros[spark]'), or ship an "
-    "environment with spark.archives and PYSPARK_PYTHON."
+    "The executors' Python needs what this one has: install it there (pip install 'choros[spark,jax]', or with "
+    "this one's backend), or ship an environment with spark.archives and PYSPARK_PYTHON."
 )
 
 

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import choros
-from choros.errors import BadInput
+from choros.backend_choice import is_installed
+from choros.errors import BadInput, NoBackendError
 from choros.launch.absent import BESIDE_KERAS, absent
 from choros.machine import variables
 from choros.spark.spill import local_folder
@@ -86,8 +87,15 @@ def keras_there(told: dict[str, Any]) -> None:
 
     Raises:
         BadInput: a process that is used again has loaded Keras with another backend.
+        NoBackendError: the caller's backend is not installed here.
     """
     if "keras" not in sys.modules:
+        if not is_installed(told["backend"]):
+            raise NoBackendError(
+                f"The executor on {os.uname().nodename} has no {told['backend']} ({sys.executable}), on which the "
+                f"caller's Keras runs: install it there (pip install 'choros[spark,{told['backend']}]'), or ship an "
+                "environment (python -m choros.spark.pack)."
+            )
         os.environ["KERAS_BACKEND"] = told["backend"]
     with absent(*BESIDE_KERAS):
         import keras

@@ -63,9 +63,9 @@ class WorkerPool:
     @property
     def backend(self) -> str:
         """The Keras backend of the workers."""
-        import keras
+        from choros.backend import backend_name
 
-        return self._backend or str(keras.backend.backend())
+        return self._backend or backend_name()
 
     @property
     def started(self) -> bool:

@@ -1,0 +1,72 @@
+"""The documentation: its first example runs after the documented install, and its examples are marked as code."""
+
+import doctest
+import importlib.util
+import json
+import pathlib
+import re
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = PAGES[0].read_text()
+FIRST = re.search(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[1]
+
+
+def test_the_first_example_follows_the_install_section():
+    headings = re.findall(r"^## (.*)$", README, re.MULTILINE)
+    assert headings[:2] == ["Install", "A first example"]
+    assert README.index("pip install 'choros[jax]'") < README.index(FIRST) < README.index(f"## {headings[2]}")
+
+
+def test_the_first_example_runs_as_it_is(user, tmp_path):
+    """With no keras.json, then with the one that Keras wrote, which names TensorFlow."""
+    (tmp_path / "first.py").write_text(FIRST)
+    written = user.home / ".keras" / "keras.json"
+    assert not written.exists()
+    for _ in range(2):
+        done = user("first.py")
+        assert float(re.findall(r"accuracy: ([\d.]+)", done.stdout)[-1]) > 0.9, done.stdout
+        assert done.stderr.count("KERAS_BACKEND is not set") == 1, done.stderr
+        assert json.loads(written.read_text())["backend"] == "tensorflow"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_prompt_is_in_a_block_of_python(page):
+    language = ""
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.startswith("```"):
+            language = "" if language else line.removeprefix("```") or "text"
+        assert not line.startswith(">>>") or language in ("python", "pycon"), f"{page.name}:{number}: {line}"
+    assert not language, f"{page.name}: a fence is not closed"
+
+
+def test_a_closing_fence_ends_what_an_example_prints():
+    """The parser of the root's conftest.py, which pytest takes for files of text."""
+    spec = importlib.util.spec_from_file_location("root_conftest", ROOT / "conftest.py")
+    before = doctest.DocTestParser
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    doctest.DocTestParser = before
+    assert before.__name__ == "FencedParser", "pytest has loaded it"
+    (example,) = module.FencedParser().get_examples("Text:\n\n```pycon\n>>> 1 + 1\n2\n```\nMore text.\n")
+    assert (example.source, example.want, example.lineno) == ("1 + 1\n", "2\n", 3)
+
+
+def test_the_license_is_in_the_tree_and_in_the_metadata():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "LICENSE").read_text()
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert re.match(r"\s*Apache License\s+Version 2.0, January 2004\s", text)
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_what_the_documentation_installs_brings_a_backend():
+    """An extra without a backend is named beside one, or brings something for an environment that has one."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for page in PAGES:
+        for names in re.findall(r"pip install 'choros\[([\w,-]+)\]'", page.read_text()):
+            named = set(names.split(","))
+            assert named <= extras.keys()
+            assert "spark" not in named or named & {"jax", "torch", "tensorflow"}, f"{page.name}: choros[{names}]"
