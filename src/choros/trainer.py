@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from choros.backend.additive import not_additive
 from choros.backend.caller import build_model
 from choros.cluster import Place
 from choros.data import StreamSource, checks, make_source, make_validation
+from choros.data.spread import spread
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
 from choros.launchers import How, launcher_of
 from choros.machine.address import own_address
@@ -252,7 +253,7 @@ class Trainer:
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
         sample = source.sample(min(batch_size, 32))
-        algorithm = self._bind(sample)
+        algorithm = self._bind(sample, partial(spread, source, sample))
         for limit in limits_of(callbacks):
             limit.restore(self.model, initial_batch)
         written = self._write()
@@ -340,11 +341,11 @@ class Trainer:
         plan.conductor.end()
         return record
 
-    def _bind(self, sample: Any) -> Any:
+    def _bind(self, sample: Any, wide: Callable[[], Any]) -> Any:
         """Build the model as ``fit`` would, check what must hold, and fill in the algorithm."""
         build_model(self.model, sample)
         if (self.algorithm.level == "gradients" and self.workers > 1) or self._replicas > self.workers:
-            check_exact(self.model, self._replicas, sample)
+            check_exact(self.model, self._replicas, sample, wide)
         if self._layout is not None:
             check_layout(self._layout, self.model)
         try:

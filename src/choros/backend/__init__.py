@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from choros.backend.replica import Replica
@@ -84,17 +84,20 @@ def forget() -> None:
         clear()
 
 
-def check_exact(model: Any, workers: int = 2, batch: Batch | None = None) -> None:
+def check_exact(
+    model: Any, workers: int = 2, batch: Batch | None = None, wide: Callable[[], Batch] | None = None
+) -> None:
     """Refuse a compiled model that AllReduce could not train exactly, before any worker starts.
 
     Args:
         model: the compiled model, built where a batch is given.
         workers: how many workers will train together.
         batch: one batch with rows: losses that are not Keras' own are then tried on a few rows.
+        wide: gives rows from the whole data set for that. Defaults to the batch.
 
     Raises:
         NotExact: the message names the loss or the layer, and what to do.
     """
     from choros.backend.exact import check_exact as check
 
-    check(model, workers, batch)
+    check(model, workers, batch, wide)

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from choros.backend import seeds, step_counter
+from choros.backend.absent import keep, leave_out, left_out
 from choros.backend.exact import mixed_rows
 from choros.backend.metrics import Metrics, Told, gather, scatter, slices_of
 from choros.backend.weight import Weigher
@@ -61,8 +62,12 @@ class BaseReplica(Metrics):
         return arrays, n
 
     @abstractmethod
-    def _apply(self, gradient: Array, divisor: float) -> None:
-        """Run the compiled optimizer on ``gradient / divisor``; on return ``gradient`` is no longer needed."""
+    def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        """Run the compiled optimizer on ``gradient / divisor``; on return ``gradient`` is no longer needed.
+
+        ``absent`` are the places of the variables without a gradient on any rank. They get what plain Keras gives them
+        on this backend: None, or zeros on JAX.
+        """
 
     @abstractmethod
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
@@ -128,7 +133,7 @@ class BaseReplica(Metrics):
 
     def update(self, gradient: Array, divisor: float) -> None:
         """The optimizer's half: run it on ``gradient / divisor``."""
-        self._apply(gradient, divisor)
+        self._apply(gradient, divisor, left_out(gradient, self.slices))
 
     def skip(self) -> None:
         """Instead of ``update``: count the step only."""
@@ -177,15 +182,18 @@ class BaseReplica(Metrics):
         self._total = batch.total
         if not batch.rows:
             out[:] = 0
+            for where in self.slices:
+                leave_out(out, where)
             return
         arrays, told, n = self._gradients(self.pack(batch), batch.rows)
         self._rows += batch.rows
         loss = self._known(told, batch.rows)
         for where, array in zip(self.slices, arrays, strict=True):
             if array is None:
-                out[where] = 0
+                leave_out(out, where)
             else:
                 np.multiply(array.reshape(-1), n, out=out[where], dtype=self.dtype, casting="same_kind")
+                keep(out, where)
         out[-2] = n * loss
         out[-1] = n
 
@@ -196,7 +204,7 @@ class BaseReplica(Metrics):
             return
         self._count(float(summed[-2]) / divisor, self._total)
         if self.trainable:
-            self._apply(summed[:-2], divisor)
+            self._apply(summed[:-2], divisor, left_out(summed, self.slices))
 
     def evaluate(self, batch: Batch) -> None:
         """One test step: metrics and one line of the tally."""

@@ -8,6 +8,7 @@ and that of the other five together, each weighted by what it divides by.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -24,13 +25,16 @@ NOTHING = object()
 TRIED = {"Dice", "Tversky", "dice", "tversky"}  # of Keras' own: over the whole batch, unless an axis is given
 
 
-def check_exact(model: Any, workers: int = 2, batch: Batch | None = None) -> None:
+def check_exact(
+    model: Any, workers: int = 2, batch: Batch | None = None, wide: Callable[[], Batch] | None = None
+) -> None:
     """Refuse a compiled model whose loss AllReduce could not train exactly.
 
     Args:
         model: a compiled model, built where a batch is given.
         workers: how many will train; with one, everything is exact.
         batch: one batch with rows, to try losses that are not Keras' own.
+        wide: gives rows from the whole data set, for the trial of a whole step. Defaults to the batch.
 
     Raises:
         NotExact: a loss without reduction, or one that mixes the rows; ``sum`` with several outputs or with
@@ -54,7 +58,7 @@ def check_exact(model: Any, workers: int = 2, batch: Batch | None = None) -> Non
         raise refusal
     from choros.backend.trial import try_parts
 
-    try_parts(model, batch, workers)
+    try_parts(model, wide or (lambda: batch), workers)
 
 
 def compiled_losses(model: Any) -> list[Any]:

@@ -152,7 +152,7 @@ class JaxReplica(BaseReplica):
         figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return kept[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
-    def _apply(self, gradient: Array, divisor: float) -> None:
+    def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         # XLA reads memory aligned to 64 bytes where it lies, and copies other memory first.
         slots, trained = self._update(self._state[2], self._state[0], gradient, np.asarray(divisor, self.dtype))
         self._state[2], self._state[0] = slots, trained

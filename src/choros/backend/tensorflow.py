@@ -48,6 +48,7 @@ class TensorFlowReplica(BaseReplica):
         self._points: list[Any] | None = None
         self._capture: Capture | None = None
         self._ready = False
+        self._absent: frozenset[int] = frozenset()
         self._share = 1.0
 
     def _built(self) -> None:
@@ -63,7 +64,8 @@ class TensorFlowReplica(BaseReplica):
         self._foretell = self._batched(lambda data: model.predict_step(data))
         self._on_host = all("CPU" in v.value.device for v in self.trainable)
         pays = self._on_host and len(self.trainable) <= FEW and self.size >= LARGE
-        self._update = self._compiled(self._trace_update, model.jit_compile or pays)
+        self._by_xla = bool(model.jit_compile or pays)
+        self._update = self._compiled(self._trace_update, self._by_xla)
         self._leap = self._compiled(self._trace_leap, False)  # XLA takes nearly twice the time
         room = np.empty(self.size * self.dtype.itemsize + ALIGNMENT, np.uint8)
         start = -room.ctypes.data % ALIGNMENT
@@ -120,7 +122,10 @@ class TensorFlowReplica(BaseReplica):
             n = tf.cast(self.weigher.divisor(ROWS, data), tf.float32)
             return grads, loss(), n, logs
 
-    def _apply(self, gradient: Array, divisor: float) -> None:
+    def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        if absent != self._absent:  # it is part of the trace
+            self._absent, self._ready = absent, False
+            self._update = self._compiled(self._trace_update, self._by_xla)
         inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
         if self._ready or self.model.run_eagerly:
             self._update(*inputs)
@@ -138,7 +143,8 @@ class TensorFlowReplica(BaseReplica):
         grads = [
             tf.cast(tf.reshape(part / divisor, v.shape), v.dtype) for part, v in zip(parts, self.trainable, strict=True)
         ]
-        self.model.optimizer.apply(grads, self.trainable)
+        given = [None if i in self._absent else grad for i, grad in enumerate(grads)]
+        self.model.optimizer.apply(given, self.trainable)
 
     def _borrow(self, vector: Array) -> Any:
         """The vector as a tensor, without a copy where its memory is fit for that."""

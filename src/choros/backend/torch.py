@@ -89,13 +89,13 @@ class TorchReplica(BaseReplica):
         finally:
             self._differentiate = compiled
 
-    def _apply(self, gradient: Array, divisor: float) -> None:
+    def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         np.divide(gradient, divisor, out=self._host)
         grads = self._parts
         if self._cast:
             grads = [part.to(v.value) for part, v in zip(grads, self.trainable, strict=True)]
         with torch.no_grad():
-            self._update(list(grads))
+            self._update([None if i in absent else grad for i, grad in enumerate(grads)])
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
         self._mode(False)

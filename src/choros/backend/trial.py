@@ -12,7 +12,7 @@ each worker's own batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,12 +33,12 @@ NOISE = 3.0  # a difference below so many times the spread between draws may be 
 Sent = tuple[list[Array], float]
 
 
-def try_parts(model: Any, sample: Batch, workers: int) -> None:
+def try_parts(model: Any, rows: Callable[[], Batch], workers: int) -> None:
     """Refuse a model whose gradients do not add up over parts of a batch.
 
     Args:
         model: the compiled and built model; on return its variables are as before, its metrics are reset.
-        sample: rows from the whole data set; at least 4, else nothing can be tried.
+        rows: gives rows from the whole data set; at least 4, else nothing can be tried.
         workers: int. How many will train together.
 
     Raises:
@@ -48,8 +48,11 @@ def try_parts(model: Any, sample: Batch, workers: int) -> None:
         UserWarning: the loss depends on random numbers that hide the answer; or ``add_loss`` adds what depends on
             each worker's own batch as a whole, as statistics of a batch do.
     """
+    if workers < 2 or not model.trainable_variables or plain(model):
+        return
+    sample = rows()
     half = sample.rows // 2
-    if workers < 2 or half < 2 or not model.trainable_variables or plain(model):
+    if half < 2:
         return
     order = np.arange(2 * half)
     with trial(model, workers) as attempt:
@@ -76,8 +79,8 @@ def try_parts(model: Any, sample: Batch, workers: int) -> None:
             )
             return
         with muted() as adding:
-            parts = [attempt(cut(sample, r), afresh=True) for r in (order, order[:half], order[half:])]
-        if adding and difference(model, *parts, attempt.sums) is None:
+            quiet, *parts = (attempt(cut(sample, r), afresh=True) for r in (order, order[:half], order[half:]))
+        if adding and difference(model, quiet, parts[0], parts[1], attempt.sums) is None:
             names = ", ".join(sorted(adding))
             doubled = attempt(cut(sample, np.concatenate([order[:half], order[:half]])), afresh=True)
             if model_divisor(model)[0] is None and distance(model, doubled, first) < tolerance(model):
@@ -174,15 +177,15 @@ class Attempt:
     def __init__(self, model: Any, workers: int) -> None:
         from choros.backend.weight import Weigher
 
-        self.replica: Any = make_replica(model, workers)
-        self.replica.take_up()
-        self.replica.weigher = Weigher(model, workers)
-        self.sums = self.replica.weigher.sums
-        trained = {id(v) for v in self.replica.trainable}
+        replica: Any = make_replica(model, workers)
+        replica.take_up()
+        replica.weigher = Weigher(model, workers)
+        self.replica, self.sums = replica, replica.weigher.sums
+        trained = {id(v) for v in replica.trainable}
         scale = getattr(model.optimizer, "dynamic_scale", None)  # float16: what overflows could not be compared
         self._state = [v for v in model.variables if id(v) not in trained] + ([] if scale is None else [scale])
-        self._before = [np.array(value) for value in self.replica._values(self._state)]
-        self._generators = [np.array(state) for state in self.replica.generators()]
+        self._before = [np.array(value) for value in replica._values(self._state)]
+        self._generators = [np.array(state) for state in replica.generators()]
         self._begin = self._before if scale is None else [*self._before[:-1], np.ones(())]
         self.reset(self._begin)
 
@@ -225,7 +228,7 @@ def trial(model: Any, workers: int) -> Iterator[Attempt]:
 
 def difference(model: Any, whole: Sent, first: Sent, second: Sent, sums: bool) -> float | None:
     """Return how far two parts together are from the whole, relative to it; None where they agree."""
-    (g, n), (g_a, n_a), (g_b, n_b) = whole, first, second
+    (g_a, n_a), (g_b, n_b) = first, second
     together = [a + b for a, b in zip(g_a, g_b, strict=True)], 1.0 if sums else n_a + n_b
     off = distance(model, whole, together)
     scale = [np.abs(a) + np.abs(b) for a, b in zip(g_a, g_b, strict=True)], together[1]

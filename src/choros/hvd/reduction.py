@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.backend.absent import keep, leave_out
 from choros.collectives import AVERAGE, Op
 from choros.errors import CallsDifferError, RanksDiffer
 from choros.hvd.compression import Compression, Compressor, checked
@@ -161,10 +162,12 @@ class Flat:
                 array = self._rounded(array.reshape(-1))
             if kept is None and array is not None:
                 np.multiply(array, n, out=target[where], dtype=self.dtype, casting="same_kind")
+                keep(target, where)
             elif kept is None or (self._fresh and array is None):
-                target[where] = 0
+                leave_out(target, where)
             elif self._fresh:
                 target[where] = array
+                keep(target, where)
             elif array is not None:
                 target[where] += array
         self._fresh = False

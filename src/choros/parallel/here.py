@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from choros.algorithms import Single
@@ -40,8 +41,8 @@ class Here(Trainer):
     def _write(self) -> tuple[bytes, bytes]:
         return b"", b""
 
-    def _bind(self, sample: Batch) -> Any:
-        algorithm = super()._bind(sample)
+    def _bind(self, sample: Batch, wide: Callable[[], Batch]) -> Any:
+        algorithm = super()._bind(sample, wide)
         self.ready(sample)
         return algorithm
 
