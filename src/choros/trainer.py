@@ -25,6 +25,7 @@ from choros.machine.address import own_address
 from choros.spark.launcher import Spark
 from choros.training import joined
 from choros.training.arguments import (
+    check_average,
     check_checkpoint,
     check_devices,
     check_epochs,
@@ -260,6 +261,7 @@ class Trainer:
         verbose = 1 if verbose == "auto" else verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
             callbacks, verbose = None, 0
+        averaged = check_average(self.model, callbacks, alone=not together)
         conductor = Conductor(self.model, callbacks, verbose, epochs, steps, int(initial_batch))
         job = Job(
             algorithm=algorithms.to_config(algorithm),
@@ -288,13 +290,13 @@ class Trainer:
             spin=self.workers <= (os.cpu_count() or 1),
             devices=self._each if max(self._each) > 1 else [],
             layout=self._layout,
-            hand_back=algorithm.level == "gradients" or self.workers == 1,
+            validate_average=averaged,
         )
         lead = not self._place.rank
         job = saver.begin(job, lambda: facts_of(self.model, source), resume, self.restarts, lead)
         conductor.first = job.initial_batch
         if saver.latest is not None:
-            conductor.kept = partial(saver.show, self.model, job.hand_back)
+            conductor.kept = partial(saver.show, self.model)
         if verbose and job.devices:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))
         record = self._train(Plan(self.model, algorithm, job, source, validation, conductor, written, begun, saver))

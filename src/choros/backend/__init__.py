@@ -9,7 +9,15 @@ from choros.backend.replica import Replica
 from choros.errors import BadInput
 from choros.types import Batch
 
-__all__ = ["Replica", "backend_name", "check_exact", "forget", "make_replica", "step_counter"]
+__all__ = [
+    "Replica",
+    "averages_of",
+    "backend_name",
+    "check_exact",
+    "forget",
+    "make_replica",
+    "step_counter",
+]
 
 
 def step_counter(optimizer: Any) -> Any:
@@ -36,6 +44,22 @@ def backend_name() -> str:
             "set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow' before Keras is imported."
         )
     return name
+
+
+def averages_of(optimizer: Any) -> dict[int, Any]:
+    """Return the moving averages that an optimizer keeps of its variables (``use_ema``), by the variables' ``id``.
+
+    Args:
+        optimizer: built; under loss scaling the inner optimizer keeps them.
+
+    Returns:
+        dict, empty where the optimizer keeps no averages.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(inner, "use_ema", False):
+        return {}
+    pairs = zip(inner._trainable_variables, inner._model_variables_moving_average, strict=True)
+    return {id(variable): average for variable, average in pairs if average is not None}
 
 
 def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layout: Any = None) -> Replica:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.backend import seeds, step_counter
+from choros.backend import averages_of, seeds, step_counter
 from choros.backend.absent import keep, leave_out, left_out
 from choros.backend.exact import mixed_rows
 from choros.backend.metrics import Metrics, Told, gather, scatter, slices_of
@@ -137,8 +137,7 @@ class BaseReplica(Metrics):
 
     def skip(self) -> None:
         """Instead of ``update``: count the step only."""
-        counter = step_counter(self.model.optimizer)
-        self._assign([counter], [self._values([counter])[0] + 1])
+        self.iterations += 1
 
     def pack(self, batch: Batch) -> tuple[Any, ...]:
         """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as ``fit`` passes them, floats cast to Keras' floatx."""
@@ -240,6 +239,42 @@ class BaseReplica(Metrics):
     def set_others(self, vector: Array) -> None:
         """Set the moving statistics; always copies."""
         self._assign(self.moving, scatter(vector, self.moving_slices, self.moving))
+
+    # What the optimizer keeps.
+
+    @property
+    def averages(self) -> bool:
+        """Whether the optimizer keeps moving averages of the weights (``use_ema``)."""
+        return bool(averages_of(self.model.optimizer))
+
+    def get_average(self, out: Array) -> None:
+        """Copy the optimizer's moving averages of the trainable variables into ``out``."""
+        gather(self._values(self._averages()), self.slices, out)
+
+    def set_average(self, vector: Array) -> None:
+        """Set the moving averages; always copies. The variables stay as they are."""
+        values = scatter(vector, self.slices, self.trainable)
+        pairs = zip(self._averages(), self.trainable, values, strict=True)
+        kept = [(average, value) for average, variable, value in pairs if average is not variable]
+        self._assign([average for average, _ in kept], [value for _, value in kept])
+
+    def _averages(self) -> list[Any]:
+        """Return each trainable variable's average; the variable itself where none is kept."""
+        averages = averages_of(self.model.optimizer)
+        return [averages.get(id(variable), variable) for variable in self.trainable]
+
+    def optimizer_state(self) -> list[Array]:
+        """Return copies of ``optimizer.variables``."""
+        return [np.array(value) for value in self._values(list(self.model.optimizer.variables))]
+
+    @property
+    def iterations(self) -> int:
+        """The optimizer's count of steps, those of gradient accumulation included."""
+        return int(self._values([step_counter(self.model.optimizer)])[0])
+
+    @iterations.setter
+    def iterations(self, count: int) -> None:
+        self._assign([step_counter(self.model.optimizer)], [np.asarray(count)])
 
     # Seeds, learning rate, the whole state.
 

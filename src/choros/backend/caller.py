@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backend import averages_of
 from choros.backend.base import moving_statistics, parts, vector_dtype
 from choros.backend.metrics import gather, scatter, slices_of
 from choros.errors import BadInput, brief
@@ -87,6 +88,35 @@ def assign_vectors(model: Any, trainable: Array, others: Array) -> None:
     for variables, vector in ((model.trainable_variables, trainable), (moving, others)):
         for variable, part in zip(variables, _split(variables, vector), strict=True):
             variable.assign(part)
+
+
+def assign_optimizer(model: Any, arrays: list[Array]) -> None:
+    """Set the optimizer's variables, all but the learning rate: that is as the caller's callbacks have set it.
+
+    Args:
+        model: compiled and built.
+        arrays: in the order of ``optimizer.variables``.
+    """
+    rate = model.optimizer.learning_rate
+    for variable, value in zip(model.optimizer.variables, arrays, strict=True):
+        if variable is not rate:
+            variable.assign(value)
+
+
+def assign_average(model: Any, average: Array, finalize: bool = False) -> None:
+    """Set the moving averages that the optimizer keeps of the trainable variables.
+
+    Args:
+        model: compiled and built, its optimizer with ``use_ema``.
+        average: flat, laid out as the trainable vector.
+        finalize: whether the trainable variables too become their averages, as at the end of Keras' ``fit``.
+    """
+    averages = averages_of(model.optimizer)
+    for variable, value in zip(model.trainable_variables, split_vector(model, average), strict=True):
+        if id(variable) in averages:
+            averages[id(variable)].assign(value)
+            if finalize:
+                variable.assign(value)
 
 
 def _flat(variables: list[Any], dtype: Any) -> Array:

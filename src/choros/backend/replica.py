@@ -112,6 +112,26 @@ class Replica(Protocol):
     def set_others(self, vector: Array) -> None:
         """Set the moving statistics; always copies."""
 
+    @property
+    def averages(self) -> bool:
+        """Whether the optimizer keeps moving averages of the weights (``use_ema``)."""
+
+    def get_average(self, out: Array) -> None:
+        """Copy the moving averages of the trainable variables into ``out`` (``size`` values of ``dtype``)."""
+
+    def set_average(self, vector: Array) -> None:
+        """Set the moving averages; always copies. The variables stay as they are."""
+
+    def optimizer_state(self) -> list[Array]:
+        """Return copies of ``optimizer.variables``, in their order."""
+
+    @property
+    def iterations(self) -> int:
+        """The optimizer's count of steps, those of gradient accumulation included; may be set."""
+
+    @iterations.setter
+    def iterations(self, count: int) -> None: ...
+
     def reset_metrics(self) -> None:
         """Forget what the metrics have seen, and the loss."""
 

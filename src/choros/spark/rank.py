@@ -111,7 +111,7 @@ class Rank:
             history = conductors[0].history
             told["history"] = {"epoch": list(history.epoch), "history": history.history}
             told |= {"score": _score(history.history)}
-        arrays = shown(model, job.hand_back)
+        arrays = shown(model)
         head = json.dumps(told | {"sizes": [array.size for array in arrays]}, default=float).encode()
         return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
 
@@ -154,7 +154,6 @@ def _member(job: Job, rank: int) -> Job:
         batch_size=-(-job.batch_size // job.workers),
         seed=(job.seed + 7919 * rank) % 2**31,
         averaged_metrics=[],
-        hand_back=False,
     )
 
 

@@ -122,7 +122,7 @@ class Stage:
             job.json(),
             *plan.written,
             keras_here(),
-            [one.tobytes() for one in shown(plan.model, True)],
+            [one.tobytes() for one in shown(plan.model)],
             home,
             pack_code(plan.conductor.user),
             self.rows,

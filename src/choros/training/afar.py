@@ -42,10 +42,10 @@ class Afar:
         """The caller ends training when it has the last weights."""
 
     def _ask(self, head: dict[str, Any], weights: bool = False) -> Orders:
-        told, given = self.line.ask(head, shown(self.model, self.job.hand_back) if weights else ())
+        told, given = self.line.ask(head, shown(self.model) if weights else ())
         while told.get("show"):  # a callback touches weights
             self.fetch(None)
-            told, given = self.line.ask({"event": "weights"}, shown(self.model, self.job.hand_back))
+            told, given = self.line.ask({"event": "weights"}, shown(self.model))
         self.epoch = told["epoch"]
         orders = Orders(**told["orders"])
         if orders.weights:

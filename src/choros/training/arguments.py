@@ -130,9 +130,49 @@ def go_on(callbacks: Any, initial_epoch: int, initial_batch: int, seed: int | No
 
 def limits_of(callbacks: Any) -> list[Any]:
     """Those of the callbacks that know where training is to go on, as ``choros.callbacks.BeforeTimeLimit``."""
+    return [one for one in listed(callbacks) if hasattr(one, "point") and hasattr(one, "restore")]
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """Return as a list the callbacks that ``fit`` was given: one, several, a ``CallbackList`` or None."""
     given = getattr(callbacks, "callbacks", callbacks)
     given = given if isinstance(given, (list, tuple)) else [given]
-    return [one for one in given if hasattr(one, "point") and hasattr(one, "restore")]
+    return [one for one in given if one is not None]
+
+
+def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
+    """Return whether to validate at the moving averages of the weights; refuse what asynchronous workers cannot do.
+
+    Args:
+        model: compiled.
+        callbacks: as ``fit`` takes them.
+        alone: whether several workers train asynchronously or never exchange.
+
+    Raises:
+        BadInput: with the name of the callback or of the optimizer's setting.
+    """
+    import keras
+
+    swaps = any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in listed(callbacks))
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if swaps and not getattr(optimizer, "use_ema", False):
+        raise BadInput(
+            f"SwapEMAWeights needs an optimizer that keeps averages: compile with {type(optimizer).__name__}("
+            "use_ema=True), or leave the callback out."
+        )
+    if swaps and alone:
+        raise BadInput(
+            "SwapEMAWeights needs the workers' averages at each epoch's end, when asynchronous workers do not wait: use "
+            "a synchronous algorithm (AllReduce, LocalSGD, EASGD ...), or leave the callback out: fit ends with the "
+            "averaged weights in the model."
+        )
+    if alone and getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency:
+        raise BadInput(
+            f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}: each asynchronous worker would bring the way "
+            "back to its own average to the center, once for each worker. Leave it out (use_ema alone works), or use a "
+            "synchronous algorithm."
+        )
+    return swaps
 
 
 def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:

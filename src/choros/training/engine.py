@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from choros.backend.base import model_variables
-from choros.backend.caller import assign_vectors, flat_vectors, split_vector
+from choros.backend.caller import assign_average, assign_optimizer, assign_vectors, flat_vectors, split_vector
+from choros.backend.state import Groups
 from choros.data import StreamSource, packing
 from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
 from choros.training.conductor import values
@@ -79,6 +80,8 @@ class Engine:
         self.stream = plan.source if isinstance(plan.source, StreamSource) else None
         self.members: dict[int, tuple[float, list[Array]]] = {}
         self.losses: dict[int, tuple[float, int, float]] = {}
+        self.optimizer: list[Array] = []  # rank 0's optimizer variables, as they came last; only asynchronous ones come
+        self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
         self.saver: Saver = plan.saver or Saver(None)
         self.mender = Mender(restarts, plan.job.workers)
         self.given: list[Array] = []
@@ -97,6 +100,8 @@ class Engine:
         self.variables = model_variables(self.model)
         now = values(self.variables)
         self.given = self.given or now
+        self.optimizer = self.saver.optimizer() or now[len(self.model.variables) :]
+        now[len(self.model.variables) :] = self.optimizer
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
         self.layout, nbytes = packing.layout(now)
         self.weights = Segment.create(max(nbytes, 64), "choros-weights")
@@ -161,6 +166,8 @@ class Engine:
             self.send()
             tallies = self.follow()
             self.fetch()
+            if self.averages:
+                assign_average(self.model, self.average(), finalize=True)
         except KeyboardInterrupt:
             self.workers.kill()
             self.fetch()
@@ -271,6 +278,8 @@ class Engine:
                 self.saver.busy += time.thread_time() - begun
                 if whole and self.saver.asked:
                     raise self.saver.leave()
+            elif event == "optimizer":
+                self.take_optimizer(rank, *from_blobs(message["part"], blobs))
             elif event == "done":
                 tallies[rank] = Tally(**message["tally"])
                 if blobs:
@@ -307,7 +316,7 @@ class Engine:
 
     # -- weights
     def fetch(self, epoch: int | None = None) -> None:
-        """Bring weights into the given model (optimizer slots too where the algorithm hands them back).
+        """Bring weights and rank 0's optimizer variables into the given model.
 
         Args:
             epoch: int. Whose end it is: of workers that train alone, the center that was validated then. None is now.
@@ -317,12 +326,13 @@ class Engine:
             if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
                 self.centre.read(*vectors)
             assign_vectors(self.model, *vectors)
+            assign_optimizer(self.model, self.optimizer)
+            if self.averages:
+                assign_average(self.model, self.average())
             return
         if self.asking is not None:
             self.have_written(self.asking)
-        count = len(self.variables) if self.job.hand_back else len(self.model.variables)
-        views = packing.views(self.layout, self.buffer)[:count]
-        for variable, view in zip(self.variables[:count], views, strict=True):
+        for variable, view in zip(self.variables, packing.views(self.layout, self.buffer), strict=True):
             variable.assign(np.array(view))
 
     def have_written(self, rank: int) -> None:
@@ -344,6 +354,23 @@ class Engine:
         raise MeetingTimeout(
             f"rank {rank} has not written the weights that a callback reads in {self.job.timeout:g} s."
         )
+
+    def take_optimizer(self, rank: int, facts: dict[str, Any], groups: Groups) -> None:
+        """Take what an asynchronous worker's optimizer holds: see ``Reporter.optimizer``."""
+        if groups["average"]:
+            self.averages[rank] = (facts["rows"], np.array(groups["average"][0]))
+        if groups["optimizer"]:
+            self.optimizer = [np.array(array) for array in groups["optimizer"]]
+
+    def average(self) -> Array:
+        """Return the mean of the workers' moving averages, weighted by the rows that each trained."""
+        rows = np.array([count for count, _ in self.averages.values()], np.float64)
+        return np.average([average for _, average in self.averages.values()], 0, rows if rows.any() else None)
+
+    def offer_optimizer(self) -> None:
+        """Put rank 0's optimizer variables where a worker that is started again reads them."""
+        count = len(self.model.variables)
+        packing.write(self.layout[count:], self.optimizer, self.buffer)
 
     def read(self, centre: SharedCentre) -> tuple[Array, Array]:
         """Return the centre as it is: the trainable vector and the moving statistics."""

@@ -49,7 +49,7 @@ class Home(Line):
         super().__init__(plan.model, plan.job, plan.conductor)
         self.plan, self.cargo, self.launcher, self.how = plan, cargo, launcher, how
         self.variables = model_variables(self.model)
-        self.given, self.before = shown(self.model, True), values(self.variables)
+        self.given, self.before = shown(self.model), values(self.variables)
         self.said: deque[str] = deque(maxlen=_SAID)
         self.patience = 0.0  # seconds that ranks may take to end by themselves
         self.entries, self.nbytes = packing.layout(cargo.arrays)

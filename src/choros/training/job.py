@@ -39,7 +39,7 @@ class Job:
     devices: list[int] = field(default_factory=list)  # of each worker, where some have several
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
     whole_epochs: bool = False  # alone: all meet at an epoch's end, so what is kept of it has each batch exactly once
-    hand_back: bool = False  # the optimizer's slots come back too (AllReduce)
+    validate_average: bool = False  # validate at the optimizer's moving averages (SwapEMAWeights)
     keep: dict[str, Any] | None = None  # when ranks leave their state: "batches", "seconds"; "asks", "signals"
     counts_on: bool = False  # the run goes on within one fit: the tallies do too
 
@@ -153,6 +153,15 @@ class Reporter(Protocol):
 
     def keep(self, part: tuple[dict[str, Any], dict[str, list[Any]]], asked: bool) -> None:
         """Leave this rank's state; ``asked``: somebody asks for the end of this process."""
+        ...
+
+    def optimizer(self, part: tuple[dict[str, Any], dict[str, list[Any]]]) -> None:
+        """Give the caller what an asynchronous worker's optimizer holds.
+
+        Args:
+            part: the "rows" that the worker trained; of rank 0 the variables of the "optimizer", and with ``use_ema``
+                the worker's moving "average" of the weights.
+        """
         ...
 
     def look(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend.base import model_variables
-from choros.backend.caller import assign_vectors
+from choros.backend.caller import assign_optimizer, assign_vectors
 from choros.backend.devices import choose_devices
 from choros.data import FileSource
 from choros.errors import PeerFailed
@@ -25,7 +25,7 @@ from choros.training.agreement import agree, facts_of
 from choros.training.conductor import Conductor, values
 from choros.training.halting import HostsKeeper, Resting
 from choros.training.job import Orders, Plan, Tally
-from choros.training.loops import train
+from choros.training.loops import mean_average, train
 from choros.training.meeting import meet
 from choros.training.nurse import CentreKeeper
 from choros.training.parts import adding, build_replica, met_in
@@ -175,6 +175,9 @@ class JoinedReporter:
             code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
             raise Leaving(code)
 
+    def optimizer(self, part: Part) -> None:
+        """Rank 0 holds the caller's model itself."""
+
     def look(self) -> None:
         """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""
         if self.together or time.monotonic() - self.looked <= _LOOK:
@@ -273,6 +276,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             devices,
             clone=lambda: unpack_model(*plan.written),
         )
+    if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
+        replica.restore([*replica.snapshot()[: len(model.variables)], *optimizer])
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(rank, job.fold_seed)
     replica.seed_generators(rank, job.seed)
@@ -289,6 +294,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
         between = not isinstance(centre, SharedCentre)
         if rank == 0:
             reporter.keeper = (HostsKeeper if between else CentreKeeper)(centre, board, saver, job, conductor)
+            reporter.keeper.optimizer = replica.optimizer_state
         elif between:
             reporter.resting = Resting(board, rank, job.timeout)
         base.barrier()
@@ -303,6 +309,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             if epoch is None or one.snapshots is None or not one.snapshots.read(epoch, trainable, others):
                 centre.read(trainable, others)
             assign_vectors(model, trainable, others)
+            assign_optimizer(model, replica.optimizer_state())
         elif one.latest:
             for variable, value in zip(model_variables(model), one.latest, strict=True):
                 variable.assign(value)
@@ -329,6 +336,9 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             centre.read(trainable, others)
             replica.set(trainable)
             replica.set_others(others)
+            if replica.averages:
+                replica.set_average(mean_average(replica, base, one.tally.rows))
+                replica.finish()
             if (rate := board.rate()) is not None:  # of callbacks that ran after this rank's last meeting
                 replica.learning_rate = rate
         for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):

@@ -170,7 +170,7 @@ class Line(ABC):
         else:
             orders = self.conductor.epoch_end(head["epoch"], head["logs"])
         told = {"orders": vars(orders), "epoch": self.conductor.epoch}
-        back.put((told, shown(self.model, True) if orders.weights else []))
+        back.put((told, shown(self.model) if orders.weights else []))
 
     def last(self) -> list[Any]:
         """Return the last weights that came, else the given ones: those of ``model.trainable_variables``."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from choros.backend.replica import Replica
+from choros.backend.state import Groups
 from choros.errors import MeetingTimeout, PeerFailed, RanksDiffer
 from choros.exchange import Alone, Schedule, Together
 from choros.training import drift
@@ -19,6 +21,7 @@ from choros.training.parts import adding
 from choros.training.revival import leave, take_up
 from choros.training.run import Run
 from choros.training.snapshots import SLOTS
+from choros.transport import Group
 from choros.transport.centre_state import word
 from choros.transport.local_group import LocalGroup
 from choros.types import Array, Batch
@@ -164,6 +167,8 @@ class TogetherLoop:
         run, replica, group = self.run, self.replica, self.run.group
         if replica.others and group.size > 1:
             replica.set_others(mean_others(run, rows))
+        if self.meeting is not None and replica.averages:
+            replica.set_average(mean_average(replica, group, rows))
         replica.set_metric_state(group.sum(replica.metric_state()))
         logs: dict[str, float] = replica.metrics()
         lost = False
@@ -173,10 +178,12 @@ class TogetherLoop:
             lost = any(each[4] >= 0 for each in said)
         if run.rank == 0 and not lost:
             self.finite.loss(logs.get("loss"), epoch)
-        with run.at(self.shown(epoch)):
-            if run.job.validates(epoch):
+        shown = self.shown(epoch)
+        if run.job.validates(epoch):
+            with run.at(average_of(replica) if run.job.validate_average else shown):
                 logs |= run.validate(group)
-            if run.rank == 0:
+        if run.rank == 0:
+            with run.at(shown):
                 run.write_weights()
         return logs
 
@@ -257,6 +264,8 @@ class AloneLoop:
             self.meeting.seen[...] = self.local
             self.go_on()
         again = run.again and take_up(run)
+        if run.job.keep is not None and self.meeting is not None and not run.again:
+            leave(run, run.begin)
         run.start_clock()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
@@ -283,6 +292,8 @@ class AloneLoop:
                 break
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
                 self.meet()
+            if run.job.watched or run.job.keep is not None:
+                self.give_optimizer()
             self.end_epoch(epoch)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:
                 self.wait_for_all(epoch)
@@ -318,7 +329,7 @@ class AloneLoop:
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
         if run.job.keep is not None:
-            leave(run, self.at[0])
+            leave(run, self.at)
 
     def take_rate(self) -> None:
         """Take a learning rate that a callback has set since the last time."""
@@ -418,6 +429,17 @@ class AloneLoop:
     def finish(self) -> None:
         """Leave the model as training left it; the caller reads the centre itself."""
         self.replica.finish()
+        self.give_optimizer()
+
+    def give_optimizer(self) -> None:
+        """Give the caller what it needs of this worker's optimizer; in a job rank 0 holds the caller's model."""
+        run, replica = self.run, self.replica
+        if self.meeting is None or run.weights is None or (run.rank and not replica.averages):
+            return
+        groups: Groups = {"optimizer": [] if run.rank else replica.optimizer_state(), "average": []}
+        if replica.averages:
+            groups["average"] = [average_of(replica)]
+        run.reporter.optimizer(({"rows": run.tally.rows}, groups))
 
 
 def finite(run: Run) -> Finite:
@@ -436,6 +458,30 @@ def mean_others(run: Run, rows: int) -> Array:
     summed = run.group.sum(others)
     mean: Array = (summed[:-1] / summed[-1]).astype(run.replica.dtype) if summed[-1] else own
     return mean
+
+
+def mean_average(replica: Replica, group: Group, rows: int) -> Array:
+    """Return the mean of the ranks' moving averages of their weights, weighted by the rows that each trained.
+
+    Where the exchange is a mean over the ranks, this is the moving average of the mean: both are linear.
+
+    Args:
+        replica: this rank's; its optimizer has ``use_ema``.
+        group: the ranks; all of them call.
+        rows: that this rank trained.
+    """
+    average = average_of(replica)
+    total = float(group.sum(np.array([rows], np.float64))[0])
+    average *= rows / total if total else 1 / group.size
+    mean: Array = group.sum(average)
+    return mean
+
+
+def average_of(replica: Replica) -> Array:
+    """Return a copy of the optimizer's moving average of the weights, as a flat vector."""
+    average = np.empty(replica.size, replica.dtype)
+    replica.get_average(average)
+    return average
 
 
 def mean_own_logs(said: list[list[Any]]) -> dict[str, float]:

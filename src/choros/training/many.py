@@ -227,6 +227,34 @@ class ManyReplicas:
         self.rows[:] = 0
         self.crew.each(lambda number: self.replicas[number].set_others(vector))
 
+    @property
+    def averages(self) -> bool:
+        """Whether the optimizer keeps moving averages of the weights."""
+        return bool(self.lead.averages)
+
+    def get_average(self, out: Array) -> None:
+        """Copy the moving averages into ``out``."""
+        self.crew.first(lambda: self.lead.get_average(out))
+
+    def set_average(self, vector: Array) -> None:
+        """Set the moving averages."""
+        self.crew.each(lambda number: self.replicas[number].set_average(vector))
+
+    def optimizer_state(self) -> list[Array]:
+        """Every variable of the optimizer."""
+        arrays: list[Array] = self.crew.first(self.lead.optimizer_state)
+        return arrays
+
+    @property
+    def iterations(self) -> int:
+        """The optimizer's count of steps."""
+        count: int = self.crew.first(lambda: self.lead.iterations)
+        return count
+
+    @iterations.setter
+    def iterations(self, count: int) -> None:
+        self.crew.each(lambda number: setattr(self.replicas[number], "iterations", count))
+
     def snapshot(self) -> list[Array]:
         """Every variable of model and optimizer."""
         self._agree()

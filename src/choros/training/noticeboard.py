@@ -23,7 +23,7 @@ from choros.types import Array
 
 _HEAD = 16  # before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch, halt
 _LAST = 2  # of the rank that ended an epoch last; the others have a 1
-_NOW = 14  # values before a rank's metric state: its epoch, its tally
+_NOW = 16  # values before a rank's metric state: epoch, batch, iterations of the optimizer, tally
 DONE = float(1 << 52)  # at rest for good
 
 
@@ -189,21 +189,29 @@ class Noticeboard:
         return train, validation
 
     # -- what a rank would need to begin anew
-    def leave(self, rank: int, epoch: int, tally: list[float], state: Array) -> None:
-        """Leave a rank's tally and metric state of the epoch in which it is; one that was killed here left the last."""
+    def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
+        """Leave a rank's tally and metric state of the epoch in which it is; one that was killed here left the last.
+
+        Args:
+            rank: int.
+            place: its epoch, and how many of the epoch's batches are done.
+            iterations: its optimizer's count of steps.
+            tally: figures of its ``Tally``.
+            state: of its metrics.
+        """
         turn = int(self._turns[rank])
         spare = self._left[rank, 1 - turn % 2]
-        spare[0], spare[1 : 1 + len(tally)], spare[_NOW:] = epoch, tally, state
+        spare[:3], spare[3 : 3 + len(tally)], spare[_NOW:] = (*place, iterations), tally, state
         fence()
         self._turns[rank] = turn + 1
 
-    def left(self, rank: int) -> tuple[int, Array, Array] | None:
-        """Return what a rank left last: its epoch, tally and metric state; None where it left nothing."""
+    def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
+        """Return what a rank left last: its place, iterations, tally and metric state; None where it left nothing."""
         turn = int(self._turns[rank])
         if not turn:
             return None
         own = self._left[rank, turn % 2]
-        return int(own[0]), own[1:_NOW].copy(), own[_NOW:].copy()
+        return (int(own[0]), int(own[1])), int(own[2]), own[3:_NOW].copy(), own[_NOW:].copy()
 
     def whole(self, epoch: int) -> list[Array]:
         """Return copies of all that ranks left and added, from this epoch on."""

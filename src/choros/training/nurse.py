@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from choros.training.revival import state_of
 from choros.training.state import State
 from choros.transport import centre_state
 from choros.transport.shared_centre import SharedCentre
+from choros.types import Array
 
 _HUNG = 0.8  # of the timeout: before others give up waiting for the centre that one holds
 
@@ -32,6 +34,7 @@ class CentreKeeper:
     def __init__(self, centre: Any, board: Any, saver: Any, job: Any, conductor: Any) -> None:
         self.centre, self.board, self.saver, self.job, self.conductor = centre, board, saver, job, conductor
         self.kept, self.steps = time.monotonic(), 0.0
+        self.optimizer: Callable[[], list[Array]] = list  # gives the variables of rank 0's optimizer, if known
         if saver.latest is None:
             state_of(centre).begin_at(centre, job.initial_epoch, job.initial_batch)
         else:
@@ -63,7 +66,8 @@ class CentreKeeper:
         header, vectors = state_of(self.centre).take(self.centre)
         over = self.conductor.epoch is None
         epoch = self.job.epochs if over else self.conductor.epoch
-        groups = {"centre": vectors, "header": [header], "board": self.board.whole(epoch - self.job.initial_epoch)}
+        board = self.board.whole(epoch - self.job.initial_epoch)
+        groups = {"centre": vectors, "header": [header], "board": board, "optimizer": self.optimizer()}
         stopped = over and self.board.stopped
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "rate": self.board.head()[2]}
         self.saver.kept(State(facts, {0: ({}, groups)}), asked)
@@ -84,6 +88,7 @@ class Nurse(CentreKeeper):
     def __init__(self, engine: Any, centre: SharedCentre) -> None:
         super().__init__(centre, engine.board, engine.saver, engine.job, engine.conductor)
         self.near = centre
+        self.optimizer = lambda: engine.optimizer
         self.engine, self.mender = engine, engine.mender
         self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
         self.hung: dict[int, str] = {}  # those that were ended here, and why
@@ -109,6 +114,7 @@ class Nurse(CentreKeeper):
         self.mender.count(failure, place, whole=False)
         engine.pool.replace(rank)
         engine.ready.discard(rank)
+        engine.offer_optimizer()
         message, blobs, fds = engine.work
         job = {**message["job"], "counts_on": True}
         engine.pool.send(rank, {**message, "job": job, "again": True}, blobs, fds)

@@ -117,10 +117,9 @@ def read_code(told: Told) -> list[bytes]:
     return found
 
 
-def shown(model: Any, all_of_it: bool) -> list[Array]:
-    """Return the model's variables, and the optimizer's where all of it is asked for, as bytes for a line."""
-    found = values(model_variables(model) if all_of_it else model.variables)
-    return [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in found]
+def shown(model: Any) -> list[Array]:
+    """Return the model's variables and the optimizer's, as bytes for a line."""
+    return [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values(model_variables(model))]
 
 
 def put(model: Any, arrays: list[Array]) -> None:

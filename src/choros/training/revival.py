@@ -6,29 +6,41 @@ import time
 from dataclasses import astuple, fields, replace
 from typing import Any
 
+import numpy as np
+
 from choros.training.job import Tally
 from choros.training.run import Run
 from choros.transport import centre_state, sharded_state
 from choros.transport.shared_centre import SharedCentre
 
 
-def leave(run: Run, epoch: int) -> None:
-    """Leave on the board what a new process would need, right after an exchange."""
+def leave(run: Run, place: tuple[int, int]) -> None:
+    """Leave on the board what a new process would need, before the first step and right after each exchange.
+
+    Args:
+        run: Run.
+        place: the epoch, and how many of its batches are done.
+    """
     begun = time.thread_time()
-    run.board.leave(run.rank, epoch, list(astuple(run.counted()))[1:-1], run.replica.metric_state())
+    figures = list(astuple(run.counted()))[1:-1]
+    run.board.leave(run.rank, place, run.replica.iterations, figures, run.replica.metric_state())
     run.tally.keeping += time.thread_time() - begun
 
 
 def take_up(run: Run) -> bool:
     """Begin where the last exchange was, or where the run begins; True where metrics of that epoch go on.
 
-    What was trained after that exchange was never brought to the centre, and is trained again.
+    What was trained after that exchange was never brought to the centre, and is trained again. The optimizer's count
+    of steps goes on from the same place. Its slots are those that rank 0 left at the end of its last epoch.
     """
     run.begin = state_of(run.centre).place_of(run.centre, run.rank) or run.begin
     left = run.board.left(run.rank)
     if left is None:
         return False
-    epoch, tally, state = left
+    (epoch, batch), iterations, tally, state = left
+    run.replica.iterations = max(0, iterations + between(run, (epoch, batch), run.begin))
+    if run.replica.averages:
+        begin_average(run.replica)
     if run.job.counts_on:
         figures = zip(fields(Tally)[1:-1], tally.tolist(), strict=False)
         counted: dict[str, Any] = {field.name: int(v) if field.type == "int" else v for field, v in figures}
@@ -38,6 +50,23 @@ def take_up(run: Run) -> bool:
         return False
     run.replica.set_metric_state(state)
     return True
+
+
+def between(run: Run, start: tuple[int, int], end: tuple[int, int]) -> int:
+    """Return the steps from one place to another: a worker may have ended between its exchange and ``leave``."""
+    steps = run.job.steps or run.source.steps(run.job.batch_size)
+    if start[0] != end[0] and not steps:
+        return 0
+    return (end[0] - start[0]) * (steps or 0) + end[1] - start[1]
+
+
+def begin_average(replica: Any) -> None:
+    """Begin the moving average at the weights, where the optimizer has none yet: Keras does so at step 0 only."""
+    average, weights = np.empty(replica.size, replica.dtype), np.empty(replica.size, replica.dtype)
+    replica.get_average(average)
+    if not average.any():
+        replica.get(weights)
+        replica.set_average(weights)
 
 
 def state_of(centre: Any) -> Any:

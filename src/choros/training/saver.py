@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend.base import model_variables
-from choros.backend.caller import assign_vectors, flat_vectors
+from choros.backend.caller import assign_optimizer, assign_vectors, flat_vectors
 from choros.checkpoints import Checkpoint
 from choros.data.arrays import ArraySource
 from choros.errors import BadInput, CheckpointFailed
@@ -134,12 +134,16 @@ class Saver:
         epoch = job.epochs if facts["over"] else facts["epoch"]
         return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=again)
 
-    def show(self, model: Any, whole: bool) -> bool:
-        """Put the latest state into the caller's model: weights, where rank 0 left them, and the learning rate.
+    def optimizer(self) -> list[Array]:
+        """Return rank 0's optimizer variables in the latest state of an asynchronous run; [] where it has none."""
+        latest = None if self.latest is None else self.latest.parts.get(0)
+        return [] if latest is None else latest[1].get("optimizer", [])
+
+    def show(self, model: Any) -> bool:
+        """Put the latest state into the caller's model: weights and optimizer, where rank 0 left them.
 
         Args:
             model: keras.Model, of which the callbacks are.
-            whole: whether the optimizer's variables are the caller's too.
 
         Returns:
             Whether it has what callbacks do at the beginning of its epoch.
@@ -148,13 +152,12 @@ class Saver:
         facts, (_, groups) = self.latest.facts, self.latest.parts[0]
         rate = model.optimizer.learning_rate
         if "model" in groups:
-            variables = model_variables(model)
-            own = set(map(id, variables if whole else [*model.variables, rate]))
-            for variable, value in zip(variables, groups["model"], strict=True):
-                if id(variable) in own:
-                    variable.assign(value)
+            for variable, value in zip(model_variables(model), groups["model"], strict=True):
+                variable.assign(value)
         elif facts.get("rate") and hasattr(rate, "assign"):  # none where it follows a schedule
             rate.assign(facts["rate"])
+        if optimizer := self.optimizer():
+            assign_optimizer(model, optimizer)
         if "meeting" in groups:
             assign_vectors(model, groups["meeting"][0], flat_vectors(model)[1])
         return bool(facts.get("begun", True))

@@ -136,7 +136,7 @@ def _work(line: Channel, place: Place, dial_home: Callable[[], Channel]) -> None
         saver=saver,
     )
     done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses, "met": met}
-    line.ask(done, () if place.rank else shown(trained, job.hand_back))
+    line.ask(done, () if place.rank else shown(trained))
 
 
 def _data(line: Channel, group: Group, nbytes: int) -> Segment:

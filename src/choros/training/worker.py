@@ -69,6 +69,11 @@ class PipeReporter:
         head, blobs = to_blobs(part)
         self.link.send({"event": "state", "part": head, "asked": asked}, blobs)
 
+    def optimizer(self, part: Part) -> None:
+        """Send the caller a copy."""
+        head, blobs = to_blobs(part)
+        self.link.send({"event": "optimizer", "part": head}, blobs)
+
     def look(self) -> None:
         """The callbacks run in the caller."""
 
