@@ -40,6 +40,7 @@ from choros.training.arguments import (
     go_on,
     keras_settings,
     limits_of,
+    restore_backup,
 )
 from choros.training.conductor import Conductor, values
 from choros.training.engine import Cargo, Engine
@@ -247,6 +248,7 @@ class Trainer:
         if isinstance(source, StreamSource):
             source.check(epochs - initial_epoch, steps_per_epoch)
             check_reach(self._launcher)
+        averaged = check_average(self.model, callbacks, alone=not together)
         facts = (source, self.meet, self._each, self._launcher)
         saver = Saver(check_checkpoint(checkpoint, resume, self.restarts, *facts))
         steps = steps_per_epoch or source.steps(batch_size)
@@ -257,11 +259,12 @@ class Trainer:
         algorithm = self._bind(sample, partial(spread, source, sample))
         for limit in limits_of(callbacks):
             limit.restore(self.model, initial_batch)
+        initial_epoch = restore_backup(callbacks, self.model, initial_epoch, checkpoint)
+        check_epochs(epochs, initial_epoch, initial_batch)
         written = self._write()
         verbose = 1 if verbose == "auto" else verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
             callbacks, verbose = None, 0
-        averaged = check_average(self.model, callbacks, alone=not together)
         conductor = Conductor(self.model, callbacks, verbose, epochs, steps, int(initial_batch))
         job = Job(
             algorithm=algorithms.to_config(algorithm),

@@ -21,7 +21,8 @@ from choros.training.likeness import digest_of, first_difference, layers_of, nam
 from choros.transport import Group
 from choros.types import Batch
 
-_RANK_0 = ("seed", "per_batch", "watched", "progress")  # of a job, what only rank 0 knows
+# Of a job, what only rank 0 knows.
+_RANK_0 = ("seed", "per_batch", "progress", "watched", "validate_average")
 _APART = (*_RANK_0, "source", "validation", "host", "built")
 _OF_A_MODEL = ("model", "variables")
 _WORDS = {"fold_seed": "seed", "metric_values": "metrics", "averaged_metrics": "metrics", "meet": "algorithm or meet"}

@@ -162,17 +162,48 @@ def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
         )
     if swaps and alone:
         raise BadInput(
-            "SwapEMAWeights needs the workers' averages at each epoch's end, when asynchronous workers do not wait: use "
-            "a synchronous algorithm (AllReduce, LocalSGD, EASGD ...), or leave the callback out: fit ends with the "
+            "SwapEMAWeights needs the averages of all workers at each epoch's end, when asynchronous ones do not wait: "
+            "use a synchronous algorithm (AllReduce, LocalSGD ...), or leave the callback out: fit ends with the "
             "averaged weights in the model."
         )
     if alone and getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency:
         raise BadInput(
-            f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}: each asynchronous worker would bring the way "
-            "back to its own average to the center, once for each worker. Leave it out (use_ema alone works), or use a "
+            f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}: each asynchronous worker would move the "
+            "center back to its own average, once for each worker. Leave it out (use_ema alone works), or use a "
             "synchronous algorithm."
         )
     return swaps
+
+
+def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: Any) -> int:
+    """Restore what a ``BackupAndRestore`` has saved, before the model goes to the workers; return the first epoch.
+
+    Keras does so when training begins. The callback does it once more then, which changes nothing.
+
+    Args:
+        callbacks: as ``fit`` takes them.
+        model: keras.Model, built: its weights and its optimizer are restored.
+        initial_epoch: the first epoch where nothing is saved.
+        checkpoint: as ``fit`` takes it.
+
+    Raises:
+        BadInput: with ``checkpoint=`` there would be two places to go on from.
+    """
+    import keras
+
+    for callback in listed(callbacks):
+        if not isinstance(callback, keras.callbacks.BackupAndRestore):
+            continue
+        if checkpoint is not None:
+            raise BadInput(
+                "BackupAndRestore and checkpoint= both say where training goes on: leave the callback out, and give "
+                "checkpoint= with resume=True."
+            )
+        model._initial_epoch = None
+        callback.set_model(model)
+        callback.on_train_begin()
+        initial_epoch, model._initial_epoch = model._initial_epoch or initial_epoch, None
+    return initial_epoch
 
 
 def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:

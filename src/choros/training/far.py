@@ -31,7 +31,7 @@ class FarBoard:
         self._line, self._version, self._read = line, 0.0, 0.0
         self._head: list[float] = []
         self._rank, self._beats, self._asks = 0, 0, False
-        self._own: tuple[int, list[float], Array] | None = None  # what ``leave`` was given last
+        self._own: tuple[tuple[int, int], int, list[float], Array] | None = None  # what ``leave`` was given last
 
     def _orders(self, fresh: bool = False) -> list[float]:
         if fresh or not self._head or time.monotonic() - self._read > _FRESH:
@@ -61,19 +61,22 @@ class FarBoard:
 
     def rest(self, rank: int, number: float) -> None:
         """Say that this rank does not go to the centre before that halt is over, and where it is; look anew then."""
-        epoch, tally, state = self._own or (-1, [], _NONE)
-        told = {"op": "rest", "rank": rank, "number": number, "epoch": epoch, "tally": tally}
+        place, iterations, tally, state = self._own or ((-1, 0), 0, [], _NONE)
+        told = {"op": "rest", "rank": rank, "number": number, "place": place, "tally": tally, "iterations": iterations}
         self._line.ask(told, [state])
         self._read = 0.0
 
-    def leave(self, rank: int, epoch: int, tally: list[float], state: Array) -> None:
-        """Keep this rank's tally and metric state for the next rest."""
-        self._own = epoch, tally, np.array(state, np.float64)
+    def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
+        """Keep what ``Noticeboard.leave`` takes of this rank for the next rest."""
+        self._own = place, iterations, tally, np.array(state, np.float64)
 
-    def left(self, rank: int) -> tuple[int, Array, Array] | None:
+    def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return what this rank left last, in another process."""
         told, arrays = self._line.ask({"op": "left", "rank": rank})
-        return (int(told["epoch"]), arrays[0].copy(), arrays[1].copy()) if arrays else None
+        if not arrays:
+            return None
+        epoch, batch = told["place"]
+        return (int(epoch), int(batch)), int(told["iterations"]), arrays[0].copy(), arrays[1].copy()
 
     def ended(self, epoch: int, rank: int) -> bool:
         """Tell whether this rank has added to an epoch."""
@@ -164,12 +167,13 @@ def answer(board: Noticeboard, mail: Mail, head: dict[str, Any], arrays: list[Ar
     if op == "rest":
         rank = int(head["rank"])
         if head["tally"]:
-            board.leave(rank, int(head["epoch"]), head["tally"], arrays[0])
+            epoch, batch = head["place"]
+            board.leave(rank, (int(epoch), int(batch)), int(head["iterations"]), head["tally"], arrays[0])
         board.rest(rank, float(head["number"]))
         return {}, []
     if op == "left":
         left = board.left(int(head["rank"]))
-        return {"epoch": left[0] if left else -1}, list(left[1:]) if left else []
+        return ({"place": left[0], "iterations": left[1]}, list(left[2:])) if left else ({}, [])
     if op == "ended":
         return {"ended": board.ended(int(head["epoch"]), int(head["rank"]))}, []
     if op == "complete":

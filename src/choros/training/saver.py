@@ -22,6 +22,7 @@ from choros.training.agreement import digest, optimizer_of
 from choros.training.job import Job
 from choros.training.likeness import first_difference, layers_of, named
 from choros.training.state import Part, State
+from choros.types import Array
 
 # Of a job, what must not change.
 _SAME = ("algorithm", "meet", "workers", "batch_size", "steps", "shuffle", "metric_values")
