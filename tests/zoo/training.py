@@ -25,14 +25,14 @@ def mixed_precision():
 
 @zoo("precision")
 def mixed_float16_loss_scaling():
-    """mixed_float16 with a LossScaleOptimizer."""
+    """mixed_float16 with a LossScaleOptimizer, from a scale that no share of a batch overflows."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = mlp()
     finally:
         keras.config.set_dtype_policy(before)
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=1024.0)
     return compiled(model, optimizer), normal(6), whole(3), weights()
 
 
