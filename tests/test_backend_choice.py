@@ -8,6 +8,9 @@ import pytest
 from choros import backend_choice
 from choros.cli import main
 from choros.errors import BadInput, NoBackendError
+from choros.runner.hosts import told_agent
+from choros.runner.ranks import Wish
+from choros.spark.doctor import findings
 
 SAID = "choros: KERAS_BACKEND is not set"
 WRITTEN_BY_KERAS = {
@@ -260,3 +263,22 @@ def test_the_choice_imports_no_framework_and_takes_less_than_a_fifth_of_a_second
 def test_the_error_is_one_of_imports_and_of_bad_input():
     assert issubclass(NoBackendError, ImportError)
     assert issubclass(NoBackendError, BadInput)
+
+
+def test_sparks_doctor_names_a_backend_that_the_driver_lacks():
+    driver = {"host": "d", "python": "3.11.7", "shm": 1 << 30, "backend": "tensorflow", "cores": 4}
+    driver["packages"] = {"keras": "3.15.1", "jax": None, "tensorflow": None}
+    (finding,) = findings([driver, {**driver, "backend": ""}])
+    assert "The driver has no tensorflow" in finding
+    assert "pip install 'choros[spark,tensorflow]'" in finding
+    driver["packages"]["tensorflow"] = "2.20"
+    (finding,) = findings([driver, {**driver, "host": "a", "packages": {**driver["packages"], "tensorflow": None}}])
+    assert "The executors on a have no tensorflow (the driver has 2.20)" in finding
+
+
+def test_an_agent_on_another_host_has_the_choice_before_it_imports_choros(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    start = told_agent("elsewhere.invalid", "ssh -x", Wish(1), {}, ["true"])["start"]
+    assert start[:3] == ["ssh", "-x", "elsewhere.invalid"]
+    assert start[3].startswith("env ")
+    assert " KERAS_BACKEND=jax " in start[3].partition("choros.runner.agent")[0]
