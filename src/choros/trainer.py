@@ -22,6 +22,7 @@ from choros.data.spread import spread
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
 from choros.launchers import How, launcher_of
 from choros.machine.address import own_address
+from choros.machine.cores import usable_cores
 from choros.spark.launcher import Spark
 from choros.training import joined
 from choros.training.arguments import (
@@ -30,6 +31,7 @@ from choros.training.arguments import (
     check_devices,
     check_epochs,
     check_launcher,
+    check_layers,
     check_meet,
     check_model,
     check_numbers,
@@ -290,7 +292,7 @@ class Trainer:
             first_timeout=self.first_timeout,
             metric_values=1 + sum(int(np.prod(v.shape)) for v in self.model.metrics_variables),
             averaged_metrics=not_additive(self.model, sample) if self._replicas > 1 else [],
-            spin=self.workers <= (os.cpu_count() or 1),
+            spin=self.workers <= len(usable_cores()),
             devices=self._each if max(self._each) > 1 else [],
             layout=self._layout,
             validate_average=averaged,
@@ -348,6 +350,7 @@ class Trainer:
 
     def _bind(self, sample: Any, wide: Callable[[], Any]) -> Any:
         """Build the model as ``fit`` would, check what must hold, and fill in the algorithm."""
+        check_layers(self.model, self._replicas)
         build_model(self.model, sample)
         if (self.algorithm.level == "gradients" and self.workers > 1) or self._replicas > self.workers:
             check_exact(self.model, self._replicas, sample, wide)

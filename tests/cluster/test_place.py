@@ -163,7 +163,7 @@ def test_the_inner_launcher_wins(environ, launcher):
         ({"CHOROS_SIZE": "2"}, "CHOROS_RANK is not set"),
         ({"CHOROS_RANK": "0", "CHOROS_SIZE": "2"}, "CHOROS_LOCAL_RANK is not set"),
         ({**CHOROS, "CHOROS_LOCAL_SIZE": "3"}, "local size 3 is not the size 4"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "LOCAL_RANK is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "LOCAL_WORLD_SIZE or WORLD_SIZE / nodes is not set"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "local size 8 is more than the size 4"),
         ({**TORCHRUN, "GROUP_RANK": "2"}, "node 2 is not below the nodes 2"),
         ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "4"}, "local rank 4 is not below the local size 4"),
@@ -209,7 +209,7 @@ def test_pals_tells_its_hosts_by_the_file_of_the_job(tmp_path, lines, environ, s
 
 def test_the_refusal_says_what_to_do():
     with pytest.raises(BadInput, match="Start it through torchrun again, or unset RANK, WORLD_SIZE"):
-        Place.here({"RANK": "1", "WORLD_SIZE": "2"})
+        Place.here({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
 
 
 def test_one_rank_needs_no_local_place():
@@ -276,3 +276,14 @@ def test_tf_config_may_have_addresses_of_ipv6():
     text = '{"cluster": {"worker": ["a:1", "[fd00::1]:2"]}, "task": {"type": "worker", "index": 1}}'
     place = Place.here({"TF_CONFIG": text})
     assert (place.hosts, place.rank, place.node) == (("a", "fd00::1"), 1, 1)
+
+
+def test_torchruns_names_without_local_ones():
+    kubeflow = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+    assert Place.here(kubeflow) == Place(2, 3, 0, 1, 2, 3, (), "job-master-0:23456", "torchrun")
+    azure = {"WORLD_SIZE": "8", "LOCAL_RANK": "1", "NODE_RANK": "1", "RANK": "5"}
+    assert Place.here(azure) == Place(5, 8, 1, 4, 1, None, (), None, "torchrun")
+    first = {**azure, "RANK": "1", "NODE_RANK": "0", "AZUREML_NODE_COUNT": "2"}
+    assert Place.here(first) == Place(1, 8, 1, 4, 0, None, (), None, "torchrun")
+    with pytest.raises(BadInput, match="LOCAL_WORLD_SIZE"):  # nothing tells how many nodes there are
+        Place.here({**first, "AZUREML_NODE_COUNT": ""})

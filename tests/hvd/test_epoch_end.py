@@ -5,7 +5,8 @@ import pytest
 
 from choros.collectives import Collectives
 from choros.errors import BadInput, CallsDifferError, RanksDiffer
-from choros.hvd import reduction
+from choros.hvd import compression, reduction
+from choros.hvd.compression import Compression
 from choros.hvd.reduction import Flat, Reduction
 from choros.transport.calls import BARRIER, SUM_SLOTS
 from choros.transport.values import dtype_code
@@ -114,6 +115,17 @@ def test_other_calls_are_told_as_the_group_tells_them(flat):
     assert "gather" not in [call[0] for call in group.calls]
 
 
+def test_a_compression_warns_once_that_it_saves_no_bytes(monkeypatch):
+    monkeypatch.setattr(compression, "_warned", [])
+    monkeypatch.setattr(reduction, "collectives", lambda _: Collectives(ManyRanks([(STEP, None, None)])))
+    Flat(Reduction(), [slice(0, 2)], [False], "gradients", np.float32)
+    with pytest.warns(UserWarning, match=r"Compression\.fp16 rounds what is summed and saves no bytes"):
+        Flat(Reduction(compression=Compression.fp16), [slice(0, 2)], [False], "gradients", np.float32)
+    Flat(
+        Reduction(compression=Compression.fp16), [slice(0, 2)], [False], "gradients", np.float32
+    )  # warnings are errors
+
+
 SCRIPT = """
     from choros.hvd.context import collectives
     group, calls = collectives().group, []
@@ -172,3 +184,55 @@ def test_ranks_end_their_epochs_by_eight_bytes(run, size, launcher):
         assert said["calls at a stop"] == [step, step, end if rank == 1 else step]
         assert said["steps at a stop"] == 2
         assert said["steps after"] == 2
+
+
+HAZARDS = """
+    def problem(call):
+        try:
+            call()
+        except ValueError as error:
+            return str(error)
+
+    def made(kind):
+        out = keras.layers.Dense(1)(inputs := keras.Input((1,)))
+        model = kind(inputs, out)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        model.set_weights([np.ones((1, 1), "float32"), np.ones(1, "float32")])
+        return model
+
+    class Own(keras.Model):
+        def make_train_function(self, force=False):
+            self.train_function = lambda *data: {}
+            return self.train_function
+
+    class Nested(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            said["nested"] = problem(lambda: self.model.fit(x, x, verbose=0))
+
+    x = np.ones((8, 1), "float32")
+    said["own"] = problem(lambda: made(Own).fit(x, x, verbose=0))
+    model = made(keras.Model)
+    model.fit(x, x, verbose=0, callbacks=[Nested()])
+    wrapped = keras.Model.fit
+    try:
+        keras.Model.fit = lambda self, *args, **kwargs: wrapped(self, *args, **kwargs)
+        other = made(keras.Model)
+        other.fit(x, x, verbose=0)
+    finally:
+        keras.Model.fit = wrapped
+    said["equal"] = [numbers(v) for v in model.get_weights()] == [numbers(v) for v in other.get_weights()]
+
+    class Early(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            vars(self.model).pop("_get_metrics_result_or_logs", None)  # as if Keras did not call it
+
+    said["order"] = problem(lambda: made(keras.Model).fit(x, x, verbose=0, callbacks=[Early()]))
+"""
+
+
+def test_what_would_skip_the_reduction_or_hang_is_an_error(run):
+    for said in run(2, HAZARDS):
+        assert "Own makes a train function of its own" in said["own"]
+        assert "was called while fit trains with its optimizer" in said["nested"]
+        assert said["equal"] is True
+        assert "did not ask for the logs between an epoch's batches" in said["order"]

@@ -125,6 +125,7 @@ def shell(job, launcher, **environment):
         ("polaris", "pals", "PALS_LOCAL_RANKID", 0, 1, "3"),
         ("polaris", "pals", "PALS_LOCAL_RANKID", 3, 1, "0"),
         ("polaris", "pals", "PALS_LOCAL_RANKID", 1, 2, "1,0"),
+        ("polaris", "pals", "PMI_LOCAL_RANK", 3, 1, "0"),
         ("perlmutter", "srun", "SLURM_LOCALID", 1, 1, "2"),
         ("generic", "openmpi", "OMPI_COMM_WORLD_LOCAL_RANK", 1, 2, "2,3"),
         ("generic", "", "MPI_LOCALRANKID", 0, 1, "0"),
@@ -141,6 +142,13 @@ def test_the_gpus_that_a_scheduler_gave_are_those_that_are_divided():
     job = Job(("sh", "-c", "echo $CUDA_VISIBLE_DEVICES"), "a", ranks_per_node=2, gpus=1)
     given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b", "MPI_LOCALRANKID": "1"}
     assert shell(job, "", **given).strip() == "GPU-b"
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_frontier_gives_each_rank_the_gpus_that_were_asked_for(gpus, printed):
+    text = printed(f"--on slurm --site frontier --account a --ranks-per-node 4 --gpus {gpus}")
+    assert f"#SBATCH --gpus-per-task={gpus}\n" in text
+    assert f" --gpus-per-task={gpus} " in text
 
 
 def test_words_reach_the_rank_as_they_were_given():

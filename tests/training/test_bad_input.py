@@ -245,3 +245,27 @@ def test_a_script_without_a_guard(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "finished" in done.stdout
     assert pathlib.Path(tmp_path, "ran").read_text() == "once\n"
+
+
+def test_a_synchronized_batch_normalization(refused, backend):
+    if backend != "tensorflow":
+        with pytest.raises((ValueError, NotImplementedError), match="synchronized"):
+            keras.layers.BatchNormalization(synchronized=True)(np.ones((2, 3), "float32"), training=True)
+        return
+    layers = [keras.Input((8,)), keras.layers.BatchNormalization(synchronized=True, name="norm"), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    refused(BadInput, "'norm' is a BatchNormalization.synchronized=True., and 2 workers", model)
+
+
+def test_a_meeting_point_of_ipv6_is_refused_by_name(monkeypatch):
+    from choros.training.ranks import join
+
+    for name in ("CHOROS_GROUP_FD", "CHOROS_COORDINATOR", "CHOROS_MEETING"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CHOROS_SECRET", "ab" * 32)
+    for first in ("[::1]:2222", "[fd00::1]:2222"):
+        cluster = f'"cluster": {{"worker": ["{first}", "[fd00::2]:2222"]}}'
+        monkeypatch.setenv("TF_CONFIG", f'{{{cluster}, "task": {{"type": "worker", "index": 1}}}}')
+        with pytest.raises(BadInput, match="sockets use IPv4. Set CHOROS_COORDINATOR"):
+            join(1, 2, 5.0)

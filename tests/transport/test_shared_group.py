@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,10 +12,13 @@ import numpy as np
 import pytest
 
 from choros.errors import BadInput, ChorosError, PeerFailed
-from choros.transport import Group
+from choros.transport import Group, board
 from choros.transport.local_group import LocalGroup
+from choros.transport.lock import RobustLock
+from choros.transport.peers import crowded
 from choros.transport.segment import Segment
 from choros.transport.shared_group import SharedGroup, abort, share
+from choros.transport.waiting import SPIN
 
 
 def test_a_killed_rank_is_named_within_a_second(ranks):
@@ -158,6 +163,60 @@ def test_ranks_in_threads_of_one_process():
         for thread in threads:
             thread.join(30)
     assert results == [[6.0] * 5] * 3
+
+
+def test_what_the_others_wrote_is_read_after_a_fence_also_by_the_last_to_come(monkeypatch):
+    fences = []
+    with SharedGroup.create(2, 4096) as segment, SharedGroup(segment, 0) as first, SharedGroup(segment, 1) as last:
+        early = threading.Thread(target=first.barrier)
+        early.start()
+        while segment.words[board.LINES] < 1:
+            time.sleep(0.001)
+        monkeypatch.setattr(board, "fence", lambda: fences.append(threading.current_thread().name))
+        last.barrier()
+        early.join()
+    assert threading.current_thread().name in fences
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+@pytest.mark.parametrize("many", [False, True])
+def test_ranks_do_not_spin_where_they_outnumber_the_cores_they_may_use(many):
+    usable = os.sched_getaffinity(0)
+    size = 2 if many else 1
+    os.sched_setaffinity(0, {min(usable)})  # this machine may have more, which do not count
+    try:
+        assert crowded([os.getpid()] * size) is many
+        with SharedGroup.create(size, 4096) as segment:
+            groups = [SharedGroup(segment, rank) for rank in range(size)]
+            threads = [threading.Thread(target=group.barrier) for group in groups]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert [group._board.waiter.spin for group in groups] == [0.0 if many else SPIN] * size
+            for group in groups:
+                group.close()
+    finally:
+        os.sched_setaffinity(0, usable)
+
+
+def test_an_interrupt_right_after_the_lock_was_taken_lets_it_go(monkeypatch):
+    with Segment.create(4096) as segment:
+        lock = RobustLock(segment, 40, 41, "rank 0", 0)
+        acquire = lock._acquire
+
+        def interrupted(timeout, what):
+            acquire(timeout, what)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(lock, "_acquire", interrupted)
+        with pytest.raises(KeyboardInterrupt), lock.hold(1.0, "an exchange"):
+            pass
+        held = f"import fcntl; fcntl.lockf({segment.fd}, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, {1 << 30})"
+        subprocess.run([sys.executable, "-c", held], pass_fds=[segment.fd], check=True)
+        monkeypatch.undo()
+        with lock.hold(1.0, "an exchange"):
+            assert segment.words[41] == 1
 
 
 @pytest.mark.parametrize("root", [0, 1])

@@ -19,6 +19,8 @@ TF_RANK, TF_SIZE, TF_LOCAL_RANK, TF_LOCAL_SIZE = (
     "TF_CONFIG local",
     "TF_CONFIG locals",
 )
+TORCH_LOCAL_RANK, TORCH_LOCAL_SIZE = "one rank a host", "WORLD_SIZE / nodes"
+TORCH_NODE, TORCH_NODES = "RANK as the node", "WORLD_SIZE as the nodes"
 TF_NODE, TF_HOSTS, TF_ADDRESS = "TF_CONFIG node", "TF_CONFIG hosts", "TF_CONFIG first"
 
 
@@ -41,6 +43,33 @@ def of_pals(environ: Mapping[str, str]) -> dict[str, str]:
     if (environ.get("PMI_SIZE") or str(size)) != str(size):
         return {}  # mpiexec was given fewer ranks than the job has room for
     return {NODEFILE: ",".join(hosts), NODEFILE_SIZE: str(size)}
+
+
+def of_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the local rank and size of a process that was told RANK and WORLD_SIZE without them.
+
+    Kubeflow's PyTorchJob starts one process a pod and tells no local rank. Azure ML tells a local rank and no local
+    size, which is the same on all nodes there.
+
+    Example:
+        >>> of_torchrun({"RANK": "2", "WORLD_SIZE": "3"})[TORCH_LOCAL_SIZE]
+        '1'
+        >>> of_torchrun({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "NODE_RANK": "1"})
+        {'WORLD_SIZE / nodes': '4'}
+    """
+    rank, size, local = environ.get("RANK", ""), environ.get("WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")
+    if not (rank.isdecimal() and size.isdecimal()) or environ.get("LOCAL_WORLD_SIZE"):
+        return {}
+    if not local:
+        return {TORCH_LOCAL_RANK: "0", TORCH_LOCAL_SIZE: "1", TORCH_NODE: rank, TORCH_NODES: size}
+    names = ("GROUP_WORLD_SIZE", "AZUREML_NODE_COUNT", "PET_NNODES")
+    nodes = next((environ[name] for name in names if environ.get(name, "").isdecimal()), "")
+    node = environ.get("NODE_RANK", "")
+    if nodes and int(nodes) and int(size) % int(nodes) == 0:
+        return {TORCH_LOCAL_SIZE: str(int(size) // int(nodes))}
+    if local.isdecimal() and node.isdecimal() and int(node) and (int(rank) - int(local)) % int(node) == 0:
+        return {TORCH_LOCAL_SIZE: str((int(rank) - int(local)) // int(node))}
+    return {}
 
 
 def of_flux(environ: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives, Op
 from choros.errors import BadInput, RanksDiffer, brief
-from choros.hvd.compression import Compression, Compressor, checked
+from choros.hvd.compression import Compression, Compressor, checked, warn_of_bytes
 from choros.hvd.context import collectives
 from choros.hvd.graph import grad_name, no_second, operate
 from choros.hvd.tensors import arrive
@@ -97,7 +97,7 @@ def allreduce(
         prescale_factor: float. Factor before the reduction.
         postscale_factor: float. Factor after it.
         op: Average (default), Sum, Min, Max, Product or Adasum.
-        compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
+        compression: ``Compression.none``, ``.fp16`` or ``.bf16``: what it is rounded to; no bytes are saved.
         process_set: ProcessSet. Defaults to all ranks.
         device_dense: ignored, as there is nothing to choose.
         device_sparse: ignored.
@@ -113,6 +113,7 @@ def allreduce(
         [1.0, 2.0]
     """
     kind, calls, compression = operation(op, average), collectives(process_set), checked(compression)
+    warn_of_bytes(compression, calls.rank, calls.size)
     if all(hasattr(value, part) for part in ("values", "indices", "dense_shape")):
         if kind not in (AVERAGE, SUM):
             raise BadInput(

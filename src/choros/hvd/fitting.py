@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from choros.backend import step_counter
-from choros.errors import RanksDiffer
+from choros.errors import BadInput, RanksDiffer
 from choros.hvd.beginning import compare
 from choros.hvd.context import collectives, rank
 from choros.hvd.guards import guarded
@@ -33,6 +33,7 @@ from choros.transport import kind_of
 from choros.types import Array
 
 _told: list[bool] = []
+_installed: list[bool] = []
 
 
 def reduction_of(optimizer: Any) -> Any:
@@ -42,9 +43,10 @@ def reduction_of(optimizer: Any) -> Any:
 
 
 def install() -> None:
-    """Wrap ``keras.Model.make_train_function`` and ``fit``, once."""
-    if hasattr(keras.Model.fit, "_choros_plain"):
+    """Wrap ``keras.Model.make_train_function`` and ``fit``, once, also where another library has wrapped them since."""
+    if _installed:
         return
+    _installed.append(True)
     keras.Model.make_train_function = _make_train_function(keras.Model.make_train_function)
     keras.Model.fit = _fit(keras.Model.fit)
 
@@ -71,6 +73,12 @@ def _fit(plain: Any) -> Any:
         how: Reduction | None = reduction_of(getattr(self, "optimizer", None))
         if how is None or collectives(how.process_set).size == 1:
             return plain(self, *args, **given)
+        if how.fitting:
+            raise BadInput(
+                f"fit of the model {self.name!r} was called while fit trains with its optimizer: the ranks would wait "
+                "for each other in two loops at once. Call it after fit, or give a model of its own an optimizer of "
+                "its own."
+            )
         call = dict(zip(names, (self, *args), strict=False)) | given
         compare(self, call, collectives(how.process_set))
         if call.get("verbose", "auto") == "auto" and rank():
@@ -150,9 +158,28 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
                     limit.leave_if_asked()  # before validation: all ranks are here
         return self._plain(logs)
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """See that the ranks ended the epoch's batches together before validation."""
+        self._check_ended()
+
+    def _check_ended(self) -> None:
+        """Raise where Keras did not ask for the logs after the epoch's batches, at which the ranks end them."""
+        if self._open:
+            raise BadInput(
+                f"Keras {keras.__version__} did not ask for the logs between an epoch's batches and what follows them, "
+                "so the ranks could not end the epoch together: choros.hvd does not work with this version, or with a "
+                "fit of the model's own."
+            )
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare the weights, as soon as there are any."""
         step = self._owner.train_function
+        if not isinstance(step, SplitStep) and not self.how.idle:
+            raise BadInput(
+                f"{type(self._owner).__name__} makes a train function of its own (make_train_function), which skips "
+                "the reduction of hvd.DistributedOptimizer: override train_step instead, or return what "
+                "super().make_train_function() gives."
+            )
         if built(self._owner) or not isinstance(step, SplitStep):
             self._compare()
         else:
@@ -166,6 +193,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Compare the counts and the weights; take up what any rank's callbacks decided."""
+        self._check_ended()
         taken, updates = (now - then for now, then in zip(self._now(), self._counted, strict=True))
         scaled = hasattr(self._owner.optimizer, "inner_optimizer")  # which leaves out a step that is not finite
         problem = ""

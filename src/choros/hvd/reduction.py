@@ -12,7 +12,7 @@ import numpy as np
 from choros.backend.absent import keep, leave_out
 from choros.collectives import AVERAGE, Op
 from choros.errors import CallsDifferError, RanksDiffer
-from choros.hvd.compression import Compression, Compressor, checked
+from choros.hvd.compression import Compression, Compressor, checked, warn_of_bytes
 from choros.hvd.context import collectives
 from choros.hvd.membership import is_elastic
 from choros.training.finite import Finite
@@ -117,6 +117,7 @@ class Flat:
         self.name, self._whole, self._ending = name, f"{name} by {how}", f"end of an epoch ({name})"
         self._calls = calls = collectives(how.process_set)
         self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
+        warn_of_bytes(how.compression, self.rank, self.ranks)
         self._local = [where for where, own in zip(self.slices, local, strict=True) if own]
         self._step = (SUM_SLOTS, self.size + 1, *dtype_code(self.dtype))
         self._kept = aligned(self.size, self.dtype) if how.every > 1 or self._local else None

@@ -60,6 +60,28 @@ def own_address(network: str = "") -> str:
     return named if named in outside else first
 
 
+def host_and_port(place: str) -> tuple[str, int | None]:
+    """Return the host and the port, None where there is none, of ``host``, ``host:port``, ``[::1]:port`` or ``::1``.
+
+    Raises:
+        BadInput: the port is no number.
+
+    Example:
+        >>> host_and_port("n1:29500"), host_and_port("[fd00::1]:2222"), host_and_port("fd00::1")
+        (('n1', 29500), ('fd00::1', 2222), ('fd00::1', None))
+    """
+    if place.startswith("["):
+        host, _, port = place[1:].partition("]")
+        port = port.removeprefix(":")
+    elif place.count(":") > 1:  # an address of IPv6 alone
+        host, port = place, ""
+    else:
+        host, _, port = place.partition(":")
+    if port and not port.isdecimal():
+        raise BadInput(f"{place!r} has no port that is a number: give host:port, as n1:29500 or [fd00::1]:29500.")
+    return host, int(port) if port else None
+
+
 def address_of(host: str) -> str:
     """Return the address of this host that a name leads others to; "" for all of them, where that cannot be told.
 

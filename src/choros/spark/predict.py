@@ -14,7 +14,7 @@ import numpy as np
 from choros.errors import BadInput
 from choros.spark.columns import Columns
 from choros.spark.outputs import Output
-from choros.spark.process import hold_back, keras_there, same_version
+from choros.spark.process import hold_back, keras_there, on_cpu_unless_given, same_version
 from choros.types import Array
 
 _MOST = 3  # models that a process keeps
@@ -80,6 +80,7 @@ def _made(order: Order, given: dict[str, Any]) -> list[tuple[str, Array]]:
 
     if order.key not in _kept and (context := TaskContext.get()) is not None:
         hold_back(context)
+        on_cpu_unless_given(context.resources())
     model, sizes = load(order)
     arrays = {name: to_array(given[name], leaf) for name, leaf in order.columns.leaves.items()}
     rows = len(next(iter(arrays.values())))

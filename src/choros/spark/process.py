@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import choros
@@ -109,3 +110,13 @@ def keras_there(told: dict[str, Any]) -> None:
     from choros.training.worker import configure_keras
 
     configure_keras(told["settings"])
+
+
+def on_cpu_unless_given(resources: Mapping[str, Any]) -> None:
+    """Keep JAX on the CPU in a task that Spark gave no GPU; ``JAX_PLATFORMS`` of the user's own stays.
+
+    Args:
+        resources: of the task, by name, as ``TaskContext.resources()`` returns them.
+    """
+    if "gpu" not in resources:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")

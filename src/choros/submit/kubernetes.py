@@ -131,7 +131,7 @@ def _indexed(job: Job, subdomain: str = "") -> dict[str, Any]:
         "completions": pods(job),
         "parallelism": pods(job),
         "completionMode": "Indexed",
-        "backoffLimit": 0 if job.kind == "jobset" else 3,
+        "backoffLimit": 0 if job.kind == "jobset" else 3 * pods(job),  # it counts pods: one failed rank ends all
         **({"activeDeadlineSeconds": job.time} if job.time else {}),
         "template": {"metadata": {"labels": {"choros-job": _name(job)}}, "spec": pod},
     }

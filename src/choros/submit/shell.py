@@ -19,7 +19,7 @@ RANK = {
 }
 LOCAL_RANK = {
     "srun": "$SLURM_LOCALID",
-    "pals": "$PALS_LOCAL_RANKID",
+    "pals": "${PALS_LOCAL_RANKID:-$PMI_LOCAL_RANK}",
     "openmpi": "$OMPI_COMM_WORLD_LOCAL_RANK",
     "jsrun": "$JSM_NAMESPACE_LOCAL_RANK",
     "flux": "$FLUX_TASK_LOCAL_ID",

@@ -26,7 +26,8 @@ class Site:
         cpus_per_core: int. How many CPUs a core is to SLURM. Defaults to 1.
         select: str. PBS' chunk, with ``{nodes}``.
         queue_option: str. SLURM's option that names a queue. Defaults to ``--partition``.
-        gpu_directives: tuple of str. What asks for GPUs in the place of the scheduler's usual option.
+        gpu_directives: tuple of str. What asks for GPUs in the place of the scheduler's usual option; ``{gpus}`` is the
+            number for each rank. A site that names a whole node's GPUs gives out whole nodes.
         directives: tuple of str. More directives, as after ``#SBATCH`` or ``#PBS``.
         launch: tuple of str. More options of srun or mpiexec.
         bind: dict. The launcher's options that bind ranks, by ranks per node; ``other`` for all other numbers.

@@ -61,7 +61,8 @@ def script(job: Job) -> str:
 def _gpus(job: Job) -> list[str]:
     if not job.gpus:
         return []
-    return list(job.site.gpu_directives) or [f"--gpus-per-task={job.gpus}"]
+    site = [line.replace("{gpus}", str(job.gpus)) for line in job.site.gpu_directives]
+    return site or [f"--gpus-per-task={job.gpus}"]
 
 
 def _srun(job: Job) -> str:

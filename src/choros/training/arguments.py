@@ -75,6 +75,29 @@ def check_model(model: Any) -> None:
         raise BadInput(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
 
 
+def check_layers(model: Any, workers: int) -> None:
+    """Refuse layers that would need the other workers' rows in a step.
+
+    Args:
+        model: keras.Model.
+        workers: int. How many train.
+
+    Raises:
+        BadInput: several workers, and a ``BatchNormalization(synchronized=True)``.
+    """
+    import keras
+
+    if workers == 1:
+        return
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            raise BadInput(
+                f"The layer {layer.name!r} is a BatchNormalization(synchronized=True), and {workers} workers of a "
+                "Trainer would each use the moments of their own rows: leave synchronized out, or train with "
+                "choros.hvd and its SyncBatchNormalization."
+            )
+
+
 def check_meet(algorithm: Any, meet: str | None) -> str:
     """Return how the workers meet; refuse what has no meaning."""
     if meet is None or meet == algorithm.meets:

@@ -158,6 +158,7 @@ class Noticeboard:
         if version == self._version:
             return None
         self._version = version
+        fence()  # the rate is read after the version that it came with
         rate = float(self._head[2])
         return rate if rate and math.isfinite(rate) else None
 
@@ -210,6 +211,7 @@ class Noticeboard:
         turn = int(self._turns[rank])
         if not turn:
             return None
+        fence()  # what was left is read after the turn that says where it is
         own = self._left[rank, turn % 2]
         return (int(own[0]), int(own[1])), int(own[2]), own[3:_NOW].copy(), own[_NOW:].copy()
 

@@ -1,7 +1,8 @@
 """A fit as it travels to ranks that something else starts: facts as JSON, data as arrays, code in files of its owner's.
 
-Code (a model's own classes, a PyDataset, what decodes files) is never taken from a socket. It lies in a folder of the
-caller's own in the working directory, which all hosts have; the line to the caller tells where, and each file's digest.
+Pickled code (a model's own classes, a PyDataset, what decodes files) is never taken from a socket. It lies in a folder
+of the caller's own in the working directory, which all hosts have; the line to the caller tells where, and each file's
+digest. A model's ``.keras`` file does come over that line, and may hold the byte code of a ``Lambda``.
 """
 
 from __future__ import annotations

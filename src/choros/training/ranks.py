@@ -11,7 +11,7 @@ from typing import Any
 from choros.cluster import Place
 from choros.errors import BadInput
 from choros.machine import MPICH_UNDER_PMI2
-from choros.machine.address import LOOPBACK, address_of, own_address, pass_on
+from choros.machine.address import LOOPBACK, address_of, host_and_port, own_address, pass_on
 from choros.training.choice import MPI, NAMED, SHARED, TCP, Choice, choose
 from choros.training.sums import summed
 from choros.transport import Group
@@ -204,8 +204,13 @@ def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[byte
             "ranks."
         )
     if not meeting:
-        host, _, port = coordinator.partition(":")
-        among = [int(port)] if port else ports(secret)
+        host, port = host_and_port(coordinator)
+        if ":" in host:
+            raise BadInput(
+                f"The ranks cannot meet at {coordinator}: Choros' sockets use IPv4. Set CHOROS_COORDINATOR on all "
+                "ranks to an IPv4 address of rank 0's host, or to a name that leads to one."
+            )
+        among = [port] if port else ports(secret)
         meeting = f"{host}:{','.join(map(str, among))}"
         if not rank:
             return secret, partial(_hold, secret, address_of(host), among, size, timeout)

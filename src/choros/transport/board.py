@@ -22,7 +22,7 @@ from choros.errors import BadInput, MeetingTimeout, PeerFailed
 from choros.transport import Trace
 from choros.transport.segment import Segment
 from choros.transport.telling import TEXT, Telling, state_of
-from choros.transport.waiting import SLICE, SPIN, Waiter
+from choros.transport.waiting import SLICE, SPIN, Waiter, fence
 
 MAGIC: Final = 0x43484F524F5331
 GROUP: Final = 1
@@ -193,6 +193,10 @@ class Board:
         self.words[self._mine + PID] = os.getpid()
         self.words[self._mine + STATE] = JOINED
 
+    def pids(self) -> list[int]:
+        """Return the process of each rank, once all have joined."""
+        return [self.words[self._line(rank) + PID] for rank in range(self.size)]
+
     def _line(self, rank: int) -> int:
         return LINES + rank * LINE_WORDS
 
@@ -231,6 +235,7 @@ class Board:
                 line = self._line(other)
                 if self.words[line] < target:
                     self.waiter.wait(line, target, self.timeout, lambda waited: self._check(waited, target, what))
+            fence()  # also where nobody was awaited: what the others wrote is read from here on
         except BaseException as error:
             self.broken = f"{type(error).__name__}: {error}"
             raise

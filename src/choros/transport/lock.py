@@ -60,16 +60,19 @@ class RobustLock:
             raise MeetingTimeout(
                 f"{self._who}: another thread of this process has held the centre for {timeout:.1f} s."
             )
+        acquired = False
         try:
             self._acquire(timeout, what)
+            acquired = True
             self._words[self._held] = self._rank + 1
-            try:
-                yield
-            finally:
-                self._words[self._held] = 0
-                fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _BYTE)
-                self._waiter.publish(self._released, self._words[self._released] + 1)
+            yield
         finally:
+            if acquired:
+                self._words[self._held] = 0
+            # always: a KeyboardInterrupt may come between the lock and the line after it; no other thread has the lock
+            fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _BYTE)
+            if acquired:
+                self._waiter.publish(self._released, self._words[self._released] + 1)
             self._segment.lock.release()
 
     def _acquire(self, timeout: float, what: str) -> None:

@@ -25,7 +25,7 @@ from choros.errors import BadInput, CallsDifferError, ChorosError, MeetingTimeou
 from choros.transport.board import GRACE, names
 from choros.transport.calls import GATHER, LEAVE, Posted, difference, spell
 from choros.transport.messages import DATA, FRAME, Messages
-from choros.transport.peers import alive, machine
+from choros.transport.peers import alive, crowded, machine
 from choros.transport.waiting import SPIN
 from choros.types import Array
 
@@ -45,7 +45,7 @@ class Mesh:
     Args:
         messages: Messages. Who carries them, among whom.
         timeout: float. Seconds that one wait may last.
-        spin: float. Seconds to look before sleeping; None: 0 where this machine has more ranks than cores.
+        spin: float. Seconds to look before sleeping; None: 0 where ranks of a machine outnumber their cores.
 
     Attributes:
         rank, size: int. timeout: float.
@@ -74,8 +74,7 @@ class Mesh:
         self._meet((GATHER, 0, 0, 0), np.frombuffer(place + os.getpid().to_bytes(8, "little"), np.int64))
         pids = {rank: self._framed(rank, 16).view(np.int64).tolist() for rank in range(self.size)}
         self._beside = {rank: pid for rank, (where, pid) in pids.items() if where == pids[self.rank][0]}
-        many = len(self._beside) > (os.cpu_count() or 1)
-        self._spin = spin if spin is not None else 0.0 if many else SPIN
+        self._spin = spin if spin is not None else 0.0 if crowded(self._beside.values()) else SPIN
         messages.settle()
         atexit.register(self._end)
 

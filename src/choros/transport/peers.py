@@ -1,8 +1,9 @@
-"""Whether ranks share a machine, and whether a process of it lives."""
+"""Processes of one machine: which ranks they are, whether one lives, and whether they have a core each."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +41,26 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return not Path("/proc/self/stat").exists()
+
+
+def crowded(pids: Iterable[int]) -> bool:
+    """Tell whether processes of this machine outnumber the cores that they may run on together.
+
+    Args:
+        pids: one for each rank; a process that holds several ranks counts as many times.
+
+    Example:
+        >>> crowded([os.getpid()])
+        False
+    """
+    ranks = list(pids)
+    cores: set[int] = set()
+    for pid in set(ranks):
+        try:
+            cores |= os.sched_getaffinity(pid)
+        except (AttributeError, OSError):  # macOS has no affinity; of a process that has ended nothing is known
+            cores |= set(range(os.cpu_count() or 1))
+    return len(ranks) > len(cores)
 
 
 def spread(machines: list[str]) -> str:

@@ -46,7 +46,7 @@ from choros.transport.calls import (
     difference,
     spell,
 )
-from choros.transport.peers import machine, spread
+from choros.transport.peers import crowded, machine, spread
 from choros.transport.segment import LINE, Segment, align
 from choros.transport.values import add_in_order, dtype_code, mean_of, numeric
 from choros.transport.waiting import SPIN
@@ -76,7 +76,8 @@ class SharedGroup:
         segment_or_fd: Segment, or the int of an inherited descriptor, which the group then owns.
         rank: int. Who this is, from 0; each rank joins once.
         timeout: float. Seconds that one wait may last.
-        spin: float. Seconds to look before sleeping; 0 where ranks outnumber the cores they may use.
+        spin: float. Seconds to look before sleeping; None, the default: 0 where ranks outnumber the cores they may
+            use, as is known once all have joined.
 
     Attributes:
         rank, size: int.
@@ -96,14 +97,17 @@ class SharedGroup:
         >>> group.close(); segment.close()
     """
 
-    def __init__(self, segment_or_fd: Segment | int, rank: int, timeout: float = 300.0, *, spin: float = SPIN) -> None:
+    def __init__(
+        self, segment_or_fd: Segment | int, rank: int, timeout: float = 300.0, *, spin: float | None = None
+    ) -> None:
         self._segment, self._owned = open_stamped(segment_or_fd, GROUP)
         words = self._segment.words
         self.rank, self.size, self.slot_bytes = rank, words[_SIZE], words[_ROOM]
         try:
             if not 0 <= rank < self.size:
                 raise BadInput(f"Rank {rank} was given for a group of {self.size}: give 0 to {self.size - 1}.")
-            self._board = Board(self._segment, rank, self.size, timeout, spin)
+            self._board = Board(self._segment, rank, self.size, timeout, SPIN if spin is None else spin)
+            self._spin_open = spin is None
         except BaseException:
             if self._owned:
                 del words
@@ -211,6 +215,9 @@ class SharedGroup:
         board.check_given_up(lambda: spell(posted))
         board.post(posted)
         board.barrier(lambda: spell(posted))
+        if self._spin_open:
+            self._spin_open = False
+            board.waiter.spin = 0.0 if crowded(board.pids()) else SPIN
         calls = [board.posted(r) for r in range(self.size)]
         if problem := difference(board.where, calls, board.telling.doing_of):
             board.barrier(lambda: "the end of a call that differed")

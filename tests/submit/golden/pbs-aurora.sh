@@ -29,7 +29,7 @@ export CHOROS_SUBMIT_CPU='avx avx2'
 export CHOROS_STOP_AT=$(($(date +%s) + 3600 - 90))
 export CHOROS_REQUEUE="$PWD/.choros-requeue-$PBS_JOBID"
 rm -f "$CHOROS_REQUEUE"
-mpiexec -n 24 --ppn 12 --depth 3 --cpu-bind list:2-4:10-12:18-20:26-28:34-36:42-44:54-56:62-64:70-72:78-80:86-88:94-96 bash -c 'trap "" USR2; all=(0 1 2 3 4 5 6 7 8 9 10 11); mine=("${all[@]:$(($PALS_LOCAL_RANKID * 1)):1}"); export ZE_AFFINITY_MASK="$(IFS=,; echo "${mine[*]}")"; exec "$@"' rank python train.py --epochs 3
+mpiexec -n 24 --ppn 12 --depth 3 --cpu-bind list:2-4:10-12:18-20:26-28:34-36:42-44:54-56:62-64:70-72:78-80:86-88:94-96 bash -c 'trap "" USR2; all=(0 1 2 3 4 5 6 7 8 9 10 11); mine=("${all[@]:$((${PALS_LOCAL_RANKID:-$PMI_LOCAL_RANK} * 1)):1}"); export ZE_AFFINITY_MASK="$(IFS=,; echo "${mine[*]}")"; exec "$@"' rank python train.py --epochs 3
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"

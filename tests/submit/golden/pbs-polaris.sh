@@ -30,7 +30,7 @@ export CHOROS_SUBMIT_CPU='avx avx2'
 export CHOROS_STOP_AT=$(($(date +%s) + 3600 - 90))
 export CHOROS_REQUEUE="$PWD/.choros-requeue-$PBS_JOBID"
 rm -f "$CHOROS_REQUEUE"
-mpiexec -n 8 --ppn 4 --depth 8 --cpu-bind depth bash -c 'trap "" USR2; all=(3 2 1 0); mine=("${all[@]:$(($PALS_LOCAL_RANKID * 1)):1}"); export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${mine[*]}")"; exec vtune -collect hotspots -r out."${PALS_RANKID:-$PMI_RANK}" -- "$@"' rank python train.py --epochs 3
+mpiexec -n 8 --ppn 4 --depth 8 --cpu-bind depth bash -c 'trap "" USR2; all=(3 2 1 0); mine=("${all[@]:$((${PALS_LOCAL_RANKID:-$PMI_LOCAL_RANK} * 1)):1}"); export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${mine[*]}")"; exec vtune -collect hotspots -r out."${PALS_RANKID:-$PMI_RANK}" -- "$@"' rank python train.py --epochs 3
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"

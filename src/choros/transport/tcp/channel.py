@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,6 +131,8 @@ class Channel:
                 said, back = answer(head, arrays)
             except Exception as error:
                 kind = type(error).__name__ if isinstance(error, ChorosError) else "PeerFailed"
+                if not isinstance(error, ChorosError):  # a defect here: who asked is sent one line of it
+                    traceback.print_exc()
                 said, back = {"error": kind, "text": brief(error)}, ()
             try:
                 self.tell(said, back)
