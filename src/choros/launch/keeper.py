@@ -11,6 +11,7 @@ import os
 import selectors
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -179,8 +180,13 @@ class Keeper:
             tail = self._tails.setdefault(rank, deque(maxlen=self._kept))
         tail.append(line[:_SHOWN])
         if self._on_line is not None:
-            with contextlib.suppress(Exception):
+            try:
                 self._on_line(rank, kind, line)
+            except (OSError, ValueError):  # a closed stdout ends no run
+                return
+            except Exception:  # nor does a defect in what shows a line, but it is shown, once
+                self._on_line = None
+                traceback.print_exc()
 
     def _loop(self) -> None:
         sampled = 0.0
