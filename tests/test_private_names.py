@@ -11,6 +11,7 @@ import inspect
 import pathlib
 import re
 import sys
+import types
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -51,12 +52,18 @@ PRIVATE = [
     Name("_inbound_nodes", "keras.Layer()", "the calls of an operation of a functional model (training/likeness.py)"),
     Name("_keras_history", "a symbolic tensor", "the operation that made a tensor (training/likeness.py)"),
     Name("_moments", "keras.layers.BatchNormalization", "mean and variance of a batch (hvd/layers.py)"),
+    Name("_compute_loss", "keras.Model", "the loss of a batch; whether a model overrides it (backend/trial.py)"),
+    Name("_jax_state", "a model with JAX's state", "may be read without weights (training/lazy.py)"),
+    Name("_jax_state_synced", "a model with JAX's state", "may be read without weights (training/lazy.py)"),
+    Name("_dropout", "keras.layers.MultiHeadAttention()", "a rate of dropout (checking/state.py)"),
     # Keras: compile, optimizers, metrics, callbacks, distribution
     Name("_iterations", "keras.optimizers.SGD()", "the step counter; optimizer.iterations may be another's"),
     Name("_learning_rate", "keras.optimizers.SGD()", "a variable, or a schedule (hvd/rates.py)"),
     Name("_momentums", "keras.optimizers.Adam()", "slots that a change of the rate corrects (hvd/rates.py)"),
     Name("_use_weight_decay", "keras.optimizers.Optimizer", "whether a variable decays (training/unsaid.py)"),
     Name("_fn", "keras.metrics.MeanSquaredError()", "the function inside a metric (backend/additive.py)"),
+    Name("_fn_kwargs", "keras.metrics.MeanSquaredError()", "arguments of its function (backend/exact.py)"),
+    Name("_model_variables_moving_average", "keras.optimizers.SGD()", "slots of EMA (backend/__init__.py)"),
     Name("_user_metrics", "CompileMetrics", "what compile was given (training/agreement.py)"),
     Name("_user_weighted_metrics", "CompileMetrics", "what compile was given (training/agreement.py)"),
     Name("_model", "keras.callbacks.Callback()", "the model without what PyTorch wraps (callbacks/time_limit.py)"),
@@ -70,6 +77,7 @@ PRIVATE = [
     Name("_available", "keras.src.utils.module_utils.tensorflow", "None until it was looked for (training/lean.py)"),
     Name("keras.src.trainers.data_adapters:array_data_adapter", "", "its get_tf_dataset is replaced (hvd/graph)"),
     Name("keras.src.trainers.data_adapters:py_dataset_adapter", "", "its get_tf_dataset is replaced (hvd/graph)"),
+    Name("keras.src:backend", "", "the functions of random numbers and statistics (backend/trial.py)"),
     # PyTorch
     Name("_foreach_lerp_", "torch", "one kernel for all variables (backend/torch.py)"),
     Name("_foreach_sub", "torch", "one kernel for all variables (backend/torch.py)"),
@@ -127,6 +135,10 @@ FRIENDS = {
     "centre": "SharedCentre, ShardedCentre",
     "replica": "BaseReplica",
     "spill": "Spill",
+    "self.replica": "BaseReplica",
+    "training/lazy.py: lazy": "LazyWeights",
+    "training/snapshots.py: kept": "Snapshots",
+    "data/spread.py: source": "Source",
     "self.lead": "BaseReplica",
     "self._calls": "Collectives",
     "data/stored/source.py: mine": "StoredSource",
@@ -319,9 +331,22 @@ def functional():
     return model
 
 
+def jax_model():
+    """A model as it is while JAX trains it."""
+    model, seen = functional(), []
+
+    class Seen(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.extend(name for name in ("_jax_state", "_jax_state_synced") if hasattr(self._model, name))
+
+    x, y = {"a": np.ones((4, 3)), "b": np.ones((4, 3))}, {"c": np.ones((4, 1))}
+    model.fit(x, y, callbacks=[Seen()], verbose=0)
+    return types.SimpleNamespace(**dict.fromkeys(seen))
+
+
 def optimizer(kind):
     """An optimizer that is built."""
-    made = kind(0.1)
+    made = kind(0.1, use_ema=True)
     made.build([keras.Variable(np.ones(2, "float32"))])
     return made
 
@@ -344,6 +369,8 @@ EXAMPLES = {
     "a tensor's history": lambda: keras.Input((3,))._keras_history,
     "keras.optimizers.SGD()": lambda: optimizer(keras.optimizers.SGD),
     "keras.optimizers.Adam()": lambda: optimizer(keras.optimizers.Adam),
+    "a model with JAX's state": jax_model,
+    "keras.layers.MultiHeadAttention()": lambda: keras.layers.MultiHeadAttention(1, 1),
     "keras.metrics.MeanSquaredError()": keras.metrics.MeanSquaredError,
     "keras.callbacks.Callback()": keras.callbacks.Callback,
     "keras.callbacks.BackupAndRestore()": lambda: keras.callbacks.BackupAndRestore("backup"),
@@ -355,7 +382,13 @@ EXAMPLES = {
     "jax's flags": lambda: importlib.import_module("jax").config,
 }
 LIBRARIES = ("jax", "torch", "tensorflow", "pyspark")
-OF = {"gloo's options": "torch", "a jax array": "jax", "a jax device": "jax", "jax's flags": "jax"}
+OF = {
+    "a model with JAX's state": "jax",
+    "gloo's options": "torch",
+    "a jax array": "jax",
+    "a jax device": "jax",
+    "jax's flags": "jax",
+}
 SOURCE = "the source of "
 
 
