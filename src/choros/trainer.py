@@ -173,13 +173,13 @@ class Trainer:
         self,
         x: Any,
         y: Any = None,
-        batch_size: int = 32,
+        batch_size: int | None = 32,
         epochs: int = 1,
         verbose: Any = "auto",
         callbacks: Any = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         class_weight: dict[int, float] | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
@@ -199,9 +199,11 @@ class Trainer:
                 batches, ``choros.files``, or what yields global batches: a ``tf.data.Dataset``, a PyTorch
                 ``DataLoader``, a Grain loader, a generator (with ``steps_per_epoch`` where it does not end). These are
                 read in this process and divided as they come; their order is their own business. Such validation data
-                are read once, before training, and evaluated after each epoch.
+                are read once, before training, and evaluated after each epoch; those without an end need
+                ``validation_steps``.
             batch_size: int. The global batch, divided among the workers for every algorithm; one that does not divide
-                is dealt out whole (7 rows on 4 workers: 2, 2, 2, 1). Data that yield batches decide it. Defaults to 32.
+                is dealt out whole (7 rows on 4 workers: 2, 2, 2, 1). Data that yield batches decide it. None is 32, as
+                in Keras. Defaults to 32.
             steps_per_epoch: int. Global batches in an epoch, going on where the last one stopped and, where the rows
                 run out, into their next pass. Defaults to all.
             seed: int. Order of the rows and the state of random layers. Defaults to a draw from Python's ``random``
@@ -225,6 +227,7 @@ class Trainer:
             WorkerFailed: a worker failed; the model is unchanged and ``error.weights`` holds the last centre.
         """
         begun = time.perf_counter()
+        batch_size = 32 if batch_size is None else batch_size  # as in Keras
         together = self.meet == "together" or self.workers == 1
         checks.check(
             x,
@@ -277,7 +280,7 @@ class Trainer:
             initial_epoch=int(initial_epoch),
             initial_batch=int(initial_batch),
             steps=_int(steps_per_epoch),
-            shuffle=bool(shuffle),
+            shuffle=checks.check_shuffle(shuffle, source),
             seed=random.getrandbits(31) if seed is None else int(seed),
             fold_seed=_int(seed),
             validation_batch_size=_int(validation_batch_size),

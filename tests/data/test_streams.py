@@ -66,7 +66,7 @@ def test_a_generator_goes_on_and_its_end_is_an_error_where_steps_were_asked_for(
     import tensorflow as tf
 
     endless = StreamSource(tf.data.Dataset.from_tensors((X, Y)).repeat())
-    with pytest.raises(BadData, match="without an end was given as x: give steps_per_epoch"):
+    with pytest.raises(BadData, match="without an end was given: give steps_per_epoch"):
         endless.check(1, None)
     endless.check(1, 3)
     StreamSource(batches()).check(1, None)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import choros
+from choros.data import make_source
 
 WORKERS = (2, 3, 5) if os.environ["KERAS_BACKEND"] == "jax" else (2, 3)
 LOOSE = ("auc",)
@@ -219,3 +220,20 @@ def test_sums_by_the_backends_own_library(plain_fit, data, clean_python, backend
             for name, expected in zip(found.files, reference.get_weights(), strict=True):
                 np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5)
     assert [weights for _, _, weights in both[0]] == [weights for _, _, weights in both[1]]
+
+
+def test_batches_are_shuffled_whole_and_their_rows_stay_in_order(train_both, make_mlp, data, same_weights):
+    x, y = data(rows=70)
+    reference, model, expected, found = train_both(make_mlp, x, y, 2, shuffle="batch")
+    same_weights(reference, model, 1e-5)
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    source = make_source(np.arange(70))
+    orders = []
+    for epoch in range(2):
+        how = dict(rank=0, size=1, together=True, batch_size=16, seed=5, epoch=epoch, shuffle="batch")
+        batches = [batch.x.tolist() for batch in source.epoch(**how)]
+        assert batches[-1] == list(range(64, 70))  # the smaller one stays the last, as in Keras
+        assert all(batch == list(range(batch[0], batch[0] + 16)) for batch in batches[:-1])
+        orders.append([batch[0] for batch in batches[:-1]])
+        assert sorted(orders[-1]) == [0, 16, 32, 48]
+    assert orders[0] != orders[1]

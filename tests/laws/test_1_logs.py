@@ -45,6 +45,25 @@ def test_a_metric_that_does_not_add_up_is_a_mean_by_rows_with_a_warning(pools, m
     assert history["own"][0] < 0.99
 
 
+@pytest.mark.parametrize("kind", ["PearsonCorrelation", "ConcordanceCorrelation", "CosineSimilarity"])
+def test_a_figure_of_keras_along_the_rows_is_warned_about(pools, data, kind):
+    x, _ = data(rows=64)
+    metrics = [getattr(keras.metrics, kind)(axis=axis, name=name) for axis, name in ((0, "rows"), (-1, "columns"))]
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", metrics=metrics)
+    with pytest.warns(UserWarning, match="'rows' .* does not add up") as raised:
+        choros.Trainer(model, workers=2, pool=pools(2)).fit(x, x[:, :3], batch_size=16, verbose=0)
+    assert not any("'columns'" in str(warning.message) for warning in raised)
+
+
+def test_a_figure_of_keras_along_the_only_axis_of_y_is_warned_about(pools, data):
+    x, _ = data(rows=64)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1), keras.layers.Reshape(())])
+    model.compile("sgd", "mse", metrics=[keras.metrics.PearsonCorrelation(name="flat")])
+    with pytest.warns(UserWarning, match="'flat' .* does not add up"):
+        choros.Trainer(model, workers=2, pool=pools(2)).fit(x, x[:, 0], batch_size=16, verbose=0)
+
+
 def test_a_function_of_the_whole_batch_is_a_mean_by_rows_with_a_warning(pools, make_mlp, plain_fit, data):
     def widest(y, p):
         return keras.ops.max(p) - keras.ops.min(p)

@@ -4,12 +4,14 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+from itertools import repeat
 
 import keras
 import numpy as np
 import pytest
 
 import choros
+import choros.data.streams
 from choros.errors import BadData, BadInput, NotSerializable, UnknownAlgorithm, Unstable
 
 
@@ -132,6 +134,8 @@ def test_numbers_of_workers(workers, refused):
         ({"class_weight": [1.0]}, "give a dict"),
         ({"sample_weight": np.ones((60, 2))}, "sample_weight"),
         ({"x": np.zeros((0, 8)), "y": np.zeros(0)}, "no rows"),
+        ({"shuffle": "rows"}, "shuffle='rows': give True, False or 'batch'"),
+        ({"shuffle": 0.5}, "shuffle=0.5: give True"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -269,3 +273,47 @@ def test_a_meeting_point_of_ipv6_is_refused_by_name(monkeypatch):
         monkeypatch.setenv("TF_CONFIG", f'{{{cluster}, "task": {{"type": "worker", "index": 1}}}}')
         with pytest.raises(BadInput, match="sockets use IPv4. Set CHOROS_COORDINATOR"):
             join(1, 2, 5.0)
+
+
+def test_validation_data_without_an_end_are_refused_before_they_fill_the_memory(refused, monkeypatch):
+    rows = np.zeros((10, 8), "float32"), np.zeros(10, "int32")
+    monkeypatch.setattr(choros.data.streams, "memory_left", lambda: 36_000)
+    refused(BadData, "The first 51 batches .* give validation_steps= where it has no end", validation_data=repeat(rows))
+    refused(BadData, "validation_data, a list_iterator, yields no batch", validation_data=iter([]))
+
+
+def test_validation_data_that_do_not_end_soon_are_warned_about(pools, make_model, data, monkeypatch):
+    x, y = data()
+    monkeypatch.setattr(choros.data.streams, "_SLOW", 0.0)
+    with pytest.warns(UserWarning, match="give validation_steps= if it has no end"):
+        choros.Trainer(make_model(), workers=2, pool=pools(2)).fit(
+            x, y, verbose=0, validation_data=((x, y) for _ in range(2))
+        )
+
+
+def test_validation_data_without_an_end_are_read_for_validation_steps(pools, make_model, data, same_history):
+    x, y = data()
+    trainer = choros.Trainer(make_model(), workers=2, pool=pools(2))
+    found = trainer.fit(x, y, verbose=0, seed=1, validation_data=repeat((x[:7], y[:7])), validation_steps=3)
+    given = choros.Trainer(make_model(), workers=2, pool=pools(2))
+    same_history(given.fit(x, y, verbose=0, seed=1, validation_data=(np.tile(x[:7], (3, 1)), np.tile(y[:7], 3))), found)
+
+
+def test_a_batch_size_of_none_is_32(pools, make_model, data, same):
+    x, y = data(100)
+    models = [make_model(), make_model()]
+    for model, batch_size in zip(models, (None, 32), strict=True):
+        run = choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, batch_size, verbose=0, seed=1).run
+        assert run.workers[0].steps == 4
+    same(*models, 0)
+
+
+def test_one_weight_for_one_of_two_outputs_is_refused_as_by_keras(refused):
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in "ab"})
+    model.compile("sgd", {"a": "mse", "b": "mse"})
+    x, y = np.zeros((6, 8)), {name: np.zeros(6) for name in "ab"}
+    with pytest.raises(ValueError, match="one `sample_weight` array per output"):
+        model.fit(x, y, sample_weight={"a": np.ones(6)}, verbose=0)
+    words = "sample_weight is nested differently from y"
+    refused(BadData, words, model, x=x, y=y, sample_weight={"a": np.ones(6)})

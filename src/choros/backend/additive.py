@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -14,20 +15,21 @@ from choros.types import Array, Batch
 def not_additive(model: Any, sample: Batch) -> list[int]:
     """Return the places, among ``model.metrics_variables``, of the variables of metrics that do not add over ranks.
 
-    What is not Keras' own is tried, metric classes, functions and the running means of a user's ``train_step``: the
-    states that the two halves of the sample leave must sum to the state that the whole leaves. Where they do not (a
-    figure of each batch, as R2), the ranks' states will be averaged by rows, with a warning.
+    What is not Keras' own is tried: metric classes, functions and the running means of a user's ``train_step``. So are
+    Keras' own figures along an axis that may be the one of the rows (``PearsonCorrelation(axis=0)``). The states that
+    the two halves of the sample leave must sum to the state that the whole leaves. Where they do not (a figure of each
+    batch), the ranks' states will be averaged by rows, with a warning.
 
     Args:
         model: the built and compiled model; its metrics are reset, nothing else changes.
         sample: some rows; with fewer than two nothing can be tried.
 
     Returns:
-        Indices, empty for metrics of Keras.
+        Indices, empty where all metrics add up.
     """
     place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
     single = [m for metric in model.metrics for m in _single(metric)]
-    foreign = [m for m in single if m.variables and _foreign(m, model)]
+    foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, sample))]
     if not foreign or sample.rows < 2:
         return []
     half = sample.rows // 2
@@ -45,7 +47,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     for metric in foreign:
         indices = [place[id(v)] for v in metric.variables if id(v) in place]
         tried = any(whole[i].any() for i in indices)
-        adds = tried and all(np.allclose(first[i] + second[i], whole[i], rtol=1e-3, atol=1e-6) for i in indices)
+        adds = tried and all(np.allclose(first[i] + second[i], whole[i], 1e-3, 1e-6, equal_nan=True) for i in indices)
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
         found += indices
@@ -65,6 +67,18 @@ def _foreign(metric: Any, model: Any) -> bool:
         return metric.name != "loss" and all(metric is not own for own in kept)
     function = getattr(metric, "_fn", None)
     return function is not None and not str(function.__module__).startswith("keras.")
+
+
+def _may_cross_rows(metric: Any, sample: Batch) -> bool:
+    """Return whether a metric of Keras is a figure along an axis that may be the one of the rows."""
+    function = getattr(metric, "_fn", None)
+    if function is None or "axis" not in inspect.signature(function).parameters:
+        return False
+    if metric._fn_kwargs.get("axis", -1) != -1:
+        return True
+    # Where y and the outputs have no other axis, the last one is the rows'. A cross-entropy has one of classes.
+    flat = any(array.ndim < 2 for array in keras.tree.flatten(sample.y) if array is not None)
+    return flat and "crossentropy" not in function.__name__
 
 
 def _single(metric: Any) -> list[Any]:

@@ -76,7 +76,7 @@ class Source(Protocol):
         batch_size: int,
         seed: int,
         epoch: int,
-        shuffle: bool,
+        shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
         """One rank's batches of one epoch."""

@@ -12,7 +12,7 @@ from choros.data.checks import check_arrays, check_batch
 from choros.data.convert import as_arrays, to_floatx
 from choros.data.division import Piece, pieces
 from choros.data.mapped import block_rows, place_in_file
-from choros.data.order import permutation
+from choros.data.order import batch_order, permutation
 from choros.data.tree import is_nested, leaves, map_leaves
 from choros.errors import BadData
 from choros.types import Array, Batch
@@ -97,7 +97,7 @@ class ArraySource:
         batch_size: int,
         seed: int,
         epoch: int,
-        shuffle: bool,
+        shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
         """One rank's share of each global batch of an epoch; see ``choros.data.division.pieces``.
@@ -109,7 +109,8 @@ class ArraySource:
             batch_size: Rows of a global batch.
             seed: With ``epoch``, the order of the rows.
             epoch: The epoch's number, from 0.
-            shuffle: False keeps the rows' own order.
+            shuffle: False keeps the rows' own order; "batch" permutes whole batches of rows, and the last one, where
+                it is smaller, stays the last.
             steps: Global batches in an epoch; None is one pass. With steps, an epoch goes on where the last stopped.
 
         Returns:
@@ -118,7 +119,9 @@ class ArraySource:
         """
         check_batch(batch_size)
         parts = pieces(self.rows, rank=rank, size=size, batch_size=batch_size, epoch=epoch, steps=steps)
-        return self.batches(parts, seed, shuffle)
+        if shuffle == "batch":
+            return self.ordered(parts, lambda turn: batch_order(self.rows, batch_size, seed, turn))
+        return self.batches(parts, seed, bool(shuffle))
 
     def batches(self, parts: Iterator[Piece], seed: int, shuffle: bool) -> Iterator[Batch]:
         """The batches of these pieces, the rows of each pass in an order of (seed, pass) or in their own."""

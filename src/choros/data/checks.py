@@ -6,6 +6,8 @@ import math
 import numbers
 from typing import Any
 
+import numpy as np
+
 from choros.data.convert import as_arrays, brings_targets, is_py_dataset
 from choros.data.tree import is_nested, leaves, map_leaves, same_shape
 from choros.errors import BadData
@@ -52,6 +54,26 @@ def check_batch(batch_size: Any) -> None:
     """
     if not is_whole(batch_size, 1):
         raise BadData(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
+
+
+def check_shuffle(shuffle: Any, source: Any) -> bool | str:
+    """Return ``shuffle`` of ``fit`` as a bool, or as "batch", which is for arrays and data that yield batches.
+
+    Raises:
+        BadData: It is another text, or "batch" for rows that have another order.
+    """
+    if not isinstance(shuffle, str):
+        if not isinstance(shuffle, bool | numbers.Integral | np.bool_ | None):
+            raise BadData(f"shuffle={shuffle!r}: give True, False or 'batch'.")
+        return bool(shuffle)
+    if shuffle != "batch":
+        raise BadData(f"shuffle={shuffle!r}: give True, False or 'batch'.")
+    inner = getattr(source, "inner", source)
+    if hasattr(inner, "x"):  # arrays
+        return shuffle
+    if hasattr(inner, "dataset") or hasattr(inner, "stream"):  # batches, permuted whole or in an order of their own
+        return True
+    raise BadData("shuffle='batch' is for arrays: choros.files and rows of Spark have True or False.")
 
 
 def check_members(source: Any, members: int) -> None:

@@ -105,7 +105,7 @@ class PyDatasetSource:
         batch_size: int = 0,
         seed: int,
         epoch: int,
-        shuffle: bool,
+        shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
         """One rank's batches of one epoch: as many as there are global batches.
@@ -118,7 +118,7 @@ class PyDatasetSource:
         """
         if steps is None and self._count() is None:
             raise BadData(f"{self._name} has no end (num_batches is None): give steps_per_epoch.")
-        return self._epoch(rank, size, together, seed, epoch, shuffle, steps)
+        return self._epoch(rank, size, together, seed, epoch, bool(shuffle), steps)
 
     def _epoch(
         self, rank: int, size: int, together: bool, seed: int, epoch: int, shuffle: bool, steps: int | None

@@ -63,13 +63,13 @@ class HeldSource:
         batch_size: int,
         seed: int,
         epoch: int,
-        shuffle: bool,
+        shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
         """One rank's batches of one epoch, as ``ArraySource.epoch``."""
         parts = self._shares(self.counts[rank], batch_size, epoch, steps)
         if self.inner is not None:
-            return self.inner.batches(parts, seed + _APART * rank, shuffle)
+            return self.inner.batches(parts, seed + _APART * rank, bool(shuffle))
         return (Batch(None, None, None, rows=0, total=piece.total) for piece in parts)
 
     def _shares(self, mine: int, batch_size: int, epoch: int, steps: int | None) -> Iterator[Piece]:

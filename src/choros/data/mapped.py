@@ -61,6 +61,19 @@ def _memory() -> int:
     return there
 
 
+def memory_left() -> int:
+    """Return the bytes that this process may still take, of the machine's or of its control group's memory."""
+    left = _memory()
+    with suppress(OSError, ValueError):
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        left = min(left, int(facts["MemAvailable"].split()[0]) * 1024)
+    with suppress(OSError, ValueError):  # no limit is "max"
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        left = min(left, max(limit - used, 0))
+    return left
+
+
 def open_place(place: dict[str, Any]) -> Array:
     """Return the array that ``place_in_file`` described, read-only.
 

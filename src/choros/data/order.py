@@ -41,3 +41,27 @@ def permutation(
     keys.sort()
     numbers: npt.NDArray[np.int64] = (keys & ((one << low) - one)).astype(np.int64)
     return numbers
+
+
+def batch_order(rows: int, batch_size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the rows' order where whole batches are permuted, and the rows in each stay as they are.
+
+    A last batch of fewer rows stays the last, as with ``shuffle="batch"`` of ``keras.Model.fit``.
+
+    Args:
+        rows: How many rows.
+        batch_size: Rows of a batch.
+        seed: Not negative.
+        epoch: Not negative.
+
+    Returns:
+        ``rows`` int64 row numbers, each once.
+
+    Example:
+        >>> batch_order(7, 2, seed=1, epoch=0).tolist()
+        [0, 1, 4, 5, 2, 3, 6]
+    """
+    whole = rows // batch_size
+    firsts = permutation(whole, seed, epoch) * batch_size
+    order = (firsts[:, None] + np.arange(batch_size)).reshape(-1)
+    return np.concatenate([order, np.arange(whole * batch_size, rows)])

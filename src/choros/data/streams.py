@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 
 from choros.data.ahead import augmented
 from choros.data.division import share
+from choros.data.mapped import memory_left
 from choros.data.standard import cut, standard
-from choros.data.tree import map_leaves
+from choros.data.tree import leaves, map_leaves
 from choros.data.weights import check_class_weight
-from choros.errors import BadData
+from choros.errors import BadData, warn
 from choros.types import Batch
 
+_SLOW = 10.0  # seconds of reading validation data after which there is a warning
 _HOW = "yield (x,), (x, y) or (x, y, sample_weight)"
 
 
@@ -81,13 +84,18 @@ class StreamSource:
         Raises:
             BadData: a generator for several epochs, or a stream without an end, and no number of steps.
         """
-        if steps is None and hasattr(self.stream, "cardinality") and int(self.stream.cardinality()) == -1:
-            raise BadData(f"A {type(self.stream).__name__} without an end was given as x: give steps_per_epoch.")
+        if steps is None:
+            self.check_end("steps_per_epoch")
         if self.once and steps is None and epochs > 1:
             raise BadData(
                 f"A {type(self.stream).__name__} can be gone through once, and {epochs} epochs were asked for: give "
                 "steps_per_epoch, or what can be iterated again."
             )
+
+    def check_end(self, remedy: str) -> None:
+        """Refuse a stream that tells that it has no end, naming the argument that bounds it."""
+        if hasattr(self.stream, "cardinality") and int(self.stream.cardinality()) == -1:
+            raise BadData(f"A {type(self.stream).__name__} without an end was given: give {remedy}.")
 
     def sample(self, batch_size: int = 0) -> Batch:
         """The first batch, which is still there for training."""
@@ -156,9 +164,30 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
         steps: batches to read; None is all.
 
     Raises:
-        BadData: the batches' rows are of different shapes.
+        BadData: the batches' rows are of different shapes, or they take more memory than there is, as those of a stream
+            without an end do.
     """
-    parts = [batch[:3] for batch in source.batches(steps)]
+    if steps is None:
+        source.check_end("validation_steps")
+    room, held, begun, slow = memory_left() // 2, 0, time.monotonic(), False  # they are copied once, into arrays
+    parts, name = [], type(source.stream).__name__
+    for number, batch in enumerate(source.batches(steps), 1):
+        parts.append(batch[:3])
+        held += sum(array.nbytes for _, array in leaves(batch[:3]))
+        if held > room:
+            raise BadData(
+                f"The first {number} batches of validation_data, a {name}, take {held / 1e9:.2f} GB, more than half of "
+                "the memory that is left: give validation_steps= where it has no end, or a keras.utils.PyDataset or "
+                "choros.files, which are read batch by batch."
+            )
+        if steps is None and not slow and time.monotonic() - begun > _SLOW:
+            slow = True
+            warn(
+                f"{number} batches of validation_data, a {name}, were read in {_SLOW:g} s, and it has not ended: give "
+                "validation_steps= if it has no end."
+            )
+    if not parts:
+        raise BadData(f"validation_data, a {name}, yields no batch: give at least one.")
     try:
         x, y, weight = (map_leaves(lambda *rows: np.concatenate(rows), *column) for column in zip(*parts, strict=True))
     except ValueError as error:

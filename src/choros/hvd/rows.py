@@ -68,6 +68,8 @@ def shard(  # noqa: D417 - what belongs together is named together
         if value is not None and not is_whole(value, least):
             more = f" as there are {place.size} ranks" if name == "batch_size" else ""
             raise BadInput(f"{name}={value!r}: give a whole number, {least} or more{more}.")
+    if isinstance(shuffle, str):
+        raise BadInput(f"shuffle={shuffle!r}: give True or False.")
     source: Any = make_source(x if training else without_augment(x), y, sample_weight, floatx=keras.config.floatx())
     if not isinstance(source, ArraySource) or source.block:
         return ReadShard(source, place, batch_size, shuffle, seed, training, steps)

@@ -19,7 +19,7 @@ class Job:
     initial_epoch: int = 0
     initial_batch: int = 0
     steps: int | None = None  # steps_per_epoch, in global batches
-    shuffle: bool = True
+    shuffle: bool | str = True
     seed: int = 0
     fold_seed: int | None = None  # given by the user: also sets the random layers
     validation_batch_size: int | None = None

@@ -201,7 +201,7 @@ class FileSource:
         batch_size: int,
         seed: int,
         epoch: int,
-        shuffle: bool,
+        shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
         """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
@@ -213,7 +213,7 @@ class FileSource:
         data = ArraySource(x, y, weight, self.floatx, block=0)
 
         def order(turn: int) -> BlockOrder:
-            return BlockOrder(self.starts, seed, turn, shuffle, self._blocks, ahead.enter)
+            return BlockOrder(self.starts, seed, turn, bool(shuffle), self._blocks, ahead.enter)
 
         try:
             for batch in data.ordered(parts, order):
