@@ -29,6 +29,7 @@ from choros.training.arguments import (
     check_average,
     check_checkpoint,
     check_devices,
+    check_distribution,
     check_epochs,
     check_launcher,
     check_layers,
@@ -237,6 +238,7 @@ class Trainer:
             steps=steps_per_epoch,
             validation_split=validation_split,
         )
+        check_distribution()
         check_epochs(epochs, initial_epoch, initial_batch)
         initial_epoch, initial_batch = go_on(callbacks, initial_epoch, initial_batch, seed if together else None)
         check_epochs(epochs, initial_epoch, initial_batch)

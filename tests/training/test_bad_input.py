@@ -9,6 +9,7 @@ from itertools import repeat
 import keras
 import numpy as np
 import pytest
+import torch
 
 import choros
 import choros.data.streams
@@ -134,6 +135,12 @@ def test_numbers_of_workers(workers, refused):
         ({"class_weight": [1.0]}, "give a dict"),
         ({"sample_weight": np.ones((60, 2))}, "sample_weight"),
         ({"x": np.zeros((0, 8)), "y": np.zeros(0)}, "no rows"),
+        ({"x": torch.ones(60, 8).to_sparse()}, "x is a Tensor that numpy cannot read .*to_dense"),
+        ({"x": keras.KerasTensor((60, 8))}, "x is a KerasTensor that numpy cannot read"),
+        ({"x": np.ma.array(np.ones((60, 8)), mask=True)}, r"the mask would be lost: fill it, as by x\.filled"),
+        ({"x": [{"image": np.ones(8), "label": 1}] * 60, "y": None}, "x is a list of rows: give an array of all rows"),
+        ({"x": iter([{"image": [0.1], "label": 1}] * 60), "y": None}, r"a single number .* batch rows first"),
+        ({"x": iter([(np.ones(8), np.int64(1))] * 60), "y": None}, r"a single number .* batch rows first"),
         ({"shuffle": "rows"}, "shuffle='rows': give True, False or 'batch'"),
         ({"shuffle": 0.5}, "shuffle=0.5: give True"),
     ],
@@ -317,3 +324,12 @@ def test_one_weight_for_one_of_two_outputs_is_refused_as_by_keras(refused):
         model.fit(x, y, sample_weight={"a": np.ones(6)}, verbose=0)
     words = "sample_weight is nested differently from y"
     refused(BadData, words, model, x=x, y=y, sample_weight={"a": np.ones(6)})
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX")
+def test_a_distribution_of_keras_in_force(refused):
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:1]))
+    try:
+        refused(BadInput, r"keras.distribution.DataParallel is in force.*set_distribution\(None\)")
+    finally:
+        keras.distribution.set_distribution(None)

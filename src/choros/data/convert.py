@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from choros.data.tree import map_leaves
-from choros.errors import BadData
+from choros.errors import BadData, brief
 from choros.types import Array
 
 _REMEDY = "convert it to numpy arrays, name files by choros.files, or wrap it in a keras.utils.PyDataset"
@@ -67,7 +67,7 @@ def as_array(value: Any, name: str = "x") -> Array:
         A numeric array with at least one axis.
 
     Raises:
-        BadData: It is no array, or one of objects, text or dates, or has no rows' axis, or is sparse or ragged.
+        BadData: It is no array, or one of objects, text or dates, or has no rows' axis, or is sparse, ragged or masked.
 
     Example:
         >>> as_array(np.arange(3)).shape
@@ -82,8 +82,15 @@ def as_array(value: Any, name: str = "x") -> Array:
             value = value.float()
     if not hasattr(value, "__array__") or isinstance(value, type):
         raise BadData(f"{name} is {_describe(value)}: {_REMEDY}.")
+    if isinstance(value, np.ma.MaskedArray) and value.mask is not np.ma.nomask:
+        raise BadData(f"{name} is a masked array, and the mask would be lost: fill it, as by {name}.filled(0).")
     series = library == "pandas" and type(value).__name__ == "Series"
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # sparse, nested or quantized tensors, symbolic ones: each library has its own
+        raise BadData(
+            f"{name} is a {type(value).__name__} that numpy cannot read ({brief(error)}): {_REMEDY}."
+        ) from None
     if array.dtype.kind not in "biufc" and "float" not in array.dtype.name:
         raise BadData(
             f"{name} holds {array.dtype.name} values, not numbers: convert it first, for instance with "
@@ -118,9 +125,26 @@ def as_arrays(structure: Any, name: str = "x") -> Any:
         if isinstance(first, int | float | str | bytes):
             kind = type(structure).__name__
             raise BadData(f"{name} is a {kind} of {type(first).__name__} values: give np.array({name}).")
+        if structure and isinstance(structure[0], dict | list | tuple) and is_row(structure[0]):
+            raise BadData(
+                f"{name} is a {type(structure).__name__} of rows: give an array of all rows for each part of them, as "
+                "np.stack makes it."
+            )
         parts = [as_arrays(value, f"{name}[{i}]") for i, value in enumerate(structure)]
         return parts if isinstance(structure, list) else tuple(parts)
     return None if structure is None else as_array(structure, name)
+
+
+def is_row(value: Any) -> bool:
+    """Return whether a nested structure is one row and not a batch: a part of it is a single number or text.
+
+    Example:
+        >>> is_row({"image": np.zeros((8, 8)), "label": 3}), is_row((np.zeros(4), np.zeros(4)))
+        (True, False)
+    """
+    if isinstance(value, dict | tuple):
+        return any(map(is_row, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str | bytes | int | float | np.generic) or getattr(value, "shape", None) == ()
 
 
 def to_floatx(structure: Any, floatx: str) -> Any:

@@ -59,7 +59,7 @@ def batch_order(rows: int, batch_size: int, seed: int, epoch: int) -> npt.NDArra
 
     Example:
         >>> batch_order(7, 2, seed=1, epoch=0).tolist()
-        [0, 1, 4, 5, 2, 3, 6]
+        [4, 5, 0, 1, 2, 3, 6]
     """
     whole = rows // batch_size
     firsts = permutation(whole, seed, epoch) * batch_size

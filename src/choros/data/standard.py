@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from choros.data.checks import check_arrays
-from choros.data.convert import as_arrays, to_floatx
+from choros.data.convert import as_arrays, is_row, to_floatx
 from choros.data.tree import is_nested, map_leaves
 from choros.data.weights import with_class_weight
 from choros.errors import BadData
@@ -39,6 +39,11 @@ def standard(
         batch = (batch,)
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
         raise BadData(f"{name} is a {type(batch).__name__}: {how}.")
+    if is_row(batch):
+        raise BadData(
+            f"{name} has a single number or text where an array of all its rows is expected: batch rows first, as by "
+            ".batch(32) of tf.data, Grain and Hugging Face datasets, or by a PyTorch DataLoader."
+        )
     x, y, weight = (*batch, None, None)[:3]
     x, y = as_arrays(x, f"x of {name}"), as_arrays(y, f"y of {name}")
     weight = as_arrays(weight, f"sample_weight of {name}")

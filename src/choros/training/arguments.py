@@ -112,6 +112,19 @@ def check_meet(algorithm: Any, meet: str | None) -> str:
     return meet
 
 
+def check_distribution() -> None:
+    """Refuse a distribution of Keras that is in force in this process: workers would train without it."""
+    import keras
+
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise BadInput(
+            f"keras.distribution.{type(distribution).__name__} is in force, which workers do not have: call "
+            "keras.distribution.set_distribution(None) before fit. Workers divide each batch by themselves; on JAX, "
+            "devices_per_worker= and layout= divide it and the weights over a worker's devices."
+        )
+
+
 def check_devices(each: list[int], asked: Any, layout: Any) -> dict[str, Any] | None:
     """Return the layout as JSON, None without one; refuse devices that the workers have not."""
     import keras
