@@ -27,6 +27,7 @@ from choros.spark.launcher import Spark
 from choros.training import joined
 from choros.training.arguments import (
     check_average,
+    check_batch_shape,
     check_checkpoint,
     check_devices,
     check_distribution,
@@ -40,6 +41,7 @@ from choros.training.arguments import (
     check_reach,
     check_rest,
     check_restarts,
+    fixed_rows,
     go_on,
     keras_settings,
     limits_of,
@@ -262,7 +264,8 @@ class Trainer:
         check_rest(initial_batch, steps)
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
-        sample = source.sample(min(batch_size, 32))
+        check_batch_shape(self.model, self._replicas)
+        sample = source.sample(fixed_rows(self.model) or min(batch_size, 32))
         algorithm = self._bind(sample, partial(spread, source, sample))
         for limit in limits_of(callbacks):
             limit.restore(self.model, initial_batch)

@@ -42,7 +42,8 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
                 f"The metrics {', '.join(repr(m.name) for m in foreign)} could not be tried on some rows, as test_step "
                 f"of model {model.name!r} raised {brief(error)}; what is shown is the mean of the workers' values."
             )
-        return [place[id(v)] for metric in foreign for v in metric.variables if id(v) in place]
+        untried = [metric for metric in foreign if type(metric) is keras.metrics.Mean]
+        return [place[id(v)] for metric in untried for v in metric.variables if id(v) in place]
     found: list[int] = []
     for metric in foreign:
         indices = [place[id(v)] for v in metric.variables if id(v) in place]

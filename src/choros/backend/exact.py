@@ -42,6 +42,12 @@ def check_exact(
     """
     if workers < 2:
         return
+    scales = [v.path for v in model.trainable_variables if getattr(v, "overwrite_with_gradient", False)]
+    if scales:
+        raise NotExact(
+            f"Variable {scales[0]!r} holds float8 scales, whose next values are the largest over a batch, and not a "
+            "mean over ranks: quantise to float8 after training, or use another algorithm than AllReduce."
+        )
     losses = [entry.loss for entry in compiled_losses(model)]
     losses = losses or [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
     declares = model_divisor(model) != (None, False)  # what its whole step divides by, which the trial tests

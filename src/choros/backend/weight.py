@@ -96,6 +96,11 @@ class Weigher:
         self._refusal = self._refusal or why
 
     @property
+    def refusal(self) -> NotExact | None:
+        """Why reduced steps are refused, if they are."""
+        return self._refusal
+
+    @property
     def sums(self) -> bool:
         """True where the ranks' losses and gradients add without weights."""
         return self._adds or self._kinds == ["sum"]

@@ -17,6 +17,8 @@ from choros.training.parts import several_models
 from choros.training.pool import WorkerPool, each_devices
 from choros.training.whereabouts import find_place
 
+_DRIVING = ("fit", "make_train_function")  # methods by which Keras drives training; a Trainer drives train_step
+
 
 def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
     """Return where this process is; inside a job a Trainer starts nothing and joins as that rank."""
@@ -73,6 +75,64 @@ def check_model(model: Any) -> None:
         raise BadInput(f"The model is a {type(model).__name__}: give a compiled keras.Model.")
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise BadInput(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
+    check_fit(model)
+    if not hasattr(model.optimizer, "learning_rate"):  # Keras' MultiOptimizer has one for each group of variables
+        raise BadInput(
+            f"The model {model.name!r} is compiled with {type(model.optimizer).__name__}, which has no learning rate "
+            "of its own and which a Trainer does not support: compile with one optimizer for all variables."
+        )
+
+
+def check_fit(model: Any) -> None:
+    """Refuse a model whose class has its own ``fit`` or ``make_train_function``: what it does would be left out.
+
+    A KerasHub task whose ``preprocessor`` is None is let through, as its ``fit`` is then that of Keras.
+    """
+    kinds = [kind for kind in type(model).__mro__ if kind.__module__.partition(".")[0] not in ("keras", "choros")]
+    replaced = [f"{kind.__name__}.{name}" for kind in kinds for name in _DRIVING if name in vars(kind)]
+    if not replaced:
+        return
+    if callable(getattr(model, "preprocess_samples", None)):
+        if getattr(model, "preprocessor", model) is None:
+            return
+        raise BadInput(
+            f"{replaced[0]} preprocesses the samples, and a Trainer runs train_step without it. Preprocess them "
+            "before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this returns. Then set "
+            "`model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed samples."
+        )
+    raise BadInput(
+        f"The model {model.name!r} has its own {replaced[0]}, which a Trainer would leave out, as it runs train_step "
+        "itself: do what it does to the data before Trainer.fit, or in train_step, test_step and predict_step."
+    )
+
+
+def check_batch_shape(model: Any, replicas: int) -> None:
+    """Refuse a model for batches of a fixed number of rows where a global batch is divided.
+
+    Args:
+        model: a compiled model.
+        replicas: how many models a global batch is divided among.
+    """
+    stateful = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False) is True]
+    rows = fixed_rows(model)
+    if replicas < 2 or not (rows or stateful):
+        return
+    if stateful:
+        raise BadInput(
+            f"Layer {stateful[0]!r} is stateful: it carries a state for each row from batch to batch, and {replicas} "
+            "workers divide each batch. Use stateful=False, or workers=1."
+        )
+    raise BadInput(
+        f"The model {model.name!r} takes batches of {rows} rows only (its input has a batch_size), and {replicas} "
+        "workers divide each batch. Leave batch_size out of keras.Input, or use workers=1."
+    )
+
+
+def fixed_rows(model: Any) -> int | None:
+    """Return the rows of a batch where the model's inputs have a fixed number of them, else None."""
+    inputs = getattr(model, "inputs", None) or []
+    fixed = [tensor.shape[0] for tensor in inputs if len(tensor.shape) and tensor.shape[0] is not None]
+    return int(fixed[0]) if fixed else None
 
 
 def check_layers(model: Any, workers: int) -> None:

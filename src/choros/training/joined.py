@@ -28,7 +28,7 @@ from choros.training.job import Orders, Plan, Tally
 from choros.training.loops import mean_average, train
 from choros.training.meeting import meet
 from choros.training.nurse import CentreKeeper
-from choros.training.parts import adding, build_replica, met_in
+from choros.training.parts import adding, build_replica, first_replica, met_in
 from choros.training.ranks import join
 from choros.training.record import RunRecord
 from choros.training.revival import state_of
@@ -279,7 +279,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
         replica.restore([*replica.snapshot()[: len(model.variables)], *optimizer])
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
-    replica.fold_seeds(rank, job.fold_seed)
+    replica.fold_seeds(first_replica(job, rank), job.fold_seed)
     replica.seed_generators(rank, job.seed)
     trainable, others = vectors(replica)
     meeting = meet(base, job, plan.algorithm, trainable, others)

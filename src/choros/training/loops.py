@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.backend.recheck import Recheck
 from choros.backend.replica import Replica
 from choros.backend.state import Groups
 from choros.errors import MeetingTimeout, PeerFailed, RanksDiffer
@@ -47,6 +48,7 @@ class TogetherLoop:
     def __init__(self, run: Run) -> None:
         self.run, self.replica = run, run.replica
         self.gradients = adding(run.job, run.algorithm) > 1
+        self.recheck = Recheck(run.replica, run.rank, run.job.workers) if self.gradients else None
         self.local, _ = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0
@@ -129,6 +131,8 @@ class TogetherLoop:
         """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""
         run, count = self.run, self.replica.size + 2
         slot = run.group.slot(count, self.replica.dtype)
+        if self.recheck is not None:
+            self.recheck(batch)
         self.replica.gradients(batch, slot)
         self.finite.gradient(slot[:-2], slot.item(-2), *self.at)
         begun = time.perf_counter()

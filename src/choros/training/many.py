@@ -101,14 +101,14 @@ class ManyReplicas:
         """Set the generators that all models of this process share."""
         self.lead.seed_generators(rank, seed)
 
-    def fold_seeds(self, rank: int, seed: int | None) -> None:
-        """Make random layers differ by rank and by device."""
+    def fold_seeds(self, first: int, seed: int | None) -> None:
+        """Make random layers differ by device; ``first`` is the number of the first one among all workers' devices."""
         states = self.crew.first(lambda: [np.array(state) for state in self.lead._values(self.lead.seeds)])
 
         def fold(number: int) -> None:
             replica = self.replicas[number]
             replica._assign(replica.seeds, states)
-            replica.fold_seeds(rank * len(self.replicas) + number, seed)
+            replica.fold_seeds(first + number, seed)
 
         self.crew.each(fold)
 

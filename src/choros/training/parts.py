@@ -54,6 +54,17 @@ def adding(job: Job, algorithm: Algorithm) -> int:
     return job.workers if algorithm.level == "gradients" else 1
 
 
+def first_replica(job: Job, rank: int) -> int:
+    """Return how many models the ranks before this one have: the number of its first, by which seeds differ.
+
+    Args:
+        job: Job; ``devices`` are those of each worker, which may be unequal.
+        rank: int. ``job.workers`` gives how many models there are in all.
+    """
+    several = job.devices and several_models(max(job.devices))
+    return sum(job.devices[:rank]) if several else rank
+
+
 def several_models(devices: int) -> bool:
     """Tell whether each of so many devices has a model of its own: but for JAX, whose one program spans them."""
     import keras

@@ -22,7 +22,7 @@ from choros.training.layout import laid_out
 from choros.training.lean import lean
 from choros.training.loops import train
 from choros.training.noticeboard import Noticeboard
-from choros.training.parts import adding, build_replica, join_meeting
+from choros.training.parts import adding, build_replica, first_replica, join_meeting
 from choros.training.run import Run
 from choros.training.snapshots import Snapshots
 from choros.training.state import Part, from_blobs, to_blobs
@@ -138,7 +138,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         held.append(replica)
         if not own:
             replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
-        replica.fold_seeds(link.rank, job.fold_seed)
+        replica.fold_seeds(first_replica(job, link.rank), job.fold_seed)
         replica.seed_generators(link.rank, job.seed)
         meeting = fds[3 + (message["depth"] > 0) :]
         snapshots = None
@@ -164,8 +164,9 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             again=message["again"],
             snapshots=snapshots,
         )
-        if one.again:
-            replica.fold_seeds(link.rank + job.workers, None)  # other random numbers than the first time
+        if one.again:  # other random numbers than the first time
+            again = first_replica(job, link.rank) + first_replica(job, job.workers)
+            replica.fold_seeds(again, None)
             replica.seed_generators(link.rank + job.workers, job.seed)
         train(one)
         trained = one.replica.snapshot() if job.ensemble else []
