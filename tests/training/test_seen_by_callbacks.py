@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import choros
+from choros.training.engine import Engine
 from choros.transport.shared_centre import SharedCentre
 
 K = keras.callbacks
@@ -139,6 +140,77 @@ def test_rare_exchanges_are_tried_at_an_epoch_s_end(name, workers, make_model, d
     np.testing.assert_allclose(judge.weights[-1][0], given.get_weights()[0], atol=1e-6)
 
 
+class Follows(K.Callback):
+    """Reads weights after each batch, in one of the ways in which a callback may reach them."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read, self.found = read, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(np.array(keras.ops.convert_to_numpy(self.read())))
+
+
+def ways(model):
+    """Ways to the same kernel: by the callback's model, and by references from before the fit."""
+    layer, variable = model.layers[0], model.layers[0].kernel
+    raw = variable.value  # with JAX an array, which is a value and stays what it was
+    found = {
+        "model": lambda: model.get_weights()[0],
+        "layer": lambda: layer.kernel,
+        "variable": lambda: variable,
+        "operator": lambda: variable * 1.0,
+        "call": lambda: layer(np.eye(8, dtype="float32")) if layer.bias is None else variable,
+    }
+    if keras.backend.backend() == "jax":
+        return found
+    return found | {"tensor": lambda: raw.detach() if hasattr(raw, "detach") else raw}
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "localsgd"])
+def test_weights_are_fetched_by_every_way_to_them(algorithm, make_model, data, pools, monkeypatch):
+    x, y = data(48)
+    asked, have_written = [], Engine.have_written
+    monkeypatch.setattr(Engine, "have_written", lambda self, rank: (asked.append(rank), have_written(self, rank)))
+    how = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    plain = make_model(keras.optimizers.SGD(0.1))
+    expected = Follows(lambda: plain.get_weights()[0])
+    plain.fit(x, y, callbacks=[expected], **how)
+    for name in ways(plain):
+        given = make_model(keras.optimizers.SGD(0.1))
+        callback = Follows(ways(given)[name])
+        rule = choros.LocalSGD(window=1) if algorithm == "localsgd" else algorithm
+        choros.Trainer(given, rule, workers=2, pool=pools(2)).fit(x, y, callbacks=[callback], **how)
+        assert len(asked) == 12, name
+        np.testing.assert_allclose(callback.found, expected.found, atol=1e-5, err_msg=name)
+        asked.clear()
+
+
+class Quiet(K.Callback):
+    """What loggers and progress bars do: nothing that needs weights."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def on_train_batch_end(self, batch, logs=None):
+        assert set(logs) == {"accuracy", "loss"}
+        assert isinstance(self.model, keras.Model)
+        assert self.model.name
+        self.model.optimizer.learning_rate = 0.01 + batch / 100
+        self.model.stop_training = batch == 4
+
+
+def test_nothing_is_fetched_for_callbacks_that_do_not_look(make_model, data, pools, monkeypatch):
+    x, y = data(48)
+    monkeypatch.setattr(Engine, "have_written", lambda self, rank: pytest.fail("weights were fetched"))
+    callbacks = [Quiet(), K.TerminateOnNaN(), K.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
+    given = make_model()
+    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, batch_size=8, callbacks=callbacks, verbose=0)
+    assert history.run.workers[0].steps == 5
+    assert float(given.optimizer.learning_rate) == pytest.approx(0.05)
+    assert type(given) is keras.Sequential
+
+
 JOB = """
     import os, sys, time
     if os.environ["KERAS_BACKEND"] != "tensorflow":
@@ -196,3 +268,55 @@ def test_a_callback_leaves_the_velocity_of_a_rank_alone(job):
         """
     )
     assert text.count("same [True, True, True]") == 2, text
+
+
+def test_in_a_job_a_callback_of_each_batch_sees_and_sets_weights(job):
+    text = job(
+        """
+        class Look(keras.callbacks.Callback):
+            def __init__(self, change):
+                super().__init__()
+                self.change, self.seen = change, []
+
+            def on_train_batch_end(self, batch, logs=None):
+                if batch % 3 == 0:
+                    self.seen.append(self.model.get_weights()[0])
+                if self.change and batch == 5:
+                    self.model.set_weights([0.5 * w for w in self.model.get_weights()])
+
+        for change in (False, True):
+            look, other = Look(change), Look(change)
+            model, _ = fit("allreduce", [look], shuffle=False)
+            plain = make("sgd")
+            plain.fit(x, y, batch_size=8, epochs=3, shuffle=False, callbacks=[other], verbose=0)
+            near = [np.allclose(a, b, atol=1e-5) for a, b in zip(model.get_weights(), plain.get_weights())]
+            if rank == 0:
+                near += [len(look.seen) == len(other.seen) == 9]
+                near += [np.allclose(a, b, atol=1e-5) for a, b in zip(look.seen, other.seen)]
+            print("near", all(near), flush=True)
+        """
+    )
+    assert text.count("near True") == 4, text
+
+
+def test_in_a_job_callbacks_see_what_was_validated(job):
+    text = job(
+        """
+        class Judge(keras.callbacks.Callback):
+            found = []
+
+            def on_epoch_end(self, epoch, logs=None):
+                time.sleep(0.1)
+                loss = self.model.loss(y, self.model(x, training=False))
+                self.found.append((float(keras.ops.convert_to_numpy(loss)), logs["val_loss"]))
+
+        judge = Judge()
+        model = make("sgd")
+        model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy())
+        choros.Trainer(model, "downpour").fit(
+            x, y, batch_size=8, epochs=10, validation_data=(x, y), callbacks=[judge], verbose=0
+        )
+        print("judged", rank or all(abs(a - b) < 1e-5 for a, b in judge.found) and len(judge.found), flush=True)
+        """
+    )
+    assert "judged 10" in text, text

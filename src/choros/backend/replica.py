@@ -153,6 +153,9 @@ class Replica(Protocol):
         Where a user's ``train_step`` returns logs that are not the metrics', the last step's, as in Keras.
         """
 
+    def peek(self, state: Array) -> dict[str, Any]:
+        """What ``metrics`` would give for a sum of metric states, in the middle of an epoch; nothing changes."""
+
     def evaluate(self, batch: Batch) -> None:
         """One test step: metrics only. A batch of no rows counts as one, so that states add."""
 

@@ -57,20 +57,18 @@ class Conductor:
             model=model,
         )
         self.history: Any = model.history
+        self.per_batch = any(_wants_batches(callback) for callback in self.user)  # one wants every batch
         self.waiting: dict[int, dict[str, float]] = {}  # epochs that were reported before their time
         self.told: dict[int, Orders] = {}  # by epoch that has ended, what was decided: for those that end it again
         self.epoch: int | None = None
         self.epochs, self.steps, self.first = epochs, steps, first
         self._lazy = LazyWeights(model, self._touch)
         self._before: list[Array] = []  # the weights before callbacks could change them, once touched
+        self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
+        self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
         self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
         self.step = -1  # the batch whose beginning was told last
         self.logs: dict[str, float] = {}
-
-    @property
-    def per_batch(self) -> bool:
-        """Whether a user's callback wants every batch."""
-        return any(_wants_batches(callback) for callback in self.user)
 
     # -- what Keras' fit would call
     def begin(self, epoch: int) -> Orders:
@@ -118,7 +116,9 @@ class Conductor:
 
     def _look_at_callbacks(self) -> None:
         """See whether one that wants every batch holds what shows weights past the model's objects."""
-        self._eager = any(_wants_batches(each) and holds_tensors(each, self.model) for each in self.user)
+        if self.per_batch:
+            self._lazy.collect()
+            self._eager = any(_wants_batches(each) and holds_tensors(each, self.model) for each in self.user)
 
     def _begin_batch(self, step: int) -> None:
         if self.per_batch and step != self.step:
@@ -177,7 +177,13 @@ class Conductor:
         return [variable for variable in self.model.variables if id(variable) not in random]
 
     def _rate(self) -> float:
-        return float(values([self.model.optimizer.learning_rate])[0]) if self.user else 0.0
+        if not self.user:
+            return 0.0
+        rate = self.model.optimizer.learning_rate
+        value = getattr(rate, "value", rate)
+        if value is not self._seen[0] or self._mutable:  # reading costs, at every batch
+            self._seen = (value, float(values([rate])[0]))
+        return self._seen[1]
 
     def _orders(self, before: tuple[float, list[Array]]) -> Orders:
         stop = bool(self.model.stop_training)

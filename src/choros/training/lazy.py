@@ -54,12 +54,12 @@ class LazyWeights:
         self._armed = self._passing = False
         self._classes: dict[type, type] = {}
         self._pairs: list[tuple[Any, type, type]] = []
-        self._count = 0
 
     @contextmanager
     def armed(self) -> Iterator[None]:
         """Have the first access to weights in this block call ``touch``."""
-        self._collect()
+        if not self._pairs:
+            self.collect()
         self._armed = True
         for each, _, other in self._pairs:
             object.__setattr__(each, "__class__", other)
@@ -80,12 +80,9 @@ class LazyWeights:
             self._disarm()
             self.touch()
 
-    def _collect(self) -> None:
-        """Find the objects whose use tells that weights are touched; a callback may have added some."""
+    def collect(self) -> None:
+        """Find the objects whose use tells that weights are touched, once more where callbacks may have added some."""
         variables = model_variables(self.model)
-        if len(variables) == self._count:
-            return
-        self._count = len(variables)
         rate = self.model.optimizer.learning_rate  # it is the caller's: workers are told what it becomes
         layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
         groups = (

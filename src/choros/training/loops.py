@@ -97,11 +97,8 @@ class TogetherLoop:
         if not run.job.per_batch:
             run.progress(epoch, step)
             return Orders()
-        state = replica.metric_state()
-        replica.set_metric_state(run.group.sum(state))
-        logs = replica.metrics()
-        replica.set_metric_state(state)
-        orders = run.reporter.batch(epoch, step, logs if run.rank == 0 else None, self.show)
+        state = run.group.sum(replica.metric_state())
+        orders = run.reporter.batch(epoch, step, replica.peek(state) if run.rank == 0 else None, self.show)
         self.obey(orders)
         return orders
 
@@ -286,7 +283,7 @@ class AloneLoop:
                     self.meet()
                 if run.job.per_batch and run.rank == 0:
                     begun = time.perf_counter()
-                    run.reporter.batch(epoch, number, self.replica.metrics())
+                    run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()))
                     run.tally.calling += time.perf_counter() - begun
                 else:
                     run.progress(epoch, number)

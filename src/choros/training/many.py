@@ -202,6 +202,11 @@ class ManyReplicas:
         logs: dict[str, Any] = self.crew.first(read)
         return logs
 
+    def peek(self, state: Array) -> dict[str, Any]:
+        """What Keras would log for a sum of metric states."""
+        logs: dict[str, Any] = self.crew.first(lambda: self.lead.peek(state))
+        return logs
+
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
         """What a user's own step last logged on the first device."""
         logs: dict[str, tuple[float, bool]] | None = self.lead.own_logs()
