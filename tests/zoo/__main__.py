@@ -16,6 +16,7 @@ by `python -m tests.zoo`; a test holds it to the table, and another one the tabl
   equal with several workers.
 - **inexact**: random numbers that cannot be switched off. Differences lie within the spread of one process over seeds.
 - **refused**: by name, before a worker starts. **transport**: refused, as the model cannot travel to a worker.
+- **library**: the backend's own library fails on such a batch, or on a share of one row, in plain `fit` too.
 - **-**: the example is not for that backend. A number after a verdict is the point of issue 16 that is not mended yet.
 
 Check your own model: `choros check model.py`, or `choros.check(model, x, y)`.

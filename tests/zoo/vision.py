@@ -74,7 +74,7 @@ def mobilenet():
     return compiled(model, rms, metrics=metrics), normal(8, 8, 3), whole(5), weights()
 
 
-@zoo("vision", fast=True)
+@zoo("vision", {"jax": "equal", "torch": "library", "tensorflow": "equal"}, fast=True)
 def unet():
     """Segmentation: a class for each pixel, transposed convolutions and skips."""
     inputs = keras.Input((8, 8, 3))
@@ -117,11 +117,11 @@ def super_resolution():
         compiled(keras.Model(inputs, outputs), loss="mse", metrics=()),
         uniform(6, 6, 1),
         uniform(12, 12, 1),
-        weights(),
+        None,
     )
 
 
-@zoo("vision")
+@zoo("vision", {"jax": "equal", "torch": "library", "tensorflow": "equal"})
 def denoising_autoencoder():
     """An autoencoder that is given noisy images (autoencoder)."""
     model = keras.Sequential(

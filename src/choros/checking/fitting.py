@@ -67,9 +67,16 @@ def global_batches(
             if order is not None:
                 rows = random.permutation(batch.rows)
                 parts = keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], parts)
-            batches.append(parts)
+            batches.append(_tuples(parts))
         epochs.append(batches)
     return epochs
+
+
+def _tuples(part: Any) -> Any:
+    """Make tuples of lists, which a PyDataset may not yield on TensorFlow."""
+    if isinstance(part, dict):
+        return {name: _tuples(value) for name, value in part.items()}
+    return tuple(map(_tuples, part)) if isinstance(part, (list, tuple)) else part
 
 
 def plain_fit(model: Any, source: Source, setting: Setting, seed: int, order: int | None = None) -> Result:

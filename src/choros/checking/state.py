@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend import seeds
-from choros.training.travel import fresh_clone, pack_model
+from choros.training.travel import fresh_clone, pack_model, unpack_model
 from choros.types import Array
 
 _RATES = ("rate", "stddev", "dropout", "recurrent_dropout", "_dropout")
@@ -118,7 +118,7 @@ def switched_off(model: Any) -> Any:
     if random_layers(copy) or batch_statistics(copy) or [v.shape for v in mine] != [v.shape for v in theirs]:
         return None
     assign(theirs, values(mine))
-    return copy
+    return unpack_model(*pack_model(copy))  # a layer such as Normalization derives constants from what it reads
 
 
 def _is_off(layer: Any) -> bool:
