@@ -16,11 +16,8 @@ from typing import Any
 
 from choros.backend.base import model_variables
 
-# What may be read without weights. Keras' ``Callback.model`` reads the last three with JAX.
-_OF_MODELS = frozenset(
-    {"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"}
-    | {"jax_state_sync", "_jax_state", "_jax_state_synced"}
-)
+# What may be read without weights.
+_OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})
 _OF_LAYERS = frozenset({"name", "built", "trainable"})
 _OF_VARIABLES = frozenset({"name", "path", "shape", "dtype", "trainable", "ndim"})
 _PLAIN = frozenset(  # special methods that say nothing of weights
@@ -51,7 +48,7 @@ class LazyWeights:
 
     def __init__(self, model: Any, touch: Callable[[], None]) -> None:
         self.model, self.touch = model, touch
-        self._armed = self._passing = False
+        self._armed = self.passing = False
         self._classes: dict[type, type] = {}
         self._pairs: list[tuple[Any, type, type]] = []
 
@@ -74,7 +71,7 @@ class LazyWeights:
             for each, own, _ in self._pairs:
                 object.__setattr__(each, "__class__", own)
 
-    def _spring(self) -> None:
+    def spring(self) -> None:
         """Restore all classes and fetch; nothing where another access did so."""
         if self._armed:
             self._disarm()
@@ -106,24 +103,26 @@ class LazyWeights:
         def __getattribute__(self: Any, name: str) -> Any:
             if name == "__class__":
                 return own
-            if lazy._passing or name in names:
-                before, lazy._passing = lazy._passing, True
+            if name == "jax_state_sync":  # Keras' ``Callback.model`` calls it; no loop of Keras' has this model's state
+                return lambda: None
+            if lazy.passing or name in names:
+                before, lazy.passing = lazy.passing, True
                 try:
                     return plainly(self, name)
                 finally:
-                    lazy._passing = before
-            lazy._spring()
+                    lazy.passing = before
+            lazy.spring()
             return getattr(self, name)
 
         def __setattr__(self: Any, name: str, value: Any) -> None:
             if name == "stop_training":
                 object.__getattribute__(self, "__dict__")[name] = value
                 return
-            lazy._spring()
+            lazy.spring()
             setattr(self, name, value)
 
         def __delattr__(self: Any, name: str) -> None:
-            lazy._spring()
+            lazy.spring()
             delattr(self, name)
 
         body: dict[str, Any] = {
@@ -146,8 +145,8 @@ class LazyWeights:
         """Return a special method that fetches, and then is what it was."""
 
         def method(this: Any, *args: Any, **how: Any) -> Any:
-            if not self._passing:
-                self._spring()
+            if not self.passing:
+                self.spring()
             return getattr(own, name)(this, *args, **how)
 
         return method

@@ -84,6 +84,11 @@ class Snapshots:
         vector[:], others[:] = self._slots[epoch % SLOTS]
         return True
 
+    def blank(self) -> tuple[Array, Array]:
+        """Return memory of the vectors' sizes, for ``read``."""
+        vector, others = self._slots[0]
+        return np.empty_like(vector), np.empty_like(others)
+
     def close(self) -> None:
         """Free the segment."""
         self._slots, self._head = [], np.empty(0, np.int64)
@@ -121,7 +126,7 @@ def answer(kept: Snapshots, head: dict[str, Any], arrays: list[Array]) -> tuple[
         kept.put(int(head["epoch"]), *arrays)
         return {}, []
     if head["op"] == "read snapshot":
-        vector, others = (np.empty_like(part) for part in kept._slots[0])
+        vector, others = kept.blank()
         held = kept.read(int(head["epoch"]), vector, others)
         return {"kept": held}, [vector, others] if held else []
     return None, []
