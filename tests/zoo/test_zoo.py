@@ -37,8 +37,10 @@ def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
     runs = {each.run: each for each in report.comparisons}
     if entry.expected[BACKEND] in ("refused", "transport"):
         kind = "NotSerializable" if entry.expected[BACKEND] == "transport" else "NotExact"
+        kinds = ("NotSerializable", "NotExact") if kind == "NotSerializable" else (kind,)  # whichever is seen first
         for run in ("2 workers", "3 workers"):
-            assert (runs[run].verdict, runs[run].error) == ("refused", kind), str(report)
+            assert runs[run].verdict == "refused", str(report)
+            assert runs[run].error in kinds, str(report)
         alone = ("refused", kind) if kind == "NotSerializable" else ("equal", "")
         assert (runs["1 worker"].verdict, runs["1 worker"].error) == alone, str(report)
     else:

@@ -64,10 +64,10 @@ def made_rows(model: Any, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
 
     from choros.backend.caller import pairs
 
-    try:
-        inputs, outputs = model.input, model.output
-    except (AttributeError, ValueError):
-        inputs = outputs = None
+    if isinstance(model, keras.Sequential):  # which has no .input before its first call
+        inputs, outputs = (tensors[0] if tensors else None for tensors in (model.inputs, model.outputs))
+    else:
+        inputs, outputs = getattr(model, "input", None), getattr(model, "output", None)
     if inputs is None or outputs is None:
         raise BadInput(f"The model {model.name!r} has no symbolic inputs, so no rows can be drawn: give x and y.")
     random = np.random.default_rng(seed)
