@@ -179,7 +179,7 @@ def huber_regression():
     )
 
 
-@zoo("structured", "refused", point="9")
+@zoo("structured", "refused")
 def cosine_over_the_batch():
     """CosineSimilarity(axis=0) compares columns of the whole batch: no mean over rows."""
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])

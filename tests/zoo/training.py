@@ -65,7 +65,7 @@ def frozen_layers():
     return compiled(model, adamw), normal(6), whole(3), weights()
 
 
-@zoo("adaptation", point={"torch": "6", "tensorflow": "6"})
+@zoo("adaptation")
 def unused_head():
     """Two heads, a loss for one: plain Keras on PyTorch and TensorFlow leaves the other head alone."""
     inputs = keras.Input((6,))
@@ -159,7 +159,7 @@ def add_loss_mean():
     return compiled(penalised(MeanPenalty)), normal(6), whole(3), weights()
 
 
-@zoo("regularisation", "refused", point="9")
+@zoo("regularisation", "refused")
 def add_loss_sum():
     """add_loss of a sum over the batch: no mean over rows."""
     return compiled(penalised(SumPenalty)), normal(6), whole(3), weights()
@@ -240,7 +240,7 @@ def compute_loss_mean():
     return functional(OwnLoss), normal(6), normal(2, seed=1), None
 
 
-@zoo("own steps", "refused", point="9")
+@zoo("own steps", "refused")
 def compute_loss_sum():
     """compute_loss overridden, a sum over the rows."""
     return functional(SummedLoss), normal(6), normal(2, seed=1), None
