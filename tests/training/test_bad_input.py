@@ -160,7 +160,6 @@ def test_other_libraries_datasets(refused):
 
 
 def test_batches_and_meetings(refused):
-    refused(BadData, "at least 2", algorithm="aeasgd", batch_size=1)
     refused(BadInput, "together", how={"workers": 2, "meet": "alone"})
     refused(BadInput, "'together' or 'alone'", how={"workers": 2, "meet": "sometimes"})
     refused(BadInput, "never meet", algorithm="ensemble", how={"workers": 2, "meet": "alone"})
