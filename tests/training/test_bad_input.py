@@ -153,7 +153,7 @@ def test_what_fit_is_given(fit, words, refused):
 def test_other_libraries_datasets(refused):
     tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     dataset = tf.data.Dataset.from_tensor_slices((np.zeros((4, 8)), np.zeros(4)))
-    refused(BadData, "y of batch 1 .* is a single number", x=dataset, y=None)  # not batched
+    refused(BadData, "batch 1 .* has a single number .* batch rows first", x=dataset, y=None)  # not batched
     torch = pytest.importorskip("torch", reason="torch is not installed")
     dataset = torch.utils.data.TensorDataset(torch.zeros(4, 8))
     refused(BadData, "PyTorch Dataset without a DataLoader.*PyDataset", x=dataset, y=None)
