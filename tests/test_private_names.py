@@ -52,7 +52,6 @@ PRIVATE = [
     Name("_inbound_nodes", "keras.Layer()", "the calls of an operation of a functional model (training/likeness.py)"),
     Name("_keras_history", "a symbolic tensor", "the operation that made a tensor (training/likeness.py)"),
     Name("_moments", "keras.layers.BatchNormalization", "mean and variance of a batch (hvd/layers.py)"),
-    Name("_compute_loss", "keras.Model", "the loss of a batch; whether a model overrides it (backend/trial.py)"),
     Name("_jax_state", "a model with JAX's state", "may be read without weights (training/lazy.py)"),
     Name("_jax_state_synced", "a model with JAX's state", "may be read without weights (training/lazy.py)"),
     Name("_dropout", "keras.layers.MultiHeadAttention()", "a rate of dropout (checking/state.py)"),
