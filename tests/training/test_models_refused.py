@@ -82,6 +82,7 @@ def test_one_worker_takes_batches_of_a_fixed_size():
     assert np.isfinite(history.history["loss"]).all()
 
 
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have:UserWarning")
 def test_float8_scales_are_refused_by_all_reduce():
     model = functional()
     model.quantize("float8")

@@ -114,7 +114,7 @@ def plain(model: Any) -> bool:
     """Tell whether all that makes the loss is Keras' own and known to treat each row by itself."""
     if model_divisor(model) != (None, False):
         return False
-    steps = ("train_step", "compute_loss", "_compute_loss", "call", "__call__")
+    steps = ("train_step", "compute_loss", "call", "__call__")
     if not all(_of_keras(getattr(type(model), name, None)) for name in steps):
         return False
     if not all(known(entry.loss) for entry in compiled_losses(model)):
@@ -206,8 +206,9 @@ class Attempt:
 
     def reset(self, values: list[Array] | None = None) -> None:
         """Set all that a step changes to these values, or to what it was."""
-        self.replica._assign(self._state, self._before if values is None else values)
-        self.replica.set_generators(self._generators)
+        replica = self.replica
+        replica._assign(self._state, self._before if values is None else values)
+        replica.set_generators(self._generators)
 
 
 @contextmanager

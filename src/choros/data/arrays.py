@@ -88,6 +88,10 @@ class ArraySource:
         rows = min(self.rows, batch_size)
         return Batch(*self._cut(slice(0, rows)), rows=rows, total=rows)
 
+    def taken(self, rows: Array) -> tuple[Any, Any, Any]:
+        """Copies of these rows of x, y and sample_weight."""
+        return self._pick(rows)
+
     def epoch(
         self,
         *,

@@ -58,4 +58,4 @@ def _of_arrays(source: ArraySource) -> Batch:
         quarter = ROWS // 4
         middle = np.random.default_rng(2).choice(count - 2 * quarter, ROWS // 2, replace=False)
         order = np.concatenate([order[:quarter], order[quarter + np.sort(middle)], order[-quarter:]])
-    return Batch(*source._pick(places[order]), rows=len(order), total=len(order))
+    return Batch(*source.taken(places[order]), rows=len(order), total=len(order))
