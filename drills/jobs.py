@@ -153,8 +153,8 @@ def wrong(name: str, how: str, job: Job, code: int, whole: str) -> list[str]:
     if name in TOGETHER and whole and ends[0]["digest"] != whole:
         found.append("the weights are not those of a job without a failure")
     steps = EPOCHS * BATCHES
-    if name == "DOWNPOUR" and ends[0]["weight"] != -RATE * steps:
-        found.append(f"the centre holds {-ends[0]['weight'] / RATE:g} steps, not {steps}")
+    if name == "DOWNPOUR" and ends[0]["weight"] != -RATE * WORKERS * steps:
+        found.append(f"the centre holds {-ends[0]['weight'] / RATE:g} steps, not {WORKERS * steps}")
     rows = ends[0]["rows"]  # since it went on
     if name in ALONE and (rows > steps * ROWS if restarts else rows != steps * ROWS):
         found.append(f"{rows} rows, not {steps * ROWS}")
@@ -201,8 +201,7 @@ def drill(number: int, seed: int, wholes: dict[str, str], ways: Sequence[str] = 
     if how == "server":  # of which those that train together have none
         name, kills = rng.choice(list(ALONE)), [0.0, *(rng.uniform(0.0, 2.0) for _ in range(rng.randrange(3)))]
     worker = rng.randrange(WORKERS)
-    batches = BATCHES if name in TOGETHER else BATCHES // WORKERS
-    moment = (rng.randrange(EPOCHS - bool(kills)), rng.randrange(batches - 4), rng.uniform(0.0, 0.05))
+    moment = (rng.randrange(EPOCHS - bool(kills)), rng.randrange(BATCHES - 4), rng.uniform(0.0, 0.05))
     if name in TOGETHER and name not in wholes:
         first = run(name, "", 0, None, "")
         if first["wrong"]:

@@ -128,7 +128,7 @@ def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, worker: 
         found.append(f"worker {worker} failed, but the record names {[restart.rank for restart in run.restarts]}")
     if name in TOGETHER and len(run.restarts) < failed:  # one that trains alone may have been done already
         found.append(f"{failed} failures, but {len(run.restarts)} restarts in the record")
-    rows, steps = EPOCHS * BATCHES * ROWS, EPOCHS * BATCHES // WORKERS
+    rows, steps = EPOCHS * BATCHES * ROWS, EPOCHS * BATCHES  # each worker has a share of every batch
     if name in TOGETHER:
         pairs = zip(model.get_weights(), whole.get_weights(), strict=True)
         if not all(np.array_equal(one, other) for one, other in pairs):
@@ -137,7 +137,7 @@ def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, worker: 
             found.append(f"{run.rows} rows in the record, not {rows}")
         return found
     window = ALONE[name]["window"]
-    missing = len(run.restarts) * window * ROWS
+    missing = len(run.restarts) * window * ROWS // WORKERS
     if not rows - missing <= run.rows <= rows:
         found.append(f"{run.rows} rows in the record, not {rows} (or up to {missing} fewer)")
     if name == "DOWNPOUR":
@@ -180,7 +180,7 @@ def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) 
     rng = random.Random(f"{seed}/{number}")
     name, how = rng.choice([*TOGETHER, *ALONE]), rng.choice(WAYS)
     worker = rng.randrange(WORKERS)
-    moment = (rng.randrange(EPOCHS), rng.randrange(BATCHES // WORKERS - 8), rng.uniform(0.0, 0.05))
+    moment = (rng.randrange(EPOCHS), rng.randrange(BATCHES - 8), rng.uniform(0.0, 0.05))
     facts = {"number": number, "algorithm": name, "how": how, "worker": worker, "moment": moment}
     if name in TOGETHER and name not in wholes:
         wholes[name] = fit(name, pool, os.path.join(room, "none"), 0, None, how)[0]

@@ -52,8 +52,6 @@ PRIVATE = [
     Name("_inbound_nodes", "keras.Layer()", "the calls of an operation of a functional model (training/likeness.py)"),
     Name("_keras_history", "a symbolic tensor", "the operation that made a tensor (training/likeness.py)"),
     Name("_moments", "keras.layers.BatchNormalization", "mean and variance of a batch (hvd/layers.py)"),
-    Name("_jax_state", "a model with JAX's state", "may be read without weights (training/lazy.py)"),
-    Name("_jax_state_synced", "a model with JAX's state", "may be read without weights (training/lazy.py)"),
     Name("_dropout", "keras.layers.MultiHeadAttention()", "a rate of dropout (checking/state.py)"),
     # Keras: compile, optimizers, metrics, callbacks, distribution
     Name("_iterations", "keras.optimizers.SGD()", "the step counter; optimizer.iterations may be another's"),
@@ -330,19 +328,6 @@ def functional():
     return model
 
 
-def jax_model():
-    """A model as it is while JAX trains it."""
-    model, seen = functional(), []
-
-    class Seen(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            seen.extend(name for name in ("_jax_state", "_jax_state_synced") if hasattr(self._model, name))
-
-    x, y = {"a": np.ones((4, 3)), "b": np.ones((4, 3))}, {"c": np.ones((4, 1))}
-    model.fit(x, y, callbacks=[Seen()], verbose=0)
-    return types.SimpleNamespace(**dict.fromkeys(seen))
-
-
 def optimizer(kind):
     """An optimizer that is built."""
     made = kind(0.1, use_ema=True)
@@ -368,7 +353,6 @@ EXAMPLES = {
     "a tensor's history": lambda: keras.Input((3,))._keras_history,
     "keras.optimizers.SGD()": lambda: optimizer(keras.optimizers.SGD),
     "keras.optimizers.Adam()": lambda: optimizer(keras.optimizers.Adam),
-    "a model with JAX's state": jax_model,
     "keras.layers.MultiHeadAttention()": lambda: keras.layers.MultiHeadAttention(1, 1),
     "keras.metrics.MeanSquaredError()": keras.metrics.MeanSquaredError,
     "keras.callbacks.Callback()": keras.callbacks.Callback,
@@ -382,7 +366,6 @@ EXAMPLES = {
 }
 LIBRARIES = ("jax", "torch", "tensorflow", "pyspark")
 OF = {
-    "a model with JAX's state": "jax",
     "gloo's options": "torch",
     "a jax array": "jax",
     "a jax device": "jax",

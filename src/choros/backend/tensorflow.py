@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from choros.backend.base import BaseReplica
+from choros.backend.base import BaseReplica, model_variables
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
 from choros.types import Array, Batch
@@ -326,3 +326,14 @@ def _dense(gradient: Any, variable: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
     return gradient
+
+
+def weights_detector(model: Any) -> Callable[[Any], bool]:
+    """Return a function that tells whether an object of TensorFlow may give access to the model's weights."""
+    values = {id(variable.value) for variable in model_variables(model)}
+    kinds = (tf.Module, tf.train.Checkpoint, tf.types.experimental.GenericFunction)
+
+    def detect(candidate: Any) -> bool:
+        return id(candidate) in values or (isinstance(candidate, kinds) and not isinstance(candidate, tf.Variable))
+
+    return detect

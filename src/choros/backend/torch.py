@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from choros.backend import seeds
-from choros.backend.base import BaseReplica
+from choros.backend.base import BaseReplica, model_variables
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
 from choros.types import Array
@@ -239,3 +239,15 @@ def _write(tensor: Any, array: Any) -> None:
         np.copyto(tensor.detach().numpy(), array, casting="unsafe")
     else:
         tensor.copy_(torch.from_numpy(np.array(array, np.float32 if tensor.is_floating_point() else None)))
+
+
+def weights_detector(model: Any) -> Callable[[Any], bool]:
+    """Return a function that tells whether an object of PyTorch may give access to the model's weights."""
+    memory = {variable.value.untyped_storage().data_ptr() for variable in model_variables(model)}
+
+    def detect(candidate: Any) -> bool:
+        if isinstance(candidate, torch.Tensor):
+            return candidate.layout is not torch.strided or candidate.untyped_storage().data_ptr() in memory
+        return isinstance(candidate, (torch.nn.Module, torch.optim.Optimizer))
+
+    return detect

@@ -165,9 +165,13 @@ def holds_tensors(callback: Any, model: Any) -> bool:
     """
     import keras
 
-    if keras.backend.backend() not in ("torch", "tensorflow"):
+    if keras.backend.backend() == "torch":
+        from choros.backend.torch import weights_detector
+    elif keras.backend.backend() == "tensorflow":
+        from choros.backend.tensorflow import weights_detector
+    else:
         return False
-    holds = _torch_holds(model) if keras.backend.backend() == "torch" else _tensorflow_holds(model)
+    holds = weights_detector(model)
 
     known = (keras.Layer, keras.Variable, keras.Optimizer, keras.Loss)
     skipped = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType)
@@ -187,29 +191,6 @@ def holds_tensors(callback: Any, model: Any) -> bool:
             return True
         level = further
     return False
-
-
-def _torch_holds(model: Any) -> Callable[[Any], bool]:
-    """Return what tells whether an object of PyTorch may show the model's weights."""
-    import torch
-
-    memory = {variable.value.untyped_storage().data_ptr() for variable in model_variables(model)}
-
-    def holds(each: Any) -> bool:
-        if isinstance(each, torch.Tensor):
-            return each.layout is not torch.strided or each.untyped_storage().data_ptr() in memory
-        return isinstance(each, (torch.nn.Module, torch.optim.Optimizer))
-
-    return holds
-
-
-def _tensorflow_holds(model: Any) -> Callable[[Any], bool]:
-    """Return what tells whether an object of TensorFlow may show the model's weights."""
-    import tensorflow as tf
-
-    own = {id(variable.value) for variable in model_variables(model)}
-    kinds = (tf.Module, tf.train.Checkpoint, tf.types.experimental.GenericFunction)
-    return lambda each: id(each) in own or (isinstance(each, kinds) and not isinstance(each, tf.Variable))
 
 
 def _parts(each: Any) -> list[Any]:
