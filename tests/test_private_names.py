@@ -11,7 +11,6 @@ import inspect
 import pathlib
 import re
 import sys
-import types
 from collections import defaultdict
 from typing import NamedTuple
 
