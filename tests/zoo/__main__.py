@@ -17,7 +17,7 @@ by `python -m tests.zoo`; a test holds it to the table, and another one the tabl
 - **inexact**: random numbers that cannot be switched off. Differences lie within the spread of one process over seeds.
 - **refused**: by name, before a worker starts. **transport**: refused, as the model cannot travel to a worker.
 - **library**: the backend's own library fails on such a batch, or on a share of one row, in plain `fit` too.
-- **-**: the example is not for that backend. A number after a verdict is the point of issue 16 that is not mended yet.
+- **-**: the example is not for that backend.
 
 Check your own model: `choros check model.py`, or `choros.check(model, x, y)`.
 
@@ -33,7 +33,7 @@ def page() -> str:
 
     lines = []
     for entry in sorted(TABLE.values(), key=lambda entry: (entry.family, entry.name)):
-        cells = [entry.expected[b] + (f" ({entry.points[b]})" if entry.points.get(b) else "") for b in BACKENDS]
+        cells = [entry.expected[b] for b in BACKENDS]
         about = entry.about.splitlines()[0].rstrip(".")
         lines.append(" | ".join(["| " + entry.name, entry.family, *cells, about + " |"]))
     return HEAD.format(rows=ROWS, batch=BATCH) + "\n".join(lines) + "\n"

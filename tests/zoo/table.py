@@ -4,7 +4,6 @@ Verdicts: "equal" (weights, optimizer slots and metrics of plain fit), "inexact"
 that cannot be switched off: within the spread of one process), "refused" (NotExact and the like, by name, before a
 worker starts), "transport" (NotSerializable: today's transport of models cannot carry it), "-" (the example is not for
 that backend), "library" (the backend's own library fails on such a batch, or on a share of one row, also in plain fit).
-``point`` names the point of issue 16 without which a cell is not as it should be: a strict xfail.
 """
 
 import dataclasses
@@ -26,7 +25,6 @@ class Entry:
     make: Callable
     expected: dict
     fast: bool
-    points: dict
     options: dict
     about: str
 
@@ -34,15 +32,14 @@ class Entry:
 TABLE: dict[str, Entry] = {}
 
 
-def zoo(family, expect="equal", *, fast=False, point=None, **options):
-    """Enter a function into the table; ``expect`` and ``point`` are one for all backends, or a dict by backend."""
+def zoo(family, expect="equal", *, fast=False, **options):
+    """Enter a function into the table; ``expect`` is one verdict for all backends, or a dict by backend."""
 
     def enter(make):
         each = expect if isinstance(expect, dict) else dict.fromkeys(BACKENDS, expect)
-        points = point if isinstance(point, dict) else dict.fromkeys(BACKENDS, point) if point else {}
         name = make.__name__.replace("_", "-")
         assert name not in TABLE, name
-        TABLE[name] = Entry(name, family, make, each, fast, points, options, (make.__doc__ or "").strip())
+        TABLE[name] = Entry(name, family, make, each, fast, options, (make.__doc__ or "").strip())
         return make
 
     return enter

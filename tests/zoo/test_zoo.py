@@ -17,9 +17,7 @@ WHOLE = bool(os.environ.get("CHOROS_ZOO"))
 def cells():
     for entry in TABLE.values():
         if entry.expected[BACKEND] != "-" and (WHOLE or entry.fast):
-            point = entry.points.get(BACKEND)
-            marks = [pytest.mark.xfail(strict=True, reason=f"point {point} of issue 16")] if point else []
-            yield pytest.param(entry, id=entry.name, marks=marks)
+            yield pytest.param(entry, id=entry.name)
 
 
 @pytest.mark.parametrize("entry", list(cells()))
@@ -56,4 +54,4 @@ def test_the_zoo_is_large_and_little_of_it_is_refused():
 
 
 def test_the_page_is_what_the_table_says():
-    assert PAGE.read_text() == page(), "write it anew: python -m tests.zoo"
+    assert PAGE.read_text() == page(), "write the page again: python -m tests.zoo"

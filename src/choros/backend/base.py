@@ -240,11 +240,11 @@ class BaseReplica(Metrics):
         """Set the moving statistics; always copies."""
         self._assign(self.moving, scatter(vector, self.moving_slices, self.moving))
 
-    # What the optimizer keeps.
+    # The optimizer's state.
 
     @property
     def averages(self) -> bool:
-        """Whether the optimizer keeps moving averages of the weights (``use_ema``)."""
+        """True where the optimizer keeps moving averages of the weights (``use_ema``)."""
         return bool(averages_of(self.model.optimizer))
 
     def get_average(self, out: Array) -> None:

@@ -74,7 +74,7 @@ def compiled_losses(model: Any) -> list[Any]:
 
 
 def kind(loss: Any) -> str:
-    """How the loss divides: "rows", "weights", "sum" or ``DECLARED``. Names and functions get Keras' default, rows."""
+    """Return what the loss divides by: "rows", "weights", "sum" or ``DECLARED``; "rows" for names and functions."""
     if declared(loss) is not None:
         return DECLARED
     if not isinstance(loss, keras.losses.Loss):

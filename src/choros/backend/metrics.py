@@ -99,7 +99,7 @@ class Metrics(ABC):
         return figures | {name: loss for name, loss in self._exact().items() if name in figures}
 
     def peek(self, state: Array) -> dict[str, Any]:
-        """What ``metrics`` gives for a sum of metric states; this replica's own metrics stay as they are.
+        """Return what ``metrics`` gives for a sum of metric states; this replica's metrics stay as they are.
 
         Where all results are means, they are divided here: running Keras' metrics costs as much as a small step.
         """

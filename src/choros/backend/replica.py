@@ -114,7 +114,7 @@ class Replica(Protocol):
 
     @property
     def averages(self) -> bool:
-        """Whether the optimizer keeps moving averages of the weights (``use_ema``)."""
+        """True where the optimizer keeps moving averages of the weights (``use_ema``)."""
 
     def get_average(self, out: Array) -> None:
         """Copy the moving averages of the trainable variables into ``out`` (``size`` values of ``dtype``)."""
@@ -154,7 +154,7 @@ class Replica(Protocol):
         """
 
     def peek(self, state: Array) -> dict[str, Any]:
-        """What ``metrics`` would give for a sum of metric states, in the middle of an epoch; nothing changes."""
+        """Return what ``metrics`` would give for a sum of metric states, in the middle of an epoch; nothing changes."""
 
     def evaluate(self, batch: Batch) -> None:
         """One test step: metrics only. A batch of no rows counts as one, so that states add."""

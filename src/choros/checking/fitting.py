@@ -19,7 +19,7 @@ LOOSE = 1e-4  # of a metric that counts by thresholds, such as AUC
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs of a check have in common.
+    """The part that all runs of a check have in common.
 
     Attributes:
         data: (x, y, sample_weight), as for ``Trainer.fit``.

@@ -39,7 +39,7 @@ class Difference:
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is within the tolerance."""
+        """True where the difference is within the tolerance."""
         return self.largest <= self.tolerance
 
 
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the verdict is one of "equal", "inexact" and "trained"."""
+        """True where the verdict is "equal", "inexact" or "trained"."""
         return self.verdict in PASSED
 
     @property
@@ -78,7 +78,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What ``choros.check`` found.
+    """The result of ``choros.check``.
 
     Attributes:
         model, backend, algorithm: str. Names.
@@ -100,7 +100,7 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether each comparison passed."""
+        """True where each comparison passed."""
         return all(comparison.passed for comparison in self.comparisons)
 
     @property

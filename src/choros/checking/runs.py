@@ -97,7 +97,7 @@ class Runs:
         parts += [f"batch statistics of each worker's rows ({', '.join(normalising)})"] if normalising else []
         try:
             copy = switched_off(model)
-        except (BadInput, TypeError, ValueError):  # a class that cannot be made anew; the workers' run says it
+        except (BadInput, TypeError, ValueError):  # cannot be constructed again; the workers report it
             copy = None
         if copy is not None:
             self.model = copy

@@ -122,6 +122,6 @@ def switched_off(model: Any) -> Any:
 
 
 def _is_off(layer: Any) -> bool:
-    """Whether a layer of Keras' own has a seed, and rates of zero."""
+    """Tell whether a layer of Keras has a seed and rates of zero."""
     rates = [vars(layer)[name] for name in _RATES if isinstance(vars(layer).get(name), (int, float))]
     return str(type(layer).__module__).startswith("keras.") and bool(rates) and not any(rates)

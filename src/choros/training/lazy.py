@@ -16,7 +16,7 @@ from typing import Any
 
 from choros.backend.base import model_variables
 
-# What may be read without weights.
+# Attributes that need no weights.
 _OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})
 _OF_LAYERS = frozenset({"name", "built", "trainable"})
 _OF_VARIABLES = frozenset({"name", "path", "shape", "dtype", "trainable", "ndim"})
@@ -80,7 +80,7 @@ class LazyWeights:
     def collect(self) -> None:
         """Find the objects whose use tells that weights are touched, once more where callbacks may have added some."""
         variables = model_variables(self.model)
-        rate = self.model.optimizer.learning_rate  # it is the caller's: workers are told what it becomes
+        rate = self.model.optimizer.learning_rate  # the caller's value; a change of it is sent to the workers
         layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
         groups = (
             ([self.model], _OF_MODELS),

@@ -203,7 +203,7 @@ class ManyReplicas:
         return logs
 
     def peek(self, state: Array) -> dict[str, Any]:
-        """What Keras would log for a sum of metric states."""
+        """Return what Keras would log for a sum of metric states."""
         logs: dict[str, Any] = self.crew.first(lambda: self.lead.peek(state))
         return logs
 
@@ -234,7 +234,7 @@ class ManyReplicas:
 
     @property
     def averages(self) -> bool:
-        """Whether the optimizer keeps moving averages of the weights."""
+        """True where the optimizer keeps moving averages of the weights."""
         return bool(self.lead.averages)
 
     def get_average(self, out: Array) -> None:
