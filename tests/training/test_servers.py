@@ -158,7 +158,7 @@ def test_a_server_that_is_killed_is_started_again_and_every_step_is_in_the_centr
         np.testing.assert_allclose(each["weights"], gave, rtol=0, atol=1e-4)  # what is twice or not there: 0.01 or more
         assert each["losses"] == EPOCHS
     if name == "downpour":
-        assert set(found[0]["weights"]) == {-RATE * EPOCHS * BATCHES}
+        assert set(found[0]["weights"]) == {-RATE * EPOCHS * BATCHES * ranks}
 
 
 def test_a_server_that_dies_again_and_again_ends_the_job_with_an_error(job):
