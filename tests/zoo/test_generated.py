@@ -133,4 +133,5 @@ def test_a_generated_model_is_plain_keras(pools, plan):
         resume=False,
         pool=pools(3),
     )
-    assert report.verdict == "equal", f"{plan}\n{report}"
+    refused = "regularised" in plan["blocks"] and plan["reduction"] == "mean_with_sample_weight" and plan["weighted"]
+    assert report.verdict == ("refused" if refused else "equal"), f"{plan}\n{report}"

@@ -91,9 +91,14 @@ def _single(metric: Any) -> list[Any]:
 def _state(model: Any, sample: Batch, rows: slice) -> list[Array]:
     """The metric variables after one test step on these rows."""
     parts = (sample.x, sample.y, sample.sample_weight)
-    data = [keras.tree.map_structure(lambda a: None if a is None else a[rows], part) for part in parts]
+    data = [keras.tree.map_structure(lambda a: None if a is None else _tensor(a[rows]), part) for part in parts]
     model.reset_metrics()
     model.test_on_batch(*data)
     state = [np.array(keras.ops.convert_to_numpy(v), np.float64) for v in model.metrics_variables]
     model.reset_metrics()
     return state
+
+
+def _tensor(array: Any) -> Any:
+    """Return an array as ``fit`` would pass it: Keras' ``test_on_batch`` leaves it as it is on PyTorch."""
+    return keras.ops.convert_to_tensor(array) if keras.backend.backend() == "torch" else array

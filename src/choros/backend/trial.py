@@ -117,9 +117,18 @@ def plain(model: Any) -> bool:
     steps = ("train_step", "compute_loss", "call", "__call__")
     if not all(_of_keras(getattr(type(model), name, None)) for name in steps):
         return False
-    if not all(known(entry.loss) for entry in compiled_losses(model)):
+    losses, layers = compiled_losses(model), model._flatten_layers()
+    if not all(known(entry.loss) for entry in losses):
+        return False
+    if any(layer.activity_regularizer is not None for layer in layers):  # divides by rows, a loss may by weights
+        return False
+    if len(losses) > 1 and any(getattr(layer, "mask_zero", False) or _masks(layer) for layer in layers):
         return False
     return all(_plain_operation(operation) for operation in _operations(model))
+
+
+def _masks(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Masking)
 
 
 def _operations(model: Any) -> list[Any]:

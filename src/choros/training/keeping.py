@@ -85,6 +85,8 @@ class Keeper:
         if loop.meeting is not None and run.rank == 0:
             held = loop.meeting.state()
             groups["meeting"] = [held["centre"], held["seen"], *held["memory"]]
+            if not batch and loop.trial is not None:  # callbacks saw this center, and find it again after a resume
+                groups["shown"] = [loop.trial]
         tally = run.counted()
         place = {
             "epoch": epoch,

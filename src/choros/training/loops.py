@@ -54,6 +54,7 @@ class TogetherLoop:
         self.rows = self.rows_before = 0
         self.meeting: Together | None = None
         self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
+        self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
         self.keeper = None if run.job.keep is None else Keeper(self)
         if run.algorithm.level == "parameters" and run.job.meet != "never":
             self.meeting = Together(run.algorithm, run.group, self.local.copy())
@@ -119,10 +120,12 @@ class TogetherLoop:
         and without validation, training goes the same way.
         """
         wanted = self.run.job.watched or self.run.job.validates(epoch)
+        self.trial = None
         if self.meeting is None or not self.schedule.pending or not wanted:
             return self.centre()
         self.replica.get(self.local)
-        return self.meeting.trial(self.local, self.schedule.pending, self.rows)
+        self.trial = self.meeting.trial(self.local, self.schedule.pending, self.rows)
+        return self.trial
 
     def reduce(self, batch: Batch) -> None:
         """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""
@@ -226,6 +229,7 @@ class TogetherLoop:
         if orders.weights and self.meeting is not None:
             self.replica.get(self.local)
             self.meeting.replace(self.local)
+            self.trial = None
 
     def last(self) -> Array:
         """Return the last centre."""

@@ -159,8 +159,8 @@ class Saver:
             rate.assign(facts["rate"])
         if optimizer := self.optimizer():
             assign_optimizer(model, optimizer)
-        if "meeting" in groups:
-            assign_vectors(model, groups["meeting"][0], flat_vectors(model)[1])
+        if center := groups.get("shown") or groups.get("meeting"):
+            assign_vectors(model, center[0], flat_vectors(model)[1])
         return bool(facts.get("begun", True))
 
     # -- while training
