@@ -124,7 +124,7 @@ class Rank:
             except ChorosError:
                 pass
             else:
-                return Afar(Channel(end, "The driver", self.home["timeout"]), model, job, self.watched)
+                return Afar(Channel(end, "The driver", self.home["timeout"]), model, job)
         if self.watched and self.callbacks is None:
             raise BadInput(
                 f"{os.uname().nodename} does not reach the driver at {self.home['place']}, and the callbacks cannot "

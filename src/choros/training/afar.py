@@ -20,8 +20,10 @@ from choros.types import Array
 class Afar:
     """What a ``Conductor`` is for rank 0, where the callbacks are at the other end of a line."""
 
-    def __init__(self, line: Channel, model: Any, job: Job, watched: bool) -> None:
-        self.line, self.model, self.job, self.user = line, model, job, watched
+    user = True  # also without callbacks: the model takes the weights of an epoch's end, and then what it trains
+
+    def __init__(self, line: Channel, model: Any, job: Job) -> None:
+        self.line, self.model, self.job = line, model, job
         self.epoch: int | None = job.initial_epoch
         self.fetch: Callable[[int | None], None] = lambda epoch: None
 

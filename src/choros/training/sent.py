@@ -130,7 +130,7 @@ def _work(line: Channel, place: Place, dial_home: Callable[[], Channel]) -> None
     trained, tallies, losses, met = train_rank(
         parcel,
         place.rank,
-        lambda model: Afar(line, model, job, parcel.watched),
+        lambda model: Afar(line, model, job),
         (packing.unpack(job.source, arrays, code[1:]), validation),
         lambda: line.ask({"ask": "weights"})[1],
         saver=saver,
