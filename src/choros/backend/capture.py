@@ -42,7 +42,7 @@ class Capture:
         self._before: list[Any] = []
 
     def __enter__(self) -> Capture:
-        self._refuse_other_optimizers()
+        refuse_other_optimizers(self._model)
         self._taken = self._refusal = None
         self._here = self._where()
         own = vars(self._model.optimizer)
@@ -95,16 +95,21 @@ class Capture:
             taken[self._index[id(variable)]] = gradient
         self._taken = taken
 
-    def _refuse_other_optimizers(self) -> None:
-        own = self._model.optimizer
-        known = {id(own), id(getattr(own, "inner_optimizer", own))}
-        for name, value in vars(self._model).items():
-            if isinstance(value, keras.optimizers.Optimizer) and id(value) not in known:
-                raise NotExact(
-                    f"Model {self._model.name!r} holds a second optimizer, {name!r}, whose updates AllReduce would not "
-                    "reduce: use one compiled optimizer, or another algorithm."
-                )
-
     def _refuse(self, why: str) -> NoReturn:
         self._refusal = NotExact(f"The train_step of {type(self._model).__name__} {self._model.name!r} {why}")
         raise self._refusal
+
+
+def refuse_other_optimizers(model: Any) -> None:
+    """Refuse a model that holds an optimizer besides the compiled one.
+
+    Raises:
+        NotExact: names the attribute.
+    """
+    known = {id(model.optimizer), id(getattr(model.optimizer, "inner_optimizer", model.optimizer))}
+    for name, value in vars(model).items():
+        if isinstance(value, keras.optimizers.Optimizer) and id(value) not in known:
+            raise NotExact(
+                f"Model {model.name!r} holds a second optimizer, {name!r}, whose updates AllReduce would not "
+                "reduce: use one compiled optimizer, or another algorithm."
+            )

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from choros.backend.base import BaseReplica
+from choros.backend.capture import refuse_other_optimizers
 from choros.backend.devices.jax import Spread
 from choros.backend.metrics import UNUSED, Told
 from choros.errors import NotExact
@@ -139,6 +140,7 @@ class JaxReplica(BaseReplica):
         return [np.asarray(g) for g in gradients], float(figures[2])
 
     def _trace_gradients(self, trained: Any, others: Any, slots: Any, metrics: Any, data: Any) -> Any:
+        refuse_other_optimizers(self.model)
         optimizer = self.model.optimizer
         with self.weigher as weigher, _kept_gradients(optimizer) as kept:
             state = (trained, others, slots, self._without_loss(metrics))
