@@ -38,6 +38,34 @@ def test_shards_are_disjoint(pools):
     assert not seen[0] & seen[1]
 
 
+def test_members_keep_what_is_not_trained(data, pools):
+    """Each member draws the trainable weights; frozen ones and an adapted Normalization are those of the model."""
+    x, y = data(60)
+    x = 50 + 9 * x
+    keras.utils.set_random_seed(0)
+    normalization, frozen = keras.layers.Normalization(), keras.layers.Dense(5, "relu", name="frozen")
+    normalization.adapt(x)
+    model = keras.Sequential(
+        [keras.Input((8,)), normalization, frozen, keras.layers.Dropout(0.1), keras.layers.Dense(3, "softmax")]
+    )
+    frozen.set_weights([np.linspace(-1, 1, 40, dtype="float32").reshape(8, 5), np.ones(5, "float32")])
+    frozen.trainable = False
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    given = [np.array(value) for value in frozen.get_weights()]
+    trainer = choros.Trainer(model, "ensemble", workers=2, pool=pools(2))
+    trainer.fit(x, y, batch_size=10, epochs=1, seed=3, verbose=0)
+    first, second = trainer.models
+    assert np.abs(first.layers[-1].get_weights()[0] - second.layers[-1].get_weights()[0]).max() > 0.05
+    for member in (model, first, second):
+        for value, expected in zip(member.get_layer("frozen").get_weights(), given, strict=True):
+            np.testing.assert_array_equal(value, expected)
+        for value, expected in zip(member.layers[0].get_weights(), normalization.get_weights(), strict=True):
+            np.testing.assert_array_equal(value, expected)
+        scaled = keras.ops.convert_to_numpy(member.layers[0](x))
+        np.testing.assert_allclose(scaled.mean(0), 0, atol=1e-4)
+        np.testing.assert_allclose(scaled.std(0), 1, atol=1e-3)
+
+
 def test_single_has_one_worker(make_model, data, pools, same, same_history):
     x, y = data()
     plain, given = make_model(), make_model()

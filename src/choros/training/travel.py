@@ -154,11 +154,16 @@ def unpack_model(data: bytes, custom: bytes) -> Any:
 
 @lean()
 def fresh_clone(model: Any, custom: bytes) -> Any:
-    """Return an untrained copy: same architecture and compilation, newly drawn weights.
+    """Return an untrained copy: same architecture and compilation, trainable variables newly drawn.
+
+    All other weights are those of the model: frozen layers, moving statistics, what ``Normalization`` was adapted to.
 
     Args:
-        model: the model.
+        model: the built model.
         custom: what its file has not, as ``pack_model`` wrote it.
+
+    Raises:
+        BadInput: the model was compiled with what has no configuration.
     """
     import cloudpickle
     import keras
@@ -176,7 +181,25 @@ def fresh_clone(model: Any, custom: bytes) -> Any:
             )
         clone.compile_from_config(config)
     say(clone, beside["unsaid"])
+    _take_untrained(model, clone)
     return clone
+
+
+def _take_untrained(model: Any, clone: Any) -> None:
+    """Give a clone all weights of the model but the trainable ones; seed states stay as they are drawn."""
+    import keras
+
+    drawn = [np.array(keras.ops.convert_to_numpy(variable)) for variable in clone.trainable_variables]
+    for layer, copy in zip(model._flatten_layers(), clone._flatten_layers(), strict=True):
+        store: dict[str, Any] = {}
+        layer.save_own_variables(store)
+        if store:  # by the layer's own method, as Normalization derives constants from what it loads
+            copy.load_own_variables({name: keras.ops.convert_to_numpy(value) for name, value in store.items()})
+    pairs = zip(model.non_trainable_weights, clone.non_trainable_weights, strict=True)
+    for variable, copy in pairs:  # a layer with LoRA has loaded another kernel than it has
+        copy.assign(variable)
+    for variable, value in zip(clone.trainable_variables, drawn, strict=True):
+        variable.assign(value)
 
 
 def _compiles_itself(model: Any) -> bool:
