@@ -81,6 +81,7 @@ class Together:
             rows: int. As ``meet`` takes it.
 
         Example:
+            >>> import numpy as np
             >>> from choros.algorithms import EASGD
             >>> from choros.transport.local_group import LocalGroup
             >>> together = Together(EASGD(alpha=0.25), LocalGroup(), np.zeros(1))
