@@ -13,7 +13,7 @@ K = keras.callbacks
 WAYS = ["launcher", "hosts", "divided"]  # with the last two each rank is as on a host of its own
 MANY = 30_000  # units of a model whose center is divided
 ALONE = {"downpour": lambda: choros.DOWNPOUR(window=3), "aeasgd": lambda: choros.AEASGD(window=3)}
-SITE = """
+SITE = """import os
 
 rank, readlink = os.environ.get("CHOROS_RANK"), os.readlink
 if rank is not None:  # each rank is as on a host of its own

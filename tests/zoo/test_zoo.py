@@ -22,6 +22,7 @@ def cells():
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")
 @pytest.mark.parametrize("entry", list(cells()))
 def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
     keras.utils.set_random_seed(4)
