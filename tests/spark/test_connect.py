@@ -85,7 +85,7 @@ found = []
 for opened in (reached, walled):
     Line.opened = opened
     model.set_weights(given)
-    model.optimizer.learning_rate = 0.05
+    model.compile(keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy")  # slots continue over fits
     trainer = choros.Trainer(model, "localsgd", workers=2, launcher=choros.Spark(spark))
     with contextlib.redirect_stdout(io.StringIO()) as said:
         history = trainer.fit(x, y, epochs=3, batch_size=16, seed=2, callbacks=[Rate()])

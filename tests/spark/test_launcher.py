@@ -158,7 +158,7 @@ def executors(spark):
 
 
 def test_each_batch_is_in_the_centre_once_though_an_executor_was_killed(spark, capfd):
-    """Each step adds 1 to the one weight, so it ends as the number of steps; the kill is in the middle of an epoch."""
+    """Each step of a worker adds 1 to the one weight. The kill is in the middle of an epoch."""
     import keras
 
     class Kill(keras.callbacks.Callback):
@@ -182,7 +182,7 @@ def test_each_batch_is_in_the_centre_once_though_an_executor_was_killed(spark, c
     assert "its executor was lost" in said
     assert history.epoch == [0, 1, 2, 3, 4]
     assert sum(worker.rows for worker in history.run.workers) == 2 * 14 * 4  # of the epochs since
-    assert float(model.get_weights()[0][0, 0]) - begin == pytest.approx(5 * 14, abs=1e-4)
+    assert float(model.get_weights()[0][0, 0]) - begin == pytest.approx(2 * 5 * 14, abs=1e-4)
 
 
 SCRIPT = """

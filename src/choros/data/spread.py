@@ -35,7 +35,7 @@ def spread(source: Any, sample: Batch) -> Batch:
     """
     if isinstance(source, ArraySource):
         return _of_arrays(source)
-    if not source.indexed:
+    if not source.indexed or not hasattr(source, "epoch"):  # rows of a DataFrame are read by the workers
         return sample
     how = {"rank": 0, "size": 1, "together": True, "batch_size": ROWS, "seed": 1, "epoch": 0, "shuffle": True}
     with contextlib.closing(source.epoch(**how, steps=1)) as batches:
