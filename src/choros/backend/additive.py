@@ -77,7 +77,7 @@ def _may_cross_rows(metric: Any, sample: Batch) -> bool:
         return False
     if metric._fn_kwargs.get("axis", -1) != -1:
         return True
-    # Where y and the outputs have no other axis, the last one is the rows'. A cross-entropy has one of classes.
+    # If y and the outputs have one axis only, the last axis is the rows' axis. A cross-entropy has a class axis.
     flat = any(array.ndim < 2 for array in keras.tree.flatten(sample.y) if array is not None)
     return flat and "crossentropy" not in function.__name__
 

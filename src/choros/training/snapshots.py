@@ -21,7 +21,7 @@ _EPOCHS = 3
 
 
 class Slots(Protocol):
-    """What a worker asks of ``Snapshots``, on its own host or on another one."""
+    """The calls that a worker makes of ``Snapshots``, on the same host or another."""
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
         """Keep the center of an epoch's end."""
