@@ -20,6 +20,17 @@ import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup leaves it: jobs would ignore what a test sends them
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items):
+    """Skip the tests marked ``long`` unless CHOROS_LONG_TESTS is set."""
+    if not os.environ.get("CHOROS_LONG_TESTS"):
+        reason = "takes long: CHOROS_LONG_TESTS=1 runs it, as .ci/run does"
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

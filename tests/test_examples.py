@@ -43,6 +43,7 @@ def test_digits(tmp_path):
     assert (tmp_path / "digits.keras").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_cifar10_cnn_mgpu(tmp_path):
     """On PyTorch, which does not compile; the example asserts that the loss falls.
 
@@ -61,6 +62,7 @@ def test_mnist_tfrecord_mgpu(mnist):
     assert float(re.search(r"accuracy ([\d.]+) on 256 images", said)[1]) > 0.5
 
 
+@pytest.mark.long
 def test_cifar10_cnn_distrib():
     """Who commits when is chance: with batches of 64 it was 0.67 to 1.0, of 32 it is 0.84 to 1.0."""
     options = ["--algorithm", "adag", "--aug", "--batch_size", 32]
@@ -68,22 +70,26 @@ def test_cifar10_cnn_distrib():
     assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.5
 
 
+@pytest.mark.long
 def test_cifar10_cnn_tfqueue():
     said = run(EXAMPLES / "cifar10_cnn_tfqueue.py", "--epochs", 2, backend="torch")
     assert re.search(r"waiting for data \d+% of the time", said)
 
 
+@pytest.mark.long
 def test_cifar10_cnn_tfqueue_var():
     said = run(EXAMPLES / "cifar10_cnn_tfqueue_var.py", backend="torch")
     assert re.search(r"accuracy [\d.]+, loss [\d.]+ on 256 images", said)
 
 
+@pytest.mark.long
 def test_cifar10_cnn_horovod(tmp_path):
     said = ranks("cifar10_cnn_horovod.py", "--checkpt", tmp_path / "c.keras", backend="torch")
     assert len(re.findall(r"rank \d of 2: (accuracy .*)", said)) == 2
     assert isinstance(keras.models.load_model(tmp_path / "c.keras").optimizer, keras.optimizers.Adam)
 
 
+@pytest.mark.long
 def test_cifar10_cnn_horovod_tfqueue(tmp_path):
     said = ranks("cifar10_cnn_horovod_tfqueue.py", "--timeline", tmp_path / "t.json", backend="torch")
     lines = dict(re.findall(r"rank (\d) of 2: (accuracy .*)", said))
@@ -91,6 +97,7 @@ def test_cifar10_cnn_horovod_tfqueue(tmp_path):
     assert "data_us" in (tmp_path / "t.json").read_text()
 
 
+@pytest.mark.long
 def test_benchmark_inception3_resnet50():
     """One of its two networks; the other is that of hvd_resnet50.py."""
     options = [
@@ -109,6 +116,7 @@ def test_benchmark_inception3_resnet50():
     assert float(re.search(r"([\d.]+) images/s \(median of 1 epochs\)", said)[1]) > 0
 
 
+@pytest.mark.long
 def test_uncertainty():
     """The example asserts accuracies and calibration errors."""
     said = run(EXAMPLES / "uncertainty.py", "--epochs", 10, backend="torch")
@@ -117,6 +125,7 @@ def test_uncertainty():
     assert all(float(noise) > 2 * float(digits) for _, digits, noise in found)
 
 
+@pytest.mark.long
 def test_vgg_two_devices():
     """On JAX, whose programs span devices; the example asserts that the loss falls."""
     said = run(EXAMPLES / "vgg_two_devices.py", backend="jax")
@@ -147,6 +156,7 @@ def test_hvd_mnist(mnist, tmp_path):
     assert type(keras.models.load_model(out / "checkpoint-3.keras").optimizer) is keras.optimizers.Adam
 
 
+@pytest.mark.long
 def test_hvd_mnist_advanced(mnist):
     said = ranks("hvd_mnist_advanced.py", "--data", mnist, "--filters", 4, "--epochs", 3)
     lines = dict(re.findall(r"rank (\d) of 2: rates (.*)", said))
@@ -154,6 +164,7 @@ def test_hvd_mnist_advanced(mnist):
     assert lines["0"].startswith("0.0300, 0.0400, 0.0040; accuracy")
 
 
+@pytest.mark.long
 def test_hvd_resnet50(tmp_path):
     """The smallest network of keras.applications, on PyTorch, which does not compile; two ranks go on from one's."""
     small = ["--model", "MobileNet", "--steps", 2, "--out", tmp_path / "out"]
@@ -171,6 +182,7 @@ def test_hvd_resnet50(tmp_path):
     assert sorted(one.name for one in (tmp_path / "out").iterdir()) == ["checkpoint-1.keras", "checkpoint-2.keras"]
 
 
+@pytest.mark.long
 def test_hvd_synthetic_benchmark():
     said = ranks("hvd_synthetic_benchmark.py", "--model", "MobileNet", "--iterations", 2, backend="torch")
     found = [float(rate) for rate in re.findall(r"(?:rank \d|all 2 ranks): ([\d.]+) \+- [\d.]+ images/s", said)]
@@ -188,7 +200,9 @@ def test_hvd_elastic_mnist():
     assert "88 steps in the model, 91 made" in said
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
+@pytest.mark.parametrize(
+    "backend", ["jax", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "tensorflow"))]
+)
 def test_hvd_custom_loop(backend, mnist):
     """Also: a file with all digits in one array."""
     with np.load(mnist) as file:

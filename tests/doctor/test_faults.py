@@ -44,6 +44,7 @@ def test_ranks_that_share_their_cores_with_as_many_threads_each(doctor, two_core
     doctor(2, first=first).one("threads", [0, 1], kind="warning")
 
 
+@pytest.mark.long
 def test_a_rank_that_a_busy_process_slows(doctor, two_cores):
     """The bound rank gets a tenth of its core; where all cores are busy with something else, it is looked at again."""
     core = plan(2)[1].cores[0]

@@ -11,6 +11,7 @@ from choros.doctor.smoke import BACKENDS
 from .conftest import DOCTOR, Report, clean, said
 
 
+@pytest.mark.long
 def test_a_healthy_job_with_its_trainings(doctor, two_cores):
     report = doctor(2, smoke=True, timeout=150)
     assert report.findings == []

@@ -44,6 +44,7 @@ def test_the_engine_prints_multiples_of_a_memcpy(name):
     assert all(ratio > 0 for ratio in found)
 
 
+@pytest.mark.long
 def test_training_prints_ratios_against_plain_fit(backend):
     if backend != "jax":
         pytest.skip("a smoke run takes half a minute, and takes the same way on every backend: done on JAX")

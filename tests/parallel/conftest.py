@@ -154,7 +154,12 @@ def pytest_generate_tests(metafunc):
             cases, counts = few, (2, 8)
         counted = [(name, count) for count in counts for name in (cases if count == 2 else few)]
         ids = [f"{name.removeprefix('over_').removeprefix('two_')}-{count}" for name, count in counted]
-        metafunc.parametrize("passed", [(*each, few, cases) for each in counted], indirect=True, ids=ids)
+        # Four devices take the same paths as two and eight.
+        values = [
+            pytest.param((name, count, few, cases), marks=[pytest.mark.long] if count == 4 else [])
+            for name, count in counted
+        ]
+        metafunc.parametrize("passed", values, indirect=True, ids=ids)
 
 
 @pytest.fixture
