@@ -11,29 +11,27 @@ def mlp(classes=3, **dense):
     )
 
 
+def mlp_under(policy):
+    """The same, of layers with this dtype policy."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        return mlp()
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
 @zoo("precision")
 def mixed_precision():
     """mixed_bfloat16: layers compute in 16 bits, and weights have 32."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = mlp()
-    finally:
-        keras.config.set_dtype_policy(before)
-    return compiled(model, keras.optimizers.SGD(0.05)), normal(6), whole(3), weights()
+    return compiled(mlp_under("mixed_bfloat16"), keras.optimizers.SGD(0.05)), normal(6), whole(3), weights()
 
 
 @zoo("precision")
 def mixed_float16_loss_scaling():
     """mixed_float16 with a LossScaleOptimizer, from a scale that no share of a batch overflows."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = mlp()
-    finally:
-        keras.config.set_dtype_policy(before)
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=1024.0)
-    return compiled(model, optimizer), normal(6), whole(3), weights()
+    return compiled(mlp_under("mixed_float16"), optimizer), normal(6), whole(3), weights()
 
 
 def adapted(quantise=None):
