@@ -1,5 +1,6 @@
 """KerasEstimator among Spark's own stages: pipelines, cross-validation, files; the given model stays as it is."""
 
+import contextlib
 from dataclasses import replace
 
 import keras
@@ -18,7 +19,7 @@ from choros.errors import BadData, BadInput, UnknownAlgorithm
 from choros.spark import KerasEstimator, KerasModel
 from choros.spark.columns import Columns, Leaf
 from choros.spark.outputs import classed
-from choros.spark.pyarrow import to_array
+from choros.spark.pyarrow import refuse_large_batches, to_array
 
 NAMES = ["a", "b", "c"]
 
@@ -167,3 +168,20 @@ def test_classes_are_those_of_each_output():
             to_array(pa.array(values), label)
     ignoring = replace(label, ignored=-1)
     assert to_array(pa.array([-1, 0]), ignoring).tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [({}, True), ({"maxRecordsPerBatch": "1110"}, False), ({"maxBytesPerBatch": "2147483647b"}, False)],
+)
+def test_rows_that_would_make_arrow_batches_of_more_than_two_gigabytes_are_refused(settings, refused):
+    """Spark 3.5 counts rows only; Spark 4 has a limit of bytes too. 240,000 bytes are 10,000 rows of 2.4 GB."""
+    prefix = "spark.sql.execution.arrow."
+
+    class Session:
+        conf = {prefix + name: value for name, value in settings.items()}
+
+    rows = pa.RecordBatch.from_pydict({"n": [1, 2], "x": [[1.0] * 30_000] * 2})
+    remedy = r"'x' has about 240,\d{3} bytes.*conf.set\(\"spark.sql.execution.arrow.maxRecordsPerBatch\", 111\d\)"
+    with pytest.raises(BadInput, match=remedy) if refused else contextlib.nullcontext():
+        refuse_large_batches(Session, [rows])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from choros.errors import BadData
+from choros.errors import BadData, BadInput
 from choros.spark.columns import Leaf
+from choros.spark.slots import setting
 from choros.types import Array
+
+_ROWS_OF_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BYTES_OF_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"  # of Spark 4
+_LARGEST = 2**31 - 1  # bytes that offsets of 32 bits reach
 
 
 def to_array(column: Any, leaf: Leaf) -> Array:
@@ -164,6 +170,32 @@ def payload(rank: int, data: bytes, most: int) -> Iterator[Any]:
             [pa.array([rank], pa.int32()), pa.array([number], pa.int32()), pa.array([part], pa.binary())],
             names=["rank", "part", "payload"],
         )
+
+
+def refuse_large_batches(session: Any, batches: Sequence[Any]) -> None:
+    """Refuse rows so large that Spark would put more than 2 GB of one column into an Arrow batch.
+
+    Spark counts the rows of a batch, and the offsets of a column's values have 32 bits.
+
+    Args:
+        session: SparkSession.
+        batches: pyarrow.RecordBatch, the first rows of the frame.
+
+    Raises:
+        BadInput: names the column and the setting.
+    """
+    rows = sum(batch.num_rows for batch in batches)
+    limit = int(setting(session, _ROWS_OF_BATCH, "10000"))
+    bound = re.match(r"\d+", setting(session, _BYTES_OF_BATCH, "0"))  # Spark accepts only a number as the default
+    if not rows or (bound and 0 < int(bound[0]) <= _LARGEST):
+        return
+    for number, name in enumerate(batches[0].schema.names):
+        size = sum(batch.column(number).nbytes for batch in batches) // rows
+        if size * (limit if limit > 0 else rows) > _LARGEST:
+            raise BadInput(
+                f"A row of the column {name!r} has about {size:,} bytes, so that {limit:,} rows, one of Spark's Arrow "
+                f'batches, exceed 2 GB: session.conf.set("{_ROWS_OF_BATCH}", {max(2**28 // size, 1)}).'
+            )
 
 
 def few(frame: Any) -> list[Any]:

@@ -36,11 +36,13 @@ class Frame:
 
     def __init__(self, frame: Any, columns: Columns, floatx: str = "float32") -> None:
         self.frame, self.columns = frame, columns
-        from choros.spark.pyarrow import few
+        from choros.spark.pyarrow import few, refuse_large_batches
 
         spill = Spill(columns, local_folder(0))
         try:
-            spill.fill(few(frame.limit(_FIRST)))
+            rows = few(frame.limit(_FIRST))
+            refuse_large_batches(frame.sparkSession, rows)
+            spill.fill(rows)
             data = [spill.data(spill.forms(), part) for part in ((False, True) if columns.marked else (False,))]
             some = next((one for one in data if one.rows), None)
             if some is None:
