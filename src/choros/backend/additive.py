@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backend.trial import plain
 from choros.errors import brief, warn
 from choros.types import Array, Batch
 
@@ -57,6 +58,11 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
             "shown is the mean of the workers' values, weighted by their rows."
         )
     return found
+
+
+def rate_stays_in_optimizer(model: Any) -> bool:
+    """Tell whether nothing but the optimizer can read the learning rate in a step: all other parts are Keras' own."""
+    return plain(model) and not any(_foreign(m, model) for metric in model.metrics for m in _single(metric))
 
 
 def _foreign(metric: Any, model: Any) -> bool:

@@ -22,6 +22,8 @@ from choros.backend.metrics import Metrics, Told, gather, scatter, slices_of
 from choros.backend.weight import Weigher
 from choros.types import Array, Batch
 
+Mark = tuple[list[Any], list[Array], tuple[Any, ...]]
+
 
 class BaseReplica(Metrics):
     """One worker's compiled model; see ``choros.backend.replica.Replica`` for what each method means.
@@ -35,6 +37,7 @@ class BaseReplica(Metrics):
         self.model = model
         self.workers = workers
         self.blind = False  # it was built without y, and so can predict only
+        self.revocable = False
         self._total = 0
         self._lay_out()
 
@@ -221,6 +224,33 @@ class BaseReplica(Metrics):
             return []
         outputs = self._predict(self.pack(Batch(batch.x, None, None, batch.rows, batch.total)))
         return [keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)]
+
+    # A step that may be taken back.
+
+    def mark(self) -> Mark:
+        """Return what ``gradients`` changes, as it is now."""
+        facts = (self._rows, self._logs, dict(self._said), self._untold, self._by_batch, self._total)
+        return self._marked(), self.generators(), facts
+
+    def swap(self, mark: Mark) -> Mark:
+        """Go back, or forward again, to a mark; returns a mark of what was left."""
+        left = self.mark()
+        held, generators, facts = mark
+        self._go_to(held)
+        self.set_generators(generators)
+        self._rows, self._logs, self._said, self._untold, self._by_batch, self._total = facts
+        return left
+
+    def _marked(self) -> list[Any]:
+        """Copies of the variables that ``gradients`` changes."""
+        return [np.array(value) for value in self._values(self._changing())]
+
+    def _go_to(self, held: list[Any]) -> None:
+        """Set these variables from ``_marked``."""
+        self._assign(self._changing(), held)
+
+    def _changing(self) -> list[Any]:
+        return [*self.model.non_trainable_variables, *self.metric_variables]
 
     # Vectors.
 

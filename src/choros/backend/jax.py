@@ -86,7 +86,9 @@ class JaxReplica(BaseReplica):
         state = tuple([v.sharding for v in part] for part in self._state)
         trained, others, slots, metrics = state
         self._train = self._on_batches(self.model.train_step, (0,), (None, state))
-        self._differentiate = self._on_batches(self._trace_gradients, (1, 3), (None, None, others, metrics, None))
+        lie = (None, None, others, metrics, None)
+        self._differentiate = self._on_batches(self._trace_gradients, (1, 3), lie)
+        self._differentiate_kept = self._on_batches(lambda *given: self._trace_gradients(*given), (), lie)
         self._test = self._on_batches(self._trace_test, (1, 2), (None, others, metrics, None))
         self._foretell = self._on_batches(self.model.predict_step, (), None)
         self._update = self._jit(self._trace_update, (0, 1), (slots, trained))
@@ -124,11 +126,18 @@ class JaxReplica(BaseReplica):
         return self._custom(logs)
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
-        gradients, figures, others, metrics, logs = self._differentiate(*self._state, data)
+        differentiate = self._differentiate_kept if self.revocable else self._differentiate  # a mark has its arrays
+        gradients, figures, others, metrics, logs = differentiate(*self._state, data)
         self._state[1], self._state[3] = others, metrics
         self._logs = logs
         loss, weight, n = np.asarray(figures).tolist()
         return [np.asarray(g) for g in gradients], Told(loss, weight), n
+
+    def _marked(self) -> list[Any]:
+        return [list(self._state[1]), list(self._state[3])]
+
+    def _go_to(self, held: list[Any]) -> None:
+        self._state[1], self._state[3] = list(held[0]), list(held[1])
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """See ``BaseReplica``; compiled in the least time, as it runs once."""

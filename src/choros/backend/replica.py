@@ -48,6 +48,7 @@ class Replica(Protocol):
     others: int  # float non-trainable values that are averaged (BatchNorm's moving statistics)
     dtype: Any  # float32, or float64 where a trainable variable is
     averaged: Sequence[int]  # metric variables that do not add over ranks; set by the caller, none by default
+    revocable: bool  # whether ``gradients`` may be taken back with ``swap``; set by the caller before the first batch
 
     @property
     def learning_rate(self) -> float:
@@ -92,6 +93,15 @@ class Replica(Protocol):
         Clipping, loss scaling, accumulation and averaging in the optimizer see the reduced gradient. The batch's
         exact loss is counted into ``metrics()``.
         """
+
+    def mark(self) -> Any:
+        """Return what ``gradients`` changes (metrics, moving statistics, random state), as it is now.
+
+        Only where ``revocable`` is set. It is good until the next ``apply`` or any call that sets something.
+        """
+
+    def swap(self, mark: Any) -> Any:
+        """Go back, or forward again, to a mark; returns a mark of what was left."""
 
     def look_ahead(self, momentum: float) -> None:
         """Nesterov momentum around the step (EAMSGD): v <- mu v + u(x + mu v), x <- x + v; kept on the device.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,9 +105,10 @@ class Conductor:
         with self._lazy.armed():
             self._begin_batch(step)
             self.list.on_train_batch_end(step, logs)
-            if not self.model.stop_training and (self.steps is None or step + 1 < self.steps):
-                self._begin_batch(step + 1)
-        return self._orders((rate, self._before))
+            stop = bool(self.model.stop_training)
+            if not stop and (self.steps is None or step + 1 < self.steps):
+                self._begin_batch(step + 1)  # which trains this batch also where it stops, as in Keras
+        return replace(self._orders((rate, self._before)), stop=stop)
 
     def _touch(self) -> None:
         """A callback is about to read or set weights: fetch them, and remember what they were."""
@@ -158,10 +160,12 @@ class Conductor:
         self.epoch = epoch + 1 if epoch + 1 < self.epochs else None
         if self.model.stop_training:
             self.epoch = None
-        elif self.epoch is not None:
+            return self._orders(before)
+        if self.epoch is not None:
             self.list.on_epoch_begin(self.epoch)
             self._begin_batch(0)
-        return self._orders(before)
+        orders = self._orders(before)
+        return replace(orders, stop=False) if self.per_batch else orders  # as in Keras: after the epoch's first batch
 
     def end(self) -> None:
         """Training has ended, with the last weights in the model."""

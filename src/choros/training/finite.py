@@ -43,14 +43,31 @@ class Finite:
             epoch: int. From 0.
             step: int. Within the epoch, from 0.
         """
+        self.note(self.look(gradients, loss), epoch, step)
+
+    def look(self, gradients: Array, loss: float) -> str | None:
+        """Return the name of what is not finite in gradients that may yet be dropped; None where all is finite.
+
+        It is "" where an earlier sum was not finite: who brought that has told.
+
+        Args:
+            gradients: as ``gradient`` has them.
+            loss: the same.
+        """
         if self.over:
-            return
+            return None
         finite_loss = math.isfinite(loss)
         if finite_loss and (self.scaled or _finite(gradients)):
-            return
+            return None
         if np.isfinite(self.held()).all():
-            self.tell("a gradient" if finite_loss else "the loss", epoch, step)
-        self.over = True  # else it comes of an earlier sum, and who brought that has told
+            return "a gradient" if finite_loss else "the loss"
+        return ""
+
+    def note(self, name: str | None, epoch: int, step: int) -> None:
+        """Take down what ``look`` returned of gradients that count."""
+        if name:
+            self.tell(name, epoch, step)
+        self.over = self.over or name is not None
 
     def weights(self, local: Array, epoch: int, step: int | None) -> None:
         """Look at this rank's weights, before it meets the others."""

@@ -127,7 +127,6 @@ class Home(Line):
             "arrays": self.entries,
             "bytes": self.nbytes,
             "code": self.folder.told,
-            "watched": bool(self.conductor.user),
             "steps": self.conductor.steps,
         }
         return told, [np.frombuffer(self.cargo.model, np.uint8)]

@@ -147,6 +147,18 @@ class Reporter(Protocol):
         """
         ...
 
+    def done(self, epoch: int, step: int, logs: dict[str, float]) -> None:
+        """Rank 0 reports a step and does not wait; callbacks want each batch."""
+        ...
+
+    def decided(self, show: Callable[[], None]) -> Orders:
+        """Wait for what callbacks decide after the step of ``done``; ``show`` as in ``batch``."""
+        ...
+
+    def spread_orders(self, orders: Orders) -> Orders:
+        """Return rank 0's orders; all ranks that are together call it."""
+        ...
+
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
         """Report the end of an epoch, and the seconds of training until then; together, wait for orders."""
         ...

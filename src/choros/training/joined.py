@@ -61,6 +61,7 @@ class JoinedReporter:
         self.held: Held | None = None  # what this rank trains, while callbacks have the model
         self.show: Callable[[], None] | None = None  # writes the weights of the middle of an epoch
         self.set: list[Array] = []  # rank 0's variables as the callbacks left them
+        self.orders = Orders()  # what the callbacks of the last batch decided
         self.looked = 0.0
 
     def begin(self) -> Orders:
@@ -83,8 +84,23 @@ class JoinedReporter:
                 self.command(orders)
                 self.read_mail()
         if self.together and self.run.job.per_batch:
-            return self.obey(self.spread([vars(orders), None])[0])
+            return self.spread_orders(orders)
         return orders
+
+    def done(self, epoch: int, step: int, logs: dict[str, float]) -> None:
+        """Run the callbacks of a step in this process, while the other ranks calculate."""
+        self.show = self.run.write_weights
+        with self.aside(lazy=True):
+            self.orders = self.conductor.batch(epoch, step, logs)
+        self.show = None
+
+    def decided(self, show: Callable[[], None]) -> Orders:
+        """Return what they decided."""
+        return self.orders
+
+    def spread_orders(self, orders: Orders) -> Orders:
+        """Take rank 0's orders, and return them."""
+        return self.obey(self.spread([vars(orders), None])[0])
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
         """An epoch has ended: together all wait for the orders, alone the logs are left for all to read."""

@@ -44,6 +44,12 @@ class Keeper:
                 if due or asked:
                     self.leave(epoch, batch, asked=asked)
 
+    def due(self, batch: int) -> bool:
+        """Tell whether ``stepped`` may leave the state after so many batches; the same on all ranks."""
+        each = self.rule.get("batches")
+        by_clock = bool(self.asks or self.seconds) and self.wait <= 1
+        return by_clock or (each is not None and batch % each == 0)
+
     def ended(self, epoch: int, over: bool) -> None:
         """An epoch is done, and its callbacks have run: leave the state, if it is time.
 

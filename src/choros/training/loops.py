@@ -19,6 +19,7 @@ from choros.training.finite import Finite
 from choros.training.job import Orders
 from choros.training.keeping import Keeper
 from choros.training.parts import adding
+from choros.training.reducing import Reducing
 from choros.training.revival import leave, take_up
 from choros.training.run import Run
 from choros.training.snapshots import SLOTS
@@ -56,6 +57,7 @@ class TogetherLoop:
         self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
         self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
         self.keeper = None if run.job.keep is None else Keeper(self)
+        self.reducing = Reducing(self) if self.gradients else None
         if run.algorithm.level == "parameters" and run.job.meet != "never":
             self.meeting = Together(run.algorithm, run.group, self.local.copy())
 
@@ -72,14 +74,23 @@ class TogetherLoop:
             if run.state is None or not run.first(epoch):
                 self.replica.reset_metrics()
                 self.rows_before = run.tally.rows
-            step = self.reduce if self.gradients else self.window
+            step = self.reducing or self.window
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.at = (epoch, number)
                 step(batch)
+                if run.dropped:
+                    continue
                 run.group.timeout = run.job.timeout  # the first step had longer
-                run.leaving = self.report(epoch, number).stop
+                if self.reducing is not None:
+                    self.reducing.report(epoch, number)
+                else:
+                    run.leaving = self.report(epoch, number).stop
                 if self.keeper is not None:
+                    if self.reducing is not None and self.keeper.due(number + 1):
+                        run.leaving = self.reducing.settle().stop
                     self.keeper.stepped(epoch, number + 1)
+            if self.reducing is not None:
+                self.reducing.settle()
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
             logs = self.end_epoch(epoch, run.tally.rows - self.rows_before)
@@ -126,20 +137,6 @@ class TogetherLoop:
         self.replica.get(self.local)
         self.trial = self.meeting.trial(self.local, self.schedule.pending, self.rows)
         return self.trial
-
-    def reduce(self, batch: Batch) -> None:
-        """One step of AllReduce: gradients into the segment, their sum out of it, one optimizer step."""
-        run, count = self.run, self.replica.size + 2
-        slot = run.group.slot(count, self.replica.dtype)
-        if self.recheck is not None:
-            self.recheck(batch)
-        self.replica.gradients(batch, slot)
-        self.finite.gradient(slot[:-2], slot.item(-2), *self.at)
-        begun = time.perf_counter()
-        summed = run.group.sum_slots(count, self.replica.dtype)
-        run.tally.exchanging += time.perf_counter() - begun
-        run.tally.exchanges += 1
-        self.replica.apply(summed)
 
     def window(self, batch: Batch) -> None:
         """One local step, and a meeting when the window is full."""

@@ -143,6 +143,29 @@ class ManyReplicas:
         """Run the real optimizer on every device."""
         self.crew.each(lambda number: self.replicas[number].apply(summed))
 
+    @property
+    def revocable(self) -> bool:
+        """Whether ``gradients`` may be taken back."""
+        return bool(self.lead.revocable)
+
+    @revocable.setter
+    def revocable(self, wanted: bool) -> None:
+        for replica in self.replicas:
+            replica.revocable = wanted
+
+    def mark(self) -> Any:
+        """Return what ``gradients`` changes on every device."""
+        held = self.crew.each(lambda number: self.replicas[number].mark())
+        return held, self.rows.copy(), self.summary, self.alone
+
+    def swap(self, mark: Any) -> Any:
+        """Go to a mark; returns a mark of what was left."""
+        held, rows, summary, alone = mark
+        left = self.crew.each(lambda number: self.replicas[number].swap(held[number]))
+        before = left, self.rows, self.summary, self.alone
+        self.rows, self.summary, self.alone = rows.copy(), summary, alone
+        return before
+
     def look_ahead(self, momentum: float) -> None:
         """Nesterov momentum around the step, on every device."""
         self.crew.each(lambda number: self.replicas[number].look_ahead(momentum))

@@ -37,7 +37,6 @@ class Parcel:
         model: bytes. Of the ``.keras`` file.
         code: list of bytes. What the model's file has not, by cloudpickle, then that of the sources.
         arrays: list. The sources'.
-        watched: bool. Whether callbacks of the user's want the weights.
         steps: int or None. Global batches in an epoch, as Keras' callbacks are told.
     """
 
@@ -45,7 +44,6 @@ class Parcel:
     model: bytes
     code: list[bytes]
     arrays: list[Array] = field(default_factory=list)
-    watched: bool = False
     steps: int | None = None
 
 

@@ -9,6 +9,7 @@ from choros.algorithms import Algorithm
 from choros.backend import make_replica
 from choros.training.job import Job
 from choros.training.many import ManyReplicas
+from choros.training.tail import Tail
 from choros.transport import Group, kind_of
 from choros.transport.local_group import LocalGroup
 from choros.transport.segment import Segment
@@ -78,7 +79,8 @@ def create_meeting(job: Job, algorithm: Algorithm, trainable: Array, others: Arr
         memory = algorithm.start(trainable, job.workers)
         return SharedCentre.create(trainable, others, memory, job.workers)
     if job.together and job.workers > 1:
-        return SharedGroup.create(job.workers, max((len(trainable) + 2) * trainable.itemsize, _LEAST))
+        more = Tail.of(job, 0, trainable.dtype).size if job.per_batch else 0
+        return SharedGroup.create(job.workers, max((len(trainable) + 2 + more) * trainable.itemsize, _LEAST))
     return None
 
 

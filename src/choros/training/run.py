@@ -71,6 +71,7 @@ class Run:
         self.open: int | None = None  # rows of the batch that is being trained, which the tally has yet to count
         self.latest: list[Array] = []  # what the callbacks may read, where they run in this process
         self.leaving = False  # set while going through ``batches``: this batch is the last
+        self.dropped = False  # set with it: this batch was not trained, as callbacks of the one before ended it
         self._shapes: set[int] = set()
 
     # -- batches
@@ -84,7 +85,7 @@ class Run:
         rank, size, batch_size = self.rank, job.workers, job.batch_size
         if job.ensemble:  # a member has a shard of its own
             rank, size, together, batch_size = 0, 1, True, -(-batch_size // size)
-        self.leaving = False
+        self.leaving = self.dropped = False
         asked = time.perf_counter()
         batches = feed(
             self.source,
@@ -106,6 +107,8 @@ class Run:
             self.open = batch.rows
             yield batch
             self.open = None
+            if self.dropped:
+                return
             tally.steps += self._made(batch.rows)
             self.last_rows = batch.rows
             tally.rows += batch.rows

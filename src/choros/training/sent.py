@@ -122,7 +122,7 @@ def _work(line: Channel, place: Place, dial_home: Callable[[], Channel]) -> None
     data = _data(line, group, told["bytes"])
     arrays = packing.views(told["arrays"], data.array(np.uint8, told["bytes"], 0))
     code = read_code(told["code"])
-    parcel = Parcel(job, model, code, arrays, told["watched"], told["steps"])
+    parcel = Parcel(job, model, code, arrays, told["steps"])
     saver = None
     if job.keep is not None:
         saver = SentSaver(job, place.rank, dial_home, take_state(line, place.rank))

@@ -52,11 +52,21 @@ class PipeReporter:
         """Report a step; where callbacks want each batch, all ranks that are together do what rank 0 is told."""
         orders = Orders()
         if logs is not None:
-            self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
+            self.done(epoch, step, logs)
             orders = self._orders(show) if self.per_batch else orders
-        if self.per_batch and self.together:
-            orders = Orders(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
-        return orders
+        return self.spread_orders(orders) if self.per_batch and self.together else orders
+
+    def done(self, epoch: int, step: int, logs: dict[str, float]) -> None:
+        """Send the logs of a step."""
+        self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
+
+    def decided(self, show: Callable[[], None]) -> Orders:
+        """Wait for the answer."""
+        return self._orders(show)
+
+    def spread_orders(self, orders: Orders) -> Orders:
+        """Return rank 0's orders."""
+        return Orders(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
         """Report the end of an epoch; together, wait for orders."""
