@@ -266,11 +266,14 @@ class Pool:
                 else:
                     seen_by_kernel = False
         wait = wait if seen_by_kernel else min(wait, 0.04)
-        poll.poll(max(0.0, min(wait, _LINGER) if self._hung_up else wait) * 1000)
+        ready = {fd for fd, _ in poll.poll(max(0.0, min(wait, _LINGER) if self._hung_up else wait) * 1000)}
+        each = bool(self._hung_up) or not (seen_by_kernel and ready)  # then all are looked at, not only who is ready
         for rank, child in enumerate(crew.children):
-            if rank in self._ended:
+            if rank in self._ended or not (each or {crew.wires[rank].fileno(), child.pidfd} & ready):
                 continue
             self._read(rank)
+            if not each and child.pidfd not in ready:
+                continue
             if (ended := child.check()) is not None:
                 self._read(rank)
                 self._ended[rank] = ended

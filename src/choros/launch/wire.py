@@ -117,7 +117,8 @@ class Wire:
             raise MeetingTimeout(f"another thread has been receiving from {self.peer} for {timeout} s")
         try:
             while True:
-                self._take_in()
+                if not self._frames:
+                    self._take_in()
                 if self._frames:
                     return self._frames.popleft()
                 if self._over:
@@ -134,7 +135,8 @@ class Wire:
         if not self._receiving.acquire(blocking=False):
             return False
         try:
-            self._take_in()
+            if not self._frames:
+                self._take_in()
             return bool(self._frames or self._over)
         finally:
             self._receiving.release()

@@ -1,0 +1,37 @@
+"""The values behind the gradients: what one rank writes, all read, to the bit."""
+
+import numpy as np
+import pytest
+
+from choros.training.job import Orders
+from choros.training.tail import Tail
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_metrics_are_summed_as_float64_in_the_order_of_the_ranks(dtype):
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(3, 40)) * 10.0 ** rng.integers(-12, 12, (3, 40))
+    states[0, :3], states[1, 1] = [np.inf, np.nan, 2.0**53 - 1], 1.0
+    tails = [Tail(rank, 3, 40, dtype) for rank in range(3)]
+    summed = np.zeros(tails[0].size, dtype)
+    for tail, state in zip(tails, states, strict=True):
+        slot = np.full(tail.size, 7, dtype)
+        tail.write(slot, None, state)
+        summed += slot
+    np.testing.assert_array_equal(tails[0].metrics(summed), states[0] + states[1] + states[2])
+    assert tails[1].orders(summed) == Orders()
+
+
+@pytest.mark.parametrize("rate_alone", [True, False])
+def test_only_a_rate_is_told_by_the_note(rate_alone):
+    def told(orders):
+        tail = Tail(0, 1, 1, np.float32)
+        tail.rate_alone = rate_alone
+        slot = np.empty(tail.size, np.float32)
+        tail.write(slot, orders, np.ones(1))
+        return tail.orders(slot)
+
+    assert told(Orders()) == told(None) == Orders()
+    assert told(Orders(learning_rate=0.1)) == (Orders(learning_rate=0.1) if rate_alone else None)
+    assert told(Orders(learning_rate=0.1, weights=True)) is None
+    assert told(Orders(stop=True)) is None
