@@ -32,6 +32,7 @@ from choros.training.arguments import (
     check_devices,
     check_distribution,
     check_epochs,
+    check_held,
     check_launcher,
     check_layers,
     check_meet,
@@ -307,7 +308,7 @@ class Trainer:
         )
         lead = not self._place.rank
         job = saver.begin(job, lambda: facts_of(self.model, source), resume, self.restarts, lead)
-        conductor.first = job.initial_batch
+        conductor.first, conductor.alone = job.initial_batch, not job.together
         if saver.latest is not None:
             conductor.kept = partial(saver.show, self.model)
         if verbose and job.devices:
@@ -362,6 +363,7 @@ class Trainer:
         build_model(self.model, sample)
         if (self.algorithm.level == "gradients" and self.workers > 1) or self._replicas > self.workers:
             check_exact(self.model, self._replicas, sample, wide)
+        check_held(self.model, self._replicas)
         if self._layout is not None:
             check_layout(self._layout, self.model)
         try:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import NotExact
+from choros.checkpoints import Checkpoint
+from choros.data import make_source
+from choros.errors import BadInput, NotExact
 
 BACKEND = os.environ.get("KERAS_BACKEND", "jax")
 BOTH = ("discriminator", "generator")
@@ -24,11 +26,18 @@ def first(data):
 
 @keras.saving.register_keras_serializable(package="test_gan")
 class GAN(keras.Model):
-    """A DCGAN of 4 x 4 images. ``compile`` gets the discriminator's optimizer; the generator's is made here."""
+    """A DCGAN of 4 x 4 images. ``compile`` gets the discriminator's optimizer; the generator's is made here.
 
-    def __init__(self, latent=3, **how):
+    Args:
+        held: how the model holds that one: as an "attribute", in a "list" or in a "dict".
+        built: whether it is built at once; else its first step builds it, as in the examples of keras.io.
+        average: ``use_ema`` of that one.
+    """
+
+    def __init__(self, latent=3, held="attribute", built=True, average=False, **how):
         super().__init__(**how)
-        self.latent, self.noise = latent, keras.random.SeedGenerator(1337)
+        self.latent, self.held, self.noise = latent, held, keras.random.SeedGenerator(1337)
+        self.at_once, self.average = built, average
         layers = keras.layers
         self.discriminator = keras.Sequential(
             [
@@ -50,13 +59,16 @@ class GAN(keras.Model):
             name="generator",
         )
         self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
-        self.g_optimizer = keras.optimizers.Adam(2e-2)
-        self.g_optimizer.build(self.generator.trainable_variables)
+        optimizer = keras.optimizers.Adam(2e-2, use_ema=average)
+        if built:
+            optimizer.build(self.generator.trainable_variables)
+        self.second = {"attribute": optimizer, "list": [optimizer], "dict": {"g": optimizer}}[held]
         if keras.backend.backend() == "jax":
             self.g_slots = list(self.g_optimizer.variables)  # what a step on JAX changes is a variable of the model
 
     def get_config(self):
-        return {**super().get_config(), "latent": self.latent}
+        own = {"latent": self.latent, "held": self.held, "built": self.at_once, "average": self.average}
+        return {**super().get_config(), **own}
 
     def build(self, input_shape):
         self.built = True
@@ -67,6 +79,10 @@ class GAN(keras.Model):
     @property
     def d_optimizer(self):
         return self.optimizer
+
+    @property
+    def g_optimizer(self):
+        return self.second if self.held == "attribute" else self.second[0 if self.held == "list" else "g"]
 
     def d_loss(self, real, fake):
         ones = keras.ops.ones((keras.ops.shape(real)[0], 1))
@@ -156,10 +172,17 @@ class GAN(keras.Model):
             return {"d_loss": d_loss, "g_loss": g_loss}, ([*d_weights, *g_weights], others, slots, metrics)
 
 
-def make(seed=0):
+def make(seed=0, **how):
     keras.utils.set_random_seed(seed)
-    model = GAN()
+    model = GAN(**how)
     model.compile(keras.optimizers.Adam(1e-2))
+    return model
+
+
+def make_plain(**how):
+    """The same for Keras' own fit, which on TensorFlow builds the compiled optimizer for what its first step trains."""
+    model = make(**how)
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -183,12 +206,22 @@ def train(algorithm, workers, pools, x):
     return model
 
 
+def rows_of(rank, name):
+    """The numbers of the rows that a rank of two trains in ``train``, in its order."""
+    how = {"batch_size": 16, "seed": 1, "epoch": 0, "shuffle": False, "together": name not in ("aeasgd", "downpour")}
+    batches = make_source(np.arange(48.0)).epoch(rank=rank, size=2, **how)
+    return np.concatenate([np.asarray(batch.x).ravel() for batch in batches]).astype(int).tolist()
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_all_workers_train_both_networks(name, pools):
-    """Half of each global batch is rank 1's, or the second half of all rows: other ones there, another result."""
+    """Rows that rank 1 alone trains are other ones there, and both networks move."""
     x = images()
     other = x.copy()
-    (other[24:] if name == "aeasgd" else other.reshape(3, 2, 8, 4, 4, 1)[:, 1])[:] *= -3
+    mine, all_rows = rows_of(1, name), [*rows_of(0, name), *rows_of(1, name)]
+    assert sorted(all_rows) == list(range(48))
+    assert len(mine) == 24
+    other[mine] *= -3
     given = make()
     trained, moved = (train(ALGORITHMS[name](), 2, pools, rows) for rows in (x, other))
     for network in BOTH:
@@ -197,6 +230,155 @@ def test_all_workers_train_both_networks(name, pools):
             assert max(np.abs(value - before).max() for value, before in pairs) > 1e-4
 
 
-def test_allreduce_refuses_by_name(pools):
-    with pytest.raises(NotExact, match="second optimizer, 'g_optimizer'"):
-        train("allreduce", 2, pools, images())
+KINDS = [kind.__name__ for kind in choros.algorithms.ALL]
+HOW = {"batch_size": 8, "shuffle": False, "verbose": 0}
+
+
+def neutral(name):
+    """The settings with which one worker is plain Keras, as in tests/laws/test_3_one_worker.py."""
+    more = {"EASGD": {"alpha": 0.0}, "AEASGD": {"alpha": 0.0}, "EAMSGD": {"alpha": 0.0, "momentum": 0.0}}
+    more["DiLoCo"] = {"outer_rate": 1.0, "outer_momentum": 0.0}
+    return getattr(choros, name)(window=1, **more.get(name, {}))
+
+
+def everything(model):
+    return [*(value for name in BOTH for value in weights(model, name)), *slots(model)]
+
+
+def close(found, expected, tolerance=2e-5):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance, rtol=1e-4)
+
+
+def equal(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_worker_is_plain_keras_over_two_fits(name, pools):
+    """The elastic family without force leaves the center where it was, so its second fit begins there again."""
+    ours, plain, x = make(), make_plain(), images()
+    trainer = choros.Trainer(ours, neutral(name), workers=1, pool=pools(1))
+    stays = issubclass(getattr(choros, name), choros.EASGD)
+    for epochs in (2, 1)[: 1 if stays else 2]:
+        trainer.fit(x, epochs=epochs, **HOW)
+        plain.fit(x, epochs=epochs, **HOW)
+        assert int(ours.g_optimizer.iterations) == int(plain.g_optimizer.iterations) > 0
+        close(slots(ours), slots(plain))
+        if not stays:
+            close(everything(ours), everything(plain))
+
+
+@pytest.mark.parametrize("name", ["localsgd", "averaging", "downpour", "ensemble"])
+def test_each_worker_keeps_slots_of_its_own_and_rank_0s_come_back(name, pools):
+    """Both optimizers' slots are those of a rank 0 that trained alone: no exchange comes before the end."""
+    long = {"localsgd": choros.LocalSGD(window=100), "downpour": choros.DOWNPOUR(window=100)}
+    model, x = make(), images()
+    trainer = choros.Trainer(model, long.get(name, name), workers=2, pool=pools(2))
+    trainer.fit(x, epochs=1, batch_size=16, shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == int(model.g_optimizer.iterations) == 3
+    if name == "ensemble":  # its rows are a shard that is drawn
+        return
+    alone = make_plain()
+    alone.fit(x[rows_of(0, name)], epochs=1, **HOW)
+    close(slots(model), slots(alone))
+
+
+class Fails(keras.callbacks.Callback):
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.at, self.epoch = (epoch, batch), 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["localsgd", "averaging"])
+def test_killed_and_resumed_is_bit_equal(name, tmp_path):
+    """The workers are killed in the second epoch; the last state is of its middle, or of the first one's end."""
+    x = images()
+
+    def fit(where=None, calls=(), **how):
+        model = make()
+        algorithm = choros.LocalSGD(window=3) if name == "localsgd" else "averaging"
+        with choros.Trainer(model, algorithm, workers=2) as trainer:
+            kept = None if where is None else Checkpoint(where, every=2)
+            trainer.fit(x, epochs=3, batch_size=16, seed=3, verbose=0, callbacks=list(calls), checkpoint=kept, **how)
+        return model
+
+    whole = fit()
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, [Fails(1, 2)])
+    equal(everything(fit(tmp_path, resume=True)), everything(whole))
+
+
+def test_a_second_run_of_one_worker_is_bit_equal(pools, tmp_path):
+    def fit(epochs, **how):
+        model = make()
+        trainer = choros.Trainer(model, choros.EASGD(window=2), workers=1, pool=pools(1))
+        trainer.fit(images(), epochs=epochs, **how, **HOW)
+        return model
+
+    whole = fit(3)
+    fit(1, checkpoint=tmp_path)
+    equal(everything(fit(3, checkpoint=tmp_path, resume=True)), everything(whole))
+
+
+def test_allreduce_refuses_before_a_worker_starts(children):
+    for held, place in (("attribute", "second"), ("list", r"second\[0\]"), ("dict", r"second\['g'\]")):
+        before = children()
+        trainer = choros.Trainer(make(held=held), "allreduce", workers=2)
+        with pytest.raises(NotExact, match=f"second optimizer, .{place}"):
+            trainer.fit(images(), **HOW)
+        assert children() <= before
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="on JAX an optimizer that is not built cannot take a step")
+@pytest.mark.parametrize("held", ["attribute", "list", "dict"])
+def test_an_optimizer_that_the_first_step_builds(held, pools, tmp_path):
+    """Building it takes no step, no random number and no running figure of the caller's model."""
+
+    def fit(epochs, **how):
+        model = make(held=held, built=False)
+        trainer = choros.Trainer(model, choros.LocalSGD(window=1), workers=1, pool=pools(1))
+        trainer.fit(images(), epochs=epochs, **how, **HOW)
+        return model
+
+    whole, plain = fit(2), make_plain(held=held, built=False)
+    plain.fit(images(), epochs=2, **HOW)
+    assert int(whole.g_optimizer.iterations) == int(plain.g_optimizer.iterations) == 12
+    close(everything(whole), everything(plain))
+    fit(1, checkpoint=tmp_path)
+    equal(everything(fit(2, checkpoint=tmp_path, resume=True)), everything(whole))
+
+
+def test_averages_of_a_second_optimizer_are_refused_by_name(children):
+    before = children()
+    for name in ("localsgd", "aeasgd"):
+        with pytest.raises(BadInput, match=r"'second'.*use_ema"):
+            choros.Trainer(make(average=True), name, workers=2).fit(images(), **HOW)
+    assert children() <= before
+
+
+class Slower(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.g_optimizer.learning_rate = 0.0
+
+
+def test_a_callback_changes_the_second_rate(pools):
+    """With a rate of 0 the generator stays from the second epoch on, and Keras' own fit does the same."""
+    models = [make(), make_plain()]
+    trainer = choros.Trainer(models[0], choros.LocalSGD(window=1), workers=1, pool=pools(1))
+    trainer.fit(images(), epochs=3, callbacks=[Slower()], **HOW)
+    models[1].fit(images(), epochs=1, callbacks=[Slower()], **HOW)
+    models[1].fit(images(), epochs=2, callbacks=[Slower()], **HOW)
+    close(*map(everything, models))
+    with pytest.raises(BadInput, match="learning rate of a second optimizer"):
+        choros.Trainer(make(), choros.DOWNPOUR(window=1), workers=2, pool=pools(2)).fit(
+            images(), epochs=3, callbacks=[Slower()], **HOW
+        )

@@ -113,6 +113,91 @@ def test_a_worker_that_is_started_again_continues_the_schedule(pools):
     assert weight_of(model) == -2 * sum_of_rates(400, 150)
 
 
+def mover():
+    """A model whose weight moves by exact numbers, with a velocity that depends on the rows and not on the weight."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    loss = lambda truth, given: keras.ops.mean(given - 0 * truth, axis=-1)
+    model.compile(keras.optimizers.SGD(1 / 64, momentum=0.5), loss)
+    return model
+
+
+def rows_of_rank_1(rows):
+    """Rows of 1 for rank 1 and of 0 for rank 0, of which the velocity stays 0."""
+    return (np.arange(rows) % 8 >= 4).astype("float32")[:, None]
+
+
+def test_each_rank_goes_on_with_its_slots_after_a_resume(pools, tmp_path):
+    x = rows_of_rank_1(32)
+
+    def fit(epochs, **how):
+        model = mover()
+        trainer = choros.Trainer(model, choros.DOWNPOUR(window=2), workers=2, pool=pools(2))
+        trainer.fit(x, x, epochs=epochs, shuffle=False, **how, **HOW)
+        return weight_of(model)
+
+    whole = fit(3)
+    fit(1, checkpoint=tmp_path)
+    fit(2, checkpoint=tmp_path, resume=True)
+    assert fit(3, checkpoint=tmp_path, resume=True) == whole != 0
+
+
+def test_each_rank_goes_on_with_its_slots_after_a_restart(pools):
+    """Rank 1 is killed in its second epoch, before its next exchange, so it goes on from the end of the first."""
+
+    class Slow(keras.utils.PyDataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):  # every second batch is rank 1's
+            time.sleep(0.1)
+            rows = np.full((4, 1), index % 2, "float32")
+            return rows, rows
+
+    class Kill(keras.callbacks.Callback):
+        looks_only = True
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                os.kill(pool._pool.pids[1], signal.SIGKILL)
+
+    def fit(*calls, **how):
+        model = mover()
+        trainer = choros.Trainer(model, choros.DOWNPOUR(window=0), workers=2, pool=pool, **how)
+        history = trainer.fit(Slow(), epochs=3, shuffle=False, callbacks=list(calls), seed=1, verbose=0)
+        return weight_of(model), [restart.rank for restart in history.run.restarts]
+
+    pool = pools(2)
+    whole, _ = fit()
+    assert fit(Kill(), restarts=1) == (whole, [1])
+    assert whole != 0
+
+
+def test_the_average_goes_on_after_a_resume(make_model, data, pools, tmp_path):
+    """Callbacks that begin again see the mean of all ranks' averages, as the result of the fit before was."""
+    seen = []
+
+    class Looks(keras.callbacks.Callback):
+        looks_only = True
+
+        def on_train_begin(self, logs=None):
+            seen.append([np.array(v) for v in average(self.model)])
+
+    def average(model):
+        kept = model.optimizer._model_variables_moving_average
+        return [keras.ops.convert_to_numpy(v) for v in kept]
+
+    def fit(epochs, **how):
+        model = make_model(ema())
+        trainer = choros.Trainer(model, "downpour", workers=2, pool=pools(2))
+        trainer.fit(*data(64), epochs=epochs, checkpoint=tmp_path, **how, **HOW)
+        return [np.array(v) for v in average(model)]
+
+    first = fit(1)
+    fit(2, resume=True, callbacks=[Looks()])
+    for found, expected in zip(seen[0], first, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def moved(name, optimizer, make_model, data, pool, workers=2):
     """How far the result moves where the labels of rank 1's rows are others."""
     x, y = data(64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,13 @@ from choros.backend import averages_of, seeds, step_counter
 from choros.backend.absent import keep, leave_out, left_out
 from choros.backend.exact import mixed_rows
 from choros.backend.metrics import Metrics, Told, gather, scatter, slices_of
+from choros.backend.optimizers import (
+    build_held,
+    held_variables,
+    model_variables,
+    optimizer_variables,
+    unbuilt_refused,
+)
 from choros.backend.weight import Weigher
 from choros.types import Array, Batch
 
@@ -39,6 +46,7 @@ class BaseReplica(Metrics):
         self.blind = False  # it was built without y, and so can predict only
         self.revocable = False
         self._total = 0
+        self._refusing = ExitStack()
         self._lay_out()
 
     # What a backend adds, besides _values and _assign.
@@ -108,7 +116,9 @@ class BaseReplica(Metrics):
         data = self.pack(batch)
         with blind(self.model, batch) as self.blind:
             self.model._symbolic_build(data_batch=data)
+            build_held(self.model, data)
             self._lay_out()
+            self._refusing.enter_context(unbuilt_refused(self.model))
             self.weigher = Weigher(self.model, self.workers)
             if self.workers > 1:
                 self.weigher.refuse(mixed_rows(self.model, data))
@@ -294,8 +304,12 @@ class BaseReplica(Metrics):
         return [averages.get(id(variable), variable) for variable in self.trainable]
 
     def optimizer_state(self) -> list[Array]:
-        """Return copies of ``optimizer.variables``."""
-        return [np.array(value) for value in self._values(list(self.model.optimizer.variables))]
+        """Return copies of the variables of all optimizers, in the order of ``optimizer_variables``."""
+        return [np.array(value) for value in self._values(optimizer_variables(self.model))]
+
+    def set_optimizer_state(self, arrays: list[Array]) -> None:
+        """Set what ``optimizer_state`` gave."""
+        self._assign(optimizer_variables(self.model), arrays)
 
     @property
     def iterations(self) -> int:
@@ -343,7 +357,7 @@ class BaseReplica(Metrics):
             self._assign([rate], [np.asarray(value)])
 
     def snapshot(self) -> list[Array]:
-        """Copies of ``model.variables`` and ``optimizer.variables``, in that order."""
+        """Copies of the variables of the model and of its optimizers, in the order of ``model_variables``."""
         count = len(self.trainable)
         flat = np.empty(self.size, self.dtype)
         self.get(flat)
@@ -378,12 +392,14 @@ class BaseReplica(Metrics):
 
     def finish(self) -> None:
         """Bring all state into the model, at x, and do what Keras does at the end of ``fit``."""
+        self._refusing.close()
         self._settle()
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         self._built()
 
     def close(self) -> None:
         """Nothing runs."""
+        self._refusing.close()
 
 
 def parts(batch: Batch) -> tuple[Any, ...]:
@@ -407,11 +423,6 @@ def blind(model: Any, batch: Batch) -> Iterator[bool]:
         own.update(kept)
 
 
-def model_variables(model: Any) -> list[Any]:
-    """``model.variables``, then ``optimizer.variables``: the order of ``snapshot``."""
-    return [*model.variables, *model.optimizer.variables]
-
-
 def vector_dtype(trainable: list[Any]) -> np.dtype[Any]:
     """The type of flat vectors: float32, or float64 where a trainable variable is."""
     wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in trainable)
@@ -419,8 +430,12 @@ def vector_dtype(trainable: list[Any]) -> np.dtype[Any]:
 
 
 def moving_statistics(model: Any) -> list[Any]:
-    """The float variables that are no weights: what layers made non-trainable, not what a user froze."""
+    """The float variables that are no weights: what layers made non-trainable, not what a user froze.
+
+    A second optimizer's variables are none, where the model lists them as its own: each worker keeps its slots.
+    """
     frozen = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+    frozen |= {id(v) for v in held_variables(model)}
     return [
         v
         for v in model.non_trainable_weights

@@ -10,12 +10,13 @@ import numpy as np
 from choros.backend import averages_of
 from choros.backend.base import moving_statistics, parts, vector_dtype
 from choros.backend.metrics import gather, scatter, slices_of
+from choros.backend.optimizers import build_held, optimizer_variables
 from choros.errors import BadInput, brief
 from choros.types import Array, Batch
 
 
 def build_model(model: Any, sample: Batch) -> None:
-    """Create what the first ``fit`` would create: weights, optimizer slots, metrics.
+    """Create what the first ``fit`` would create: weights, slots of all optimizers, metrics.
 
     Raises:
         BadInput: the model cannot take such data; in one line what Keras says of it.
@@ -28,6 +29,7 @@ def build_model(model: Any, sample: Batch) -> None:
             f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row"
             f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
         ) from error
+    build_held(model, parts(sample))
 
 
 def _labels(model: Any, y: Any) -> str:
@@ -91,14 +93,14 @@ def assign_vectors(model: Any, trainable: Array, others: Array) -> None:
 
 
 def assign_optimizer(model: Any, arrays: list[Array]) -> None:
-    """Set the optimizer's variables, all but the learning rate: that is as the caller's callbacks have set it.
+    """Set the optimizers' variables, all but the learning rate: that is as the caller's callbacks have set it.
 
     Args:
         model: compiled and built.
-        arrays: in the order of ``optimizer.variables``.
+        arrays: in the order of ``optimizer_variables``.
     """
     rate = model.optimizer.learning_rate
-    for variable, value in zip(model.optimizer.variables, arrays, strict=True):
+    for variable, value in zip(optimizer_variables(model), arrays, strict=True):
         if variable is not rate:
             variable.assign(value)
 

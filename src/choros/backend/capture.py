@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import keras
-
+from choros.backend.optimizers import held_optimizers
 from choros.errors import NotExact
 
 
@@ -106,10 +105,8 @@ def refuse_other_optimizers(model: Any) -> None:
     Raises:
         NotExact: names the attribute.
     """
-    known = {id(model.optimizer), id(getattr(model.optimizer, "inner_optimizer", model.optimizer))}
-    for name, value in vars(model).items():
-        if isinstance(value, keras.optimizers.Optimizer) and id(value) not in known:
-            raise NotExact(
-                f"Model {model.name!r} holds a second optimizer, {name!r}, whose updates AllReduce would not "
-                "reduce: use one compiled optimizer, or another algorithm."
-            )
+    for name in held_optimizers(model):
+        raise NotExact(
+            f"Model {model.name!r} holds a second optimizer, {name!r}, whose updates AllReduce would not "
+            "reduce: use one compiled optimizer, or another algorithm."
+        )

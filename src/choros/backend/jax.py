@@ -256,10 +256,19 @@ class JaxReplica(BaseReplica):
     # Variables and state.
 
     def _values(self, variables: list[Any]) -> list[Array]:
-        return [np.asarray(self._state[p][i]) for p, i in (self._where[id(v)] for v in variables)]
+        places = [self._where.get(id(v)) for v in variables]
+        return [
+            np.asarray(v.value if place is None else self._state[place[0]][place[1]])
+            for v, place in zip(variables, places, strict=True)
+        ]
 
     def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
         for variable, array in zip(variables, arrays, strict=True):
+            if (
+                id(variable) not in self._where
+            ):  # of a second optimizer, and no variable of the model: no step changes it
+                variable.assign(array)
+                continue
             part, i = self._where[id(variable)]
             old = self._state[part][i]
             # Copied here: JAX would alias the caller's memory, or copy it after this call has returned.

@@ -133,7 +133,10 @@ class Replica(Protocol):
         """Set the moving averages; always copies. The variables stay as they are."""
 
     def optimizer_state(self) -> list[Array]:
-        """Return copies of ``optimizer.variables``, in their order."""
+        """Return copies of the variables of all optimizers of the model, the compiled one's first."""
+
+    def set_optimizer_state(self, arrays: list[Array]) -> None:
+        """Set what ``optimizer_state`` gave."""
 
     @property
     def iterations(self) -> int:

@@ -21,9 +21,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from choros.backend.base import BaseReplica, model_variables
+from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
+from choros.backend.optimizers import model_variables
 from choros.types import Array, Batch
 
 ALIGNMENT = 64  # bytes; TensorFlow's kernels end the process on memory that begins elsewhere
@@ -326,6 +327,17 @@ def _dense(gradient: Any, variable: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
     return gradient
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what ``tf.function`` has compiled eagerly for a while."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
 
 
 def weights_detector(model: Any) -> Callable[[Any], bool]:

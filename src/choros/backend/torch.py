@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from choros.backend import seeds
-from choros.backend.base import BaseReplica, model_variables
+from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
+from choros.backend.optimizers import model_variables
 from choros.types import Array
 
 _PLAIN = tuple(np.dtype(kind).str for kind in ("float32", "float64", "int64", "int32", "uint8", "bool"))
@@ -239,6 +240,13 @@ def _write(tensor: Any, array: Any) -> None:
         np.copyto(tensor.detach().numpy(), array, casting="unsafe")
     else:
         tensor.copy_(torch.from_numpy(np.array(array, np.float32 if tensor.is_floating_point() else None)))
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what ``torch.compile`` has compiled eagerly for a while, and keep the state of random generators."""
+    with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def weights_detector(model: Any) -> Callable[[Any], bool]:

@@ -271,6 +271,29 @@ def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
     return swaps
 
 
+def check_held(model: Any, replicas: int) -> None:
+    """Refuse averages of weights that an optimizer besides the compiled one keeps, where several models have some.
+
+    Args:
+        model: compiled and built.
+        replicas: how many models are trained together.
+
+    Raises:
+        BadInput: with the name of the optimizer.
+    """
+    from choros.backend import averages_of
+    from choros.backend.optimizers import held_optimizers
+
+    for name, optimizer in held_optimizers(model).items():
+        parts = getattr(optimizer, "optimizers", [optimizer])  # a MultiOptimizer's
+        if replicas > 1 and optimizer.built and any(map(averages_of, parts)):
+            raise BadInput(
+                f"Model {model.name!r} holds a second optimizer, {name!r}, with use_ema=True: only the compiled "
+                "optimizer's averages of the weights include what all workers learn. Leave it out there, or give "
+                "workers=1."
+            )
+
+
 def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: Any) -> int:
     """Restore what a ``BackupAndRestore`` has saved, before the model goes to the workers; return the first epoch.
 

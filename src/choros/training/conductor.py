@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from choros.backend import seeds
+from choros.backend.optimizers import learning_rates, optimizer_variables
+from choros.errors import BadInput
 from choros.training.job import Orders
 from choros.training.lazy import LazyWeights, holds_tensors
 from choros.types import Array
@@ -32,6 +34,7 @@ class Conductor:
             latest for None.
         kept: where training goes on, puts into the model what it goes on from, and tells whether that has what
             callbacks do at the epoch's beginning. None where training begins.
+        alone: bool. Whether workers wait for nobody, and so take no learning rate but the compiled optimizer's.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Conductor:
         self.waiting: dict[int, dict[str, float]] = {}  # epochs that were reported before their time
         self.told: dict[int, Orders] = {}  # by epoch that has ended, what was decided: for those that end it again
         self.epoch: int | None = None
-        self.epochs, self.steps, self.first = epochs, steps, first
+        self.epochs, self.steps, self.first, self.alone = epochs, steps, first, False
         self._lazy = LazyWeights(model, self._touch)
         self._before: list[Array] = []  # the weights before callbacks could change them, once touched
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
@@ -83,7 +86,9 @@ class Conductor:
             self.epoch = epoch
             self.list.on_epoch_begin(epoch)
             self._begin_batch(self.first)
-        return Orders(bool(self.model.stop_training)) if begun and self._go_on() else self._orders(before)
+        return (
+            Orders(bool(self.model.stop_training)) if begun and self._go_on() else self._orders(before, started=False)
+        )
 
     def _go_on(self) -> bool:
         """Bring into the model what callbacks are to find in it, where training goes on; see ``kept``."""
@@ -176,9 +181,13 @@ class Conductor:
         return self._rate(), values(self._weights()) if self.user else []
 
     def _weights(self) -> list[Any]:
-        """Return the variables that count as weights: drawing random numbers in a callback changes none of them."""
-        random = {id(variable) for variable in seeds.find(self.model)}
-        return [variable for variable in self.model.variables if id(variable) not in random]
+        """Return the variables that count as weights: drawing random numbers in a callback changes none of them.
+
+        Slots are none, and the learning rates of the optimizers that the model holds besides the compiled one are some.
+        """
+        left_out = {id(variable) for variable in [*seeds.find(self.model), *optimizer_variables(self.model)]}
+        rates = learning_rates(self.model)
+        return [*(variable for variable in self.model.variables if id(variable) not in left_out), *rates]
 
     def _rate(self) -> float:
         if not self.user:
@@ -189,16 +198,22 @@ class Conductor:
             self._seen = (value, float(values([rate])[0]))
         return self._seen[1]
 
-    def _orders(self, before: tuple[float, list[Array]]) -> Orders:
+    def _orders(self, before: tuple[float, list[Array]], started: bool = True) -> Orders:
         stop = bool(self.model.stop_training)
         if not self.user:
             return Orders(stop)
         rate, weights = self._rate(), before[1]
-        changed = any(
-            not np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
-            for old, new in zip(weights, values(self._weights()) if weights else [], strict=True)
-        )
-        return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None, changed)
+        now = values(self._weights()) if weights else []
+        changed = [
+            not np.array_equal(old, new, equal_nan=old.dtype.kind == "f") for old, new in zip(weights, now, strict=True)
+        ]
+        held = len(learning_rates(self.model))
+        if held and started and self.alone and any(changed[-held:]):
+            raise BadInput(
+                "A callback has set the learning rate of a second optimizer, which asynchronous workers do not hear "
+                "of: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."
+            )
+        return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None, any(changed))
 
 
 def values(variables: Sequence[Any]) -> list[Array]:

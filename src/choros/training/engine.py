@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from choros.backend.base import model_variables
 from choros.backend.caller import assign_average, assign_optimizer, assign_vectors, flat_vectors, split_vector
+from choros.backend.optimizers import model_variables, optimizer_variables
 from choros.backend.state import Groups
 from choros.data import StreamSource, packing
 from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
@@ -25,9 +25,9 @@ from choros.training.nurse import Nurse
 from choros.training.parts import create_meeting
 from choros.training.pool import WorkerPool
 from choros.training.record import RunRecord
-from choros.training.saver import Saver
+from choros.training.saver import Saver, mean_of
 from choros.training.snapshots import Snapshots
-from choros.training.state import from_blobs, to_blobs
+from choros.training.state import Part, from_blobs, to_blobs
 from choros.training.travel import fresh_clone
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
@@ -80,7 +80,7 @@ class Engine:
         self.stream = plan.source if isinstance(plan.source, StreamSource) else None
         self.members: dict[int, tuple[float, list[Array]]] = {}
         self.losses: dict[int, tuple[float, int, float]] = {}
-        self.optimizer: list[Array] = []  # rank 0's optimizer variables, as they came last; only asynchronous ones come
+        self.slots: dict[int, list[Array]] = {}  # by rank, of asynchronous ones: their optimizers' variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
         self.saver: Saver = plan.saver or Saver(None)
         self.mender = Mender(restarts, plan.job.workers)
@@ -100,8 +100,13 @@ class Engine:
         self.variables = model_variables(self.model)
         now = values(self.variables)
         self.given = self.given or now
-        self.optimizer = self.saver.optimizer() or now[len(self.model.variables) :]
-        now[len(self.model.variables) :] = self.optimizer
+        place = {id(variable): index for index, variable in enumerate(self.variables)}
+        self.places = [place[id(variable)] for variable in optimizer_variables(self.model)]
+        initial = [now[index] for index in self.places]
+        self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
+        self.averages = self.saver.averages()
+        for index, array in zip(self.places, self.slots[0], strict=True):
+            now[index] = array
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
         self.layout, nbytes = packing.layout(now)
         self.weights = Segment.create(max(nbytes, 64), "choros-weights")
@@ -167,13 +172,13 @@ class Engine:
             tallies = self.follow()
             self.fetch()
             if self.averages:
-                assign_average(self.model, self.average(), finalize=True)
+                assign_average(self.model, mean_of(self.averages), finalize=True)
         except KeyboardInterrupt:
-            self.workers.kill()
+            self.kill()
             self.fetch()
             raise
         except SystemExit:  # asked to end
-            self.workers.kill()
+            self.kill()
             self.fetch()
             self.conductor.end()
             raise
@@ -193,6 +198,11 @@ class Engine:
         startup, losses = self.started - self.begun, list(self.losses.values())
         record = RunRecord.of(self.algorithm, self.job.meet, tallies, startup, losses, met)
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
+
+    def kill(self) -> None:
+        """End the workers: none can be asked for weights any more."""
+        self.workers.kill()
+        self.asking = None
 
     def send(self) -> None:
         """Send the job to its ranks."""
@@ -218,8 +228,9 @@ class Engine:
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:
             head, state = dict[str, Any](), list[Any]()
-            if self.saver.latest is not None and not self.job.alone:
-                head, state = to_blobs(self.saver.latest.of_rank(rank))
+            if self.saver.latest is not None:
+                part = self.slots_of(rank) if self.job.alone else self.saver.latest.of_rank(rank)
+                head, state = to_blobs(part)
             self.pool.send(rank, {**message, "state": head}, [*blobs, *state], fds)
         self.work = (message, blobs, fds)
         if self.feeder is not None:
@@ -326,9 +337,9 @@ class Engine:
             if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
                 self.centre.read(*vectors)
             assign_vectors(self.model, *vectors)
-            assign_optimizer(self.model, self.optimizer)
+            assign_optimizer(self.model, self.slots[0])
             if self.averages:
-                assign_average(self.model, self.average())
+                assign_average(self.model, mean_of(self.averages))
             return
         if self.asking is not None:
             self.have_written(self.asking)
@@ -360,17 +371,12 @@ class Engine:
         if groups["average"]:
             self.averages[rank] = (facts["rows"], np.array(groups["average"][0]))
         if groups["optimizer"]:
-            self.optimizer = [np.array(array) for array in groups["optimizer"]]
+            self.slots[rank] = [np.array(array) for array in groups["optimizer"]]
 
-    def average(self) -> Array:
-        """Return the mean of the workers' moving averages, weighted by the rows that each trained."""
-        rows = np.array([count for count, _ in self.averages.values()], np.float64)
-        return np.average([average for _, average in self.averages.values()], 0, rows if rows.any() else None)
-
-    def offer_optimizer(self) -> None:
-        """Put rank 0's optimizer variables where a worker that is started again reads them."""
-        count = len(self.model.variables)
-        packing.write(self.layout[count:], self.optimizer, self.buffer)
+    def slots_of(self, rank: int) -> Part:
+        """Return what a worker that trains alone left of its optimizers, with which it or its new process goes on."""
+        rows, average = self.averages.get(rank, (0, None))
+        return {"rows": rows}, {"optimizer": self.slots[rank], "average": [] if average is None else [average]}
 
     def read(self, centre: SharedCentre) -> tuple[Array, Array]:
         """Return the centre as it is: the trainable vector and the moving statistics."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.backend.base import model_variables
+from choros.backend.optimizers import model_variables
 from choros.data import packing
 from choros.errors import WorkerFailed
 from choros.launch.failure import failure, is_echo

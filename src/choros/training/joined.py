@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from choros.backend.base import model_variables
 from choros.backend.caller import assign_optimizer, assign_vectors
 from choros.backend.devices import choose_devices
+from choros.backend.optimizers import model_variables
 from choros.data import FileSource
 from choros.errors import PeerFailed
 from choros.training.agreement import agree, facts_of
@@ -293,7 +293,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             clone=lambda: unpack_model(*plan.written),
         )
     if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
-        replica.restore([*replica.snapshot()[: len(model.variables)], *optimizer])
+        replica.set_optimizer_state(optimizer)
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(first_replica(job, rank), job.fold_seed)
     replica.seed_generators(rank, job.seed)
@@ -310,7 +310,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
         between = not isinstance(centre, SharedCentre)
         if rank == 0:
             reporter.keeper = (HostsKeeper if between else CentreKeeper)(centre, board, saver, job, conductor)
-            reporter.keeper.optimizer = replica.optimizer_state
+            reporter.keeper.slots_of = lambda rank: ({"rows": one.tally.rows}, {"optimizer": replica.optimizer_state()})
         elif between:
             reporter.resting = Resting(board, rank, job.timeout)
         base.barrier()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from choros.backend.base import model_variables
+from choros.backend.optimizers import model_variables
 
 # Attributes that need no weights.
 _OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})

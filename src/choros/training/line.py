@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.backend.base import model_variables
+from choros.backend.optimizers import model_variables
 from choros.errors import ChorosError, MeetingTimeout, PeerFailed
 from choros.machine.address import head_address
 from choros.training.conductor import Conductor, values

@@ -436,9 +436,10 @@ class AloneLoop:
     def give_optimizer(self) -> None:
         """Give the caller what it needs of this worker's optimizer; in a job rank 0 holds the caller's model."""
         run, replica = self.run, self.replica
-        if self.meeting is None or run.weights is None or (run.rank and not replica.averages):
+        kept = run.job.keep is not None
+        if self.meeting is None or run.weights is None or (run.rank and not replica.averages and not kept):
             return
-        groups: Groups = {"optimizer": [] if run.rank else replica.optimizer_state(), "average": []}
+        groups: Groups = {"optimizer": [] if run.rank and not kept else replica.optimizer_state(), "average": []}
         if replica.averages:
             groups["average"] = [average_of(replica)]
         run.reporter.optimizer(({"rows": run.tally.rows}, groups))

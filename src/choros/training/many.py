@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from choros.backend import make_replica
-from choros.backend.base import model_variables
 from choros.backend.devices import scope
+from choros.backend.optimizers import model_variables
 from choros.data.division import share
 from choros.data.standard import cut
 from choros.training.conductor import values
@@ -269,9 +269,13 @@ class ManyReplicas:
         self.crew.each(lambda number: self.replicas[number].set_average(vector))
 
     def optimizer_state(self) -> list[Array]:
-        """Every variable of the optimizer."""
+        """Every variable of the optimizers."""
         arrays: list[Array] = self.crew.first(self.lead.optimizer_state)
         return arrays
+
+    def set_optimizer_state(self, arrays: list[Array]) -> None:
+        """Set them, on every device."""
+        self.crew.each(lambda number: self.replicas[number].set_optimizer_state(arrays))
 
     @property
     def iterations(self) -> int:

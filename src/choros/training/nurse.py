@@ -12,10 +12,9 @@ import numpy as np
 from choros.errors import WorkerFailed
 from choros.training.job import Orders
 from choros.training.revival import state_of
-from choros.training.state import State
+from choros.training.state import Part, State, to_blobs
 from choros.transport import centre_state
 from choros.transport.shared_centre import SharedCentre
-from choros.types import Array
 
 _HUNG = 0.8  # of the timeout: before others give up waiting for the centre that one holds
 
@@ -34,7 +33,8 @@ class CentreKeeper:
     def __init__(self, centre: Any, board: Any, saver: Any, job: Any, conductor: Any) -> None:
         self.centre, self.board, self.saver, self.job, self.conductor = centre, board, saver, job, conductor
         self.kept, self.steps = time.monotonic(), 0.0
-        self.optimizer: Callable[[], list[Array]] = list  # gives the variables of rank 0's optimizer, if known
+        self.slots_of: Callable[[int], Part] | None = None  # gives what a rank left of its optimizers
+        self.ranks = range(1)  # those that it knows of
         if saver.latest is None:
             state_of(centre).begin_at(centre, job.initial_epoch, job.initial_batch)
         else:
@@ -67,10 +67,14 @@ class CentreKeeper:
         over = self.conductor.epoch is None
         epoch = self.job.epochs if over else self.conductor.epoch
         board = self.board.whole(epoch - self.job.initial_epoch)
-        groups = {"centre": vectors, "header": [header], "board": board, "optimizer": self.optimizer()}
+        parts: dict[int, Part] = {0: ({}, {})}
+        if self.slots_of is not None:
+            parts = {rank: self.slots_of(rank) for rank in self.ranks}
+        own, groups = parts[0]
+        parts[0] = own, {"centre": vectors, "header": [header], "board": board, **groups}
         stopped = over and self.board.stopped
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "rate": self.board.head()[2]}
-        self.saver.kept(State(facts, {0: ({}, groups)}), asked)
+        self.saver.kept(State(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun
 
     def let_go(self) -> None:
@@ -88,7 +92,7 @@ class Nurse(CentreKeeper):
     def __init__(self, engine: Any, centre: SharedCentre) -> None:
         super().__init__(centre, engine.board, engine.saver, engine.job, engine.conductor)
         self.near = centre
-        self.optimizer = lambda: engine.optimizer
+        self.slots_of, self.ranks = engine.slots_of, engine.ranks
         self.engine, self.mender = engine, engine.mender
         self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
         self.hung: dict[int, str] = {}  # those that were ended here, and why
@@ -114,10 +118,9 @@ class Nurse(CentreKeeper):
         self.mender.count(failure, place, whole=False)
         engine.pool.replace(rank)
         engine.ready.discard(rank)
-        engine.offer_optimizer()
         message, blobs, fds = engine.work
-        job = {**message["job"], "counts_on": True}
-        engine.pool.send(rank, {**message, "job": job, "again": True}, blobs, fds)
+        job, (head, state) = {**message["job"], "counts_on": True}, to_blobs(engine.slots_of(rank))
+        engine.pool.send(rank, {**message, "job": job, "again": True, "state": head}, [*blobs, *state], fds)
         self.beats[rank], self.moved[rank] = self.board.beats()[rank], time.monotonic()
         self.starting.add(rank)
         return True

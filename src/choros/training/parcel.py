@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.backend.base import model_variables
+from choros.backend.optimizers import model_variables
 from choros.errors import BadInput
 from choros.training.conductor import values
 from choros.training.job import Job

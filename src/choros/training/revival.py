@@ -31,7 +31,8 @@ def take_up(run: Run) -> bool:
     """Begin where the last exchange was, or where the run begins; True where metrics of that epoch go on.
 
     What was trained after that exchange was never brought to the centre, and is trained again. The optimizer's count
-    of steps goes on from the same place. Its slots are those that rank 0 left at the end of its last epoch.
+    of steps goes on from the same place. Its slots are those that it left itself at the end of its last epoch; in a
+    job, and of ranks that a launcher started, they are rank 0's.
     """
     run.begin = state_of(run.centre).place_of(run.centre, run.rank) or run.begin
     left = run.board.left(run.rank)

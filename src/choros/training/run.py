@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.backend.optimizers import learning_rates, model_variables, optimizer_variables
 from choros.data import feed, packing
 from choros.training.job import Job, Orders, Reporter, Tally
 from choros.training.noticeboard import Noticeboard
@@ -237,10 +238,15 @@ class Run:
             self.take([np.array(view) for view in packing.views(entries, buffer)])
 
     def take(self, arrays: list[Array]) -> None:
-        """Set the model's variables, all but the states of random layers, from what ``snapshot`` gave."""
-        mine, seeds = self.replica.snapshot(), {id(variable) for variable in self.replica.seeds}
-        for index, variable in enumerate(self.replica.model.variables):
-            if id(variable) not in seeds:
+        """Set the model's variables and the rates of its held optimizers from what ``snapshot`` gave.
+
+        The states of random layers and the optimizers' slots stay this worker's own.
+        """
+        model, mine = self.replica.model, self.replica.snapshot()
+        rates = {id(variable) for variable in learning_rates(model)}
+        own = {id(variable) for variable in [*self.replica.seeds, *optimizer_variables(model)]} - rates
+        for index, variable in enumerate(model_variables(model)):
+            if id(variable) not in own:
                 mine[index] = arrays[index]
         self.replica.restore(mine)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from choros.backend.base import model_variables
-from choros.backend.caller import assign_optimizer, assign_vectors, flat_vectors
+from choros.backend.caller import assign_average, assign_optimizer, assign_vectors, flat_vectors
+from choros.backend.optimizers import model_variables
 from choros.checkpoints import Checkpoint
 from choros.data.arrays import ArraySource
 from choros.errors import BadInput, CheckpointFailed
@@ -135,10 +135,19 @@ class Saver:
         epoch = job.epochs if facts["over"] else facts["epoch"]
         return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=again)
 
-    def optimizer(self) -> list[Array]:
-        """Return rank 0's optimizer variables in the latest state of an asynchronous run; [] where it has none."""
-        latest = None if self.latest is None else self.latest.parts.get(0)
+    def optimizer(self, rank: int = 0) -> list[Array]:
+        """Return a rank's optimizer variables in the latest state of an asynchronous run; [] where it has none."""
+        latest = None if self.latest is None else self.latest.parts.get(rank)
         return [] if latest is None else latest[1].get("optimizer", [])
+
+    def averages(self) -> dict[int, tuple[int, Array]]:
+        """Return the rows trained and the moving average of the weights of each rank that has one in that state."""
+        parts = {} if self.latest is None else self.latest.parts
+        return {
+            rank: (facts["rows"], groups["average"][0])
+            for rank, (facts, groups) in parts.items()
+            if groups.get("average")
+        }
 
     def show(self, model: Any) -> bool:
         """Put the latest state into the caller's model: weights and optimizer, where rank 0 left them.
@@ -159,6 +168,8 @@ class Saver:
             rate.assign(facts["rate"])
         if optimizer := self.optimizer():
             assign_optimizer(model, optimizer)
+        if averages := self.averages():
+            assign_average(model, mean_of(averages))
         if center := groups.get("shown") or groups.get("meeting"):
             assign_vectors(model, center[0], flat_vectors(model)[1])
         return bool(facts.get("begun", True))
@@ -264,6 +275,17 @@ class Saver:
         text = f"choros: asked to end: epoch {facts['epoch'] + 1}, batch {facts['batch']}, is saved in {where}"
         print(text, file=sys.stderr, flush=True)
         return SystemExit(self.checkpoint.code())
+
+
+def mean_of(averages: dict[int, tuple[int, Array]]) -> Array:
+    """Return the mean of the workers' moving averages, weighted by the rows that each trained.
+
+    Args:
+        averages: by rank: rows trained, moving average.
+    """
+    rows = np.array([count for count, _ in averages.values()], np.float64)
+    mean: Array = np.average([average for _, average in averages.values()], 0, rows if rows.any() else None)
+    return mean
 
 
 def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:

@@ -148,6 +148,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         held.append(replica)
         if not own:
             replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
+        if job.alone and state is not None:
+            replica.set_optimizer_state(state[1]["optimizer"])
         replica.fold_seeds(first_replica(job, link.rank), job.fold_seed)
         replica.seed_generators(link.rank, job.seed)
         meeting = fds[3 + (message["depth"] > 0) :]
@@ -170,7 +172,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             weights=shown,
             centre=centre,
             arrived=arrived,
-            state=state,
+            state=None if job.alone else state,
             again=message["again"],
             snapshots=snapshots,
         )
