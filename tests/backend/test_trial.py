@@ -93,6 +93,23 @@ class AddsMean(layers.Layer):
         return inputs
 
 
+class AddsMaskedMean(layers.Layer):
+    """Divides by the valid entries: here those above zero."""
+
+    def call(self, inputs):
+        valid = ops.cast(inputs > 0.3, inputs.dtype)
+        self.add_loss(0.5 * ops.sum(valid * ops.square(inputs)) / ops.maximum(ops.sum(valid), 1.0))
+        return inputs
+
+
+class AddsSquare(layers.Layer):
+    """A statistic of the batch: the square of a mean, as in a sparsity penalty."""
+
+    def call(self, inputs):
+        self.add_loss(30 * ops.square(ops.mean(inputs)))
+        return inputs
+
+
 class Sampling(layers.Layer):
     """As in the VAE of keras.io."""
 
@@ -168,6 +185,13 @@ class MaskedDeclared(Masked):
         ("cosine_similarity", lambda: model_of(loss=keras.losses.CosineSimilarity(axis=0))),
         ("masked", lambda: model_of(loss=Masked(name="masked"))),
         ("AddsSum 'adding'", lambda: model_of(keras.Model, AddsSum(name="adding"), layers.Dropout(0.5))),
+        ("AddsMaskedMean 'masked' gives", lambda: model_of(keras.Model, AddsMaskedMean(name="masked"))),
+        (
+            "AddsMaskedMean 'masked' gives",
+            lambda: model_of(
+                keras.Model, Balance(), AddsMaskedMean(name="masked"), layers.BatchNormalization(), Sampling()
+            ),
+        ),
     ],
 )
 def test_a_loss_that_is_no_mean_over_rows_is_refused_by_name(named, make):
@@ -213,9 +237,18 @@ def test_mixed_precision_passes_and_hides_nothing(policy):
         check_exact(wrong, 2, batch())
 
 
-def test_a_balancing_loss_passes_with_a_warning():
-    with pytest.warns(UserWarning, match=r"Balance .* gives to add_loss depends on a batch as a whole"):
-        check_exact(model_of(keras.Model, Balance()), 2, batch())
+@pytest.mark.parametrize("kind", [Balance, AddsSquare])
+def test_a_balancing_loss_passes_with_a_warning(kind):
+    said = []
+    for seed in range(5):  # where both halves have the same statistics by chance, there is nothing to say
+        x = np.random.default_rng(seed).normal(size=X.shape).astype("float32")
+        keras.utils.set_random_seed(seed)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            check_exact(model_of(keras.Model, kind()), 2, batch(x=x))
+        said += [str(each.message) for each in caught if each.category is UserWarning]
+    assert said
+    assert all(f"{kind.__name__} " in each and "depends on a batch as a whole" in each for each in said)
 
 
 def test_random_numbers_that_hide_the_answer_are_warned_about():

@@ -7,7 +7,7 @@ applied and evaluated: the abstract methods of ``BaseReplica``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -147,6 +147,15 @@ class BaseReplica(Metrics):
     def update(self, gradient: Array, divisor: float) -> None:
         """The optimizer's half: run it on ``gradient / divisor``."""
         self._apply(gradient, divisor, left_out(gradient, self.slices))
+
+    @property
+    def lead(self) -> BaseReplica:
+        """The replica itself: it is one model."""
+        return self
+
+    def on_lead(self, function: Callable[[Batch], Any], batch: Batch) -> Any:
+        """Call the function with the batch."""
+        return function(batch)
 
     def skip(self) -> None:
         """Instead of ``update``: count the step only."""

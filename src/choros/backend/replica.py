@@ -30,7 +30,7 @@ is set for reading: call ``reset_metrics`` before the next batch, or, to look in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from choros.types import Array, Batch
@@ -49,6 +49,13 @@ class Replica(Protocol):
     dtype: Any  # float32, or float64 where a trainable variable is
     averaged: Sequence[int]  # metric variables that do not add over ranks; set by the caller, none by default
     revocable: bool  # whether ``gradients`` may be taken back with ``swap``; set by the caller before the first batch
+
+    @property
+    def lead(self) -> Any:
+        """The replica of the first device; itself where all devices share one model."""
+
+    def on_lead(self, function: Callable[[Batch], Any], batch: Batch) -> Any:
+        """Call a function with the batch of ``lead``, in the thread of ``lead``."""
 
     @property
     def learning_rate(self) -> float:

@@ -27,6 +27,8 @@ from choros.types import Array, Batch
 
 WIDE, NARROW = 1e-3, 0.05  # tolerance relative to the gradient, for float32 and for 16-bit types
 SMALL = 0.01  # a variable's gradient below this part of the whole is measured against the whole
+SEPARATE = 4  # layers that call add_loss are tried each by itself up to so many
+MASKED = "use keras.ops.mean over all rows in add_loss (it divides by a part of them, such as the valid entries)"
 SHAPED = ("normal", "uniform", "randint", "truncated_normal")  # random functions whose first argument is a shape
 NOISE = 3.0  # a difference below so many times the spread between draws may be chance
 
@@ -78,12 +80,23 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int) -> None:
                 "keras.random.SeedGenerator to have it checked. This is said once."
             )
             return
+        halves = order, order[:half], order[half:]
         with muted() as adding:
-            quiet, *parts = (attempt(cut(sample, r), afresh=True) for r in (order, order[:half], order[half:]))
-        if adding and difference(model, quiet, parts[0], parts[1], attempt.sums) is None:
+            quiet = [attempt(cut(sample, r), afresh=True) for r in halves]
+        if adding and difference(model, quiet[0], quiet[1], quiet[2], attempt.sums) is None:
             names = ", ".join(sorted(adding))
             doubled = attempt(cut(sample, np.concatenate([order[:half], order[:half]])), afresh=True)
-            if model_divisor(model)[0] is None and distance(model, doubled, first) < tolerance(model):
+            repeats = model_divisor(model)[0] is None and distance(model, doubled, first) < tolerance(model)
+            for each in [adding] if len(adding) == 1 or len(adding) > SEPARATE else [{name} for name in sorted(adding)]:
+                if not repeats or tolerance(model) > WIDE:  # in 16 bits its gradient cannot be told from a statistic's
+                    break
+                if len(adding) > 1:
+                    with muted(each):
+                        quiet = [attempt(cut(sample, r), afresh=True) for r in halves]
+                added = [less(all_of, rest) for all_of, rest in zip((whole, first, second), quiet, strict=True)]
+                if divides(*added):
+                    raise refusal(f"What {', '.join(sorted(each))} gives to add_loss", off, MASKED)
+            if repeats:
                 warn(
                     f"What {names} gives to add_loss depends on a batch as a whole (here a step would be off by "
                     f"{off:.1%}). Each worker takes it of its own rows, as it takes the statistics of "
@@ -245,6 +258,30 @@ def difference(model: Any, whole: Sent, first: Sent, second: Sent, sums: bool) -
     return off if off > tolerance(model) and distance(model, whole, together, scale) > tolerance(model) else None
 
 
+def less(minuend: Sent, subtrahend: Sent) -> list[Array]:
+    """Return the gradient that one attempt has and the other does not."""
+    (a, n), (b, m) = minuend, subtrahend
+    return [x / n - y / m for x, y in zip(a, b, strict=True)]
+
+
+def divides(whole: list[Array], first: list[Array], second: list[Array]) -> bool:
+    """Tell whether a gradient is a mean of two halves' gradients with unequal weights, as that of a masked mean is.
+
+    A loss made of statistics of the batch, such as a product of two means, has no such weights: either the gradient is
+    no combination of the halves' gradients, or the weights do not add up to 1.
+    """
+    target, a, b = (np.concatenate([g.reshape(-1) for g in arrays]) for arrays in (whole, first, second))
+    size = float(np.linalg.norm(target))
+    if not all(np.isfinite(each).all() for each in (target, a, b)) or size == 0.0:
+        return False
+    weights, _, rank, _ = np.linalg.lstsq(np.stack([a, b], axis=1), target, rcond=1e-4)
+    residual = float(np.linalg.norm(weights[0] * a + weights[1] * b - target)) / size
+    uneven, excess = abs(weights[0] - weights[1]) / 2, abs(weights.sum() - 1)
+    return bool(
+        rank == 2 and residual < WIDE and weights.min() > -WIDE and uneven > WIDE and excess < 0.1 * uneven**2 + 1e-5
+    )
+
+
 def distance(model: Any, one: Sent, other: Sent, scale: Sent | None = None) -> float:
     """Return the largest difference of a variable's gradients, relative to them; 0 where they are not finite.
 
@@ -267,13 +304,17 @@ def tolerance(model: Any) -> float:
 
 
 @contextmanager
-def muted() -> Iterator[set[str]]:
-    """For a while, let ``add_loss`` add nothing; gives the names of the layers that called it."""
+def muted(names: set[str] | None = None) -> Iterator[set[str]]:
+    """For a while, let ``add_loss`` of the named layers, or of all, add nothing; gives the names of those muted."""
     calling: set[str] = set()
     plain_add = keras.Layer.add_loss
 
     def add_loss(self: Any, loss: Any) -> None:
-        calling.add(f"{type(self).__name__} {self.name!r}")
+        name = f"{type(self).__name__} {self.name!r}"
+        if names is not None and name not in names:
+            plain_add(self, loss)
+            return
+        calling.add(name)
 
     keras.Layer.add_loss = add_loss
     try:

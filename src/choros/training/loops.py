@@ -49,7 +49,8 @@ class TogetherLoop:
     def __init__(self, run: Run) -> None:
         self.run, self.replica = run, run.replica
         self.gradients = adding(run.job, run.algorithm) > 1
-        self.recheck = Recheck(run.replica, run.rank, run.job.workers) if self.gradients else None
+        length = run.job.steps or run.source.steps(run.job.batch_size)
+        self.recheck = Recheck(run.replica, run.rank, run.job.workers, length) if self.gradients else None
         self.local, _ = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0

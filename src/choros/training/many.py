@@ -44,6 +44,11 @@ class ManyReplicas:
         """The first device's replica."""
         return self.replicas[0]
 
+    def on_lead(self, function: Callable[[Batch], Any], batch: Batch) -> Any:
+        """Call a function with the first device's share of the batch, in the thread of that device."""
+        part = self._cut(replace(batch, packed=None))[0]
+        return self.crew.first(lambda: function(part))
+
     @property
     def model(self) -> Any:
         """The first device's model."""

@@ -46,7 +46,7 @@ class Reducing:
     def __call__(self, batch: Batch) -> None:
         """Make one step: gradients into the segment, their sum out of it, one optimizer step."""
         if self.loop.recheck is not None:
-            self.loop.recheck(batch)
+            self.loop.recheck(batch, self.loop.at[0])
         summed, lost = self._sum(batch)
         if self.open and not self._goes_on(summed):
             if self.run.dropped:
