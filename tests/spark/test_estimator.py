@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -179,7 +180,9 @@ def test_rows_that_would_make_arrow_batches_of_more_than_two_gigabytes_are_refus
     prefix = "spark.sql.execution.arrow."
 
     class Session:
-        conf = {prefix + name: value for name, value in settings.items()}
+        """A session whose settings are these."""
+
+        conf: ClassVar = {prefix + name: value for name, value in settings.items()}
 
     rows = pa.RecordBatch.from_pydict({"n": [1, 2], "x": [[1.0] * 30_000] * 2})
     remedy = r"'x' has about 240,\d{3} bytes.*conf.set\(\"spark.sql.execution.arrow.maxRecordsPerBatch\", 111\d\)"
