@@ -203,7 +203,9 @@ class Conductor:
         if not self.user:
             return Orders(stop)
         rate, weights = self._rate(), before[1]
-        now = values(self._weights()) if weights else []
+        if not weights:  # no callback has touched them
+            return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None)
+        now = values(self._weights())
         changed = [
             not np.array_equal(old, new, equal_nan=old.dtype.kind == "f") for old, new in zip(weights, now, strict=True)
         ]
