@@ -20,23 +20,30 @@ SCRIPT = """
     import choros
     from choros.cluster import Place
     from choros.training.loops import TogetherLoop
+    from choros.training.reducing import Reducing
 
     rank = Place.here().rank
     x = np.random.default_rng(0).normal(size=(60, 8)).astype("float32")
-    plain = {name: getattr(TogetherLoop, name) for name in ("reduce", "meet")}
+    reduce, meet = Reducing.__call__, TogetherLoop.meet
 
     def fit(algorithm, by, **how):
         # a fault of rank 1: its weights change by themselves in the second epoch
-        def spoilt(self, *batch):
-            name = "reduce" if self.meeting is None else "meet"
-            plain[name](self, *batch)
-            if rank == 1 and self.at == (1, 4):
-                self.replica.get(self.local)
-                vector = self.local if self.meeting is None else self.meeting.centre
+        def spoil(loop):
+            if rank == 1 and loop.at == (1, 4):
+                loop.replica.get(loop.local)
+                vector = loop.local if loop.meeting is None else loop.meeting.centre
                 vector *= 1 + by
-                self.replica.set(vector)
+                loop.replica.set(vector)
 
-        TogetherLoop.reduce = TogetherLoop.meet = spoilt
+        def reduce_and_spoil(step, batch):
+            reduce(step, batch)
+            spoil(step.loop)
+
+        def meet_and_spoil(loop):
+            meet(loop)
+            spoil(loop)
+
+        Reducing.__call__, TogetherLoop.meet = reduce_and_spoil, meet_and_spoil
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(1)])
         model.compile("adam", "mse")
