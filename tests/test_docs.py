@@ -21,6 +21,7 @@ def test_the_first_example_follows_the_install_section():
     assert README.index("pip install 'choros[jax]'") < README.index(FIRST) < README.index(f"## {headings[2]}")
 
 
+@pytest.mark.long
 def test_the_first_example_runs_as_it_is(user, tmp_path):
     """With no keras.json, then with the one that Keras wrote, which names TensorFlow."""
     (tmp_path / "first.py").write_text(FIRST)

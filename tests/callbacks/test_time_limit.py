@@ -128,6 +128,7 @@ def test_the_clock_is_looked_at_and_the_scripts_file_left(tmp_path):
     assert BeforeTimeLimit(where).point() == (0, 1)
 
 
+@pytest.mark.long
 def test_turns_that_all_end_in_one_epoch_come_to_an_end(tmp_path):
     where, asked = tmp_path / "state", tmp_path / "again"
     environment = {"CHOROS_STOP_AT": str(time.time()), "CHOROS_REQUEUE": str(asked)}
@@ -142,6 +143,7 @@ def test_turns_that_all_end_in_one_epoch_come_to_an_end(tmp_path):
     assert "there is no other turn: 4 turns have ended in epoch 1" in errors
 
 
+@pytest.mark.long
 def test_a_trainer_goes_on_with_the_next_batch_to_the_same_weights(tmp_path):
     where = tmp_path / "state"
     with Turn(TRAINER, tmp_path / "other") as turn:

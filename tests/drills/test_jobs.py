@@ -8,6 +8,7 @@ import pytest
 DRILLS = str(pathlib.Path(__file__).parents[2] / "drills")
 
 
+@pytest.mark.long
 def test_jobs_that_are_cut_off_and_that_cannot_write_end_with_the_same_bits(backend, monkeypatch):
     if backend != "jax":
         pytest.skip("what moves and keeps the bytes is the same on every backend: once is enough")

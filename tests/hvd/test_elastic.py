@@ -1,12 +1,17 @@
 """A rank is killed within an epoch: the others go on from the last commit, as if they had always been so few."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 
 import keras
 import numpy as np
+import pytest
+
+# What happens hardly depends on the backend.
+pytestmark = [] if os.environ["KERAS_BACKEND"] == "jax" else [pytest.mark.long]
 
 SCRIPT = """
 import json, os, signal, sys

@@ -192,7 +192,7 @@ with open(os.path.join(room, f"rank{{Place.here().rank}}.json"), "w") as file:
 """
 
 
-@pytest.mark.parametrize("launcher", ["choros run", "mpiexec"])
+@pytest.mark.parametrize("launcher", ["choros run", pytest.param("mpiexec", marks=pytest.mark.long)])
 def test_sums_by_the_backends_own_library(plain_fit, data, clean_python, backend, request, tmp_path, launcher):
     """PyTorch's on PyTorch and TensorFlow, JAX's on JAX; what meets alone uses the group beneath, and says so."""
     library = "jax" if backend == "jax" else "torch"

@@ -9,6 +9,7 @@ import pytest
 
 import choros
 
+pytestmark = pytest.mark.long
 K = keras.callbacks
 WAYS = ["launcher", "hosts", "divided"]  # with the last two each rank is as on a host of its own
 MANY = 30_000  # units of a model whose center is divided
@@ -163,7 +164,6 @@ def test_a_callback_of_each_batch_sees_current_weights(way, data):
     assert len({each.tobytes() for each in alone.seen}) > 6
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("rule", [choros.LocalSGD(window=3), choros.EAMSGD(window=3, momentum=0.9)], ids=str)
 @pytest.mark.parametrize("way", WAYS[:2], indirect=True)  # no center is divided here
 def test_what_reads_nothing_changes_nothing(way, rule, data, pools):

@@ -58,6 +58,7 @@ def told(folder, size, group):
     return found[0]
 
 
+@pytest.mark.long
 def test_torchrun_s_ranks_meet_in_memory_or_by_sockets_with_the_same_weights(script, tmp_path):
     command = [pathlib.Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2", script]
     results = []

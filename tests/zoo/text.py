@@ -6,7 +6,7 @@ from keras import layers, ops
 from tests.zoo.table import compiled, normal, weights, whole, zoo
 
 
-@zoo("text", fast=True)
+@zoo("text")
 def lstm_bidirectional():
     """Two bidirectional LSTMs over an embedding (bidirectional_lstm_imdb)."""
     inputs = keras.Input((None,), dtype="int32")
@@ -76,7 +76,7 @@ def transformer_classifier():
     return compiled(model), whole(20, 6), whole(2), weights()
 
 
-@zoo("time series", fast=True)
+@zoo("time series")
 def transformer_timeseries():
     """Attention and convolutions with Keras' own layers, dropout inside of attention (timeseries_transformer)."""
     inputs = x = keras.Input((8, 1))

@@ -74,7 +74,7 @@ def mobilenet():
     return compiled(model, rms, metrics=metrics), normal(8, 8, 3), whole(5), weights()
 
 
-@zoo("vision", {"jax": "equal", "torch": "library", "tensorflow": "equal"}, fast=True)
+@zoo("vision", {"jax": "equal", "torch": "library", "tensorflow": "equal"})
 def unet():
     """Segmentation: a class for each pixel, transposed convolutions and skips."""
     inputs = keras.Input((8, 8, 3))
