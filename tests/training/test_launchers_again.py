@@ -64,7 +64,8 @@ def test_a_rank_that_dies_costs_what_was_not_kept_yet_and_no_bit(make_model, poo
     same([np.array(v) for v in ours.optimizer.variables], [np.array(v) for v in plain.optimizer.variables], 0)
     same_history(history, other, 0)
     (restart,) = history.run.restarts
-    assert (restart.rank, restart.signal, restart.epoch) == (1, "SIGKILL", 2)
+    assert (restart.rank, restart.signal) == (1, "SIGKILL")
+    assert restart.epoch in (2, 3)  # rank 1 may have read batch 5 of epoch 2 before the callback wrote the flag
     assert Store(tmp_path / "state").latest().facts["epoch"] == 4
 
 

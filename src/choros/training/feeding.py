@@ -107,6 +107,9 @@ class FedSource:
         """The stream's first batch."""
         return self._sample
 
+    def steps(self, batch_size: int = 0) -> None:
+        """Return None: only the caller knows where the stream ends."""
+
     def epoch(self, *, rank: int, size: int, **_: Any) -> Iterator[Batch]:
         """Yield one rank's share of the next epoch's batches, copied. The caller decides their order and number."""
         for batch in divided(self._batches(), rank, size):

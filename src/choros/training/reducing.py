@@ -111,7 +111,8 @@ class Reducing:
         if not tail.values:
             state = run.group.sum(self.replica.metric_state())
         elif run.rank == 0:
-            state = tail.metrics(self.summed[self.count :])
+            # a worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model
+            state = tail.metrics(self.summed[self.count :])[: self.replica.metric_state().size]
         if run.rank == 0:
             run.reporter.done(epoch, step, self.replica.peek(state))
         self.summed, self.open = None, True

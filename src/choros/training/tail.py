@@ -23,7 +23,7 @@ class Tail:
     Args:
         rank: int. This rank.
         ranks: int. How many there are.
-        values: int. Values of a rank's metric state; 0 where the metrics do not travel here.
+        values: int. Most values of a rank's metric state; 0 where the metrics do not travel here.
         dtype: of the slot: float32 or float64.
 
     Attributes:
