@@ -28,6 +28,25 @@ def test_calls_and_answers(calls):
     assert not pool.alive(0)
 
 
+def test_a_watched_descriptor_is_an_event_until_it_is_read(calls):
+    reading, writing = os.pipe()
+    with Pool(1) as pool:
+        pool.watch(reading, 0, {"event": "readable"})
+        with pytest.raises(MeetingTimeout):
+            pool.receive(0.05)
+        os.write(writing, b"x")
+        assert pool.receive(30) == pool.receive(30) == (0, {"event": "readable"}, [])
+        os.read(reading, 1)
+        pool.send(0, calls("echo", n=1))
+        assert pool.receive(30)[1]["event"] == "echo"
+        os.write(writing, b"x")
+        pool.unwatch(reading)
+        with pytest.raises(MeetingTimeout):
+            pool.receive(0.05)
+    os.close(reading)
+    os.close(writing)
+
+
 def test_what_a_worker_finds(calls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CHOROS_RANK", "5")

@@ -129,6 +129,66 @@ def test_deciding_late_changes_no_bit(act, kind, data, pools, tmp_path):
     assert runs[1][3:] == runs[0][3:]
 
 
+def by_assign(callback):
+    callback.model.optimizer.learning_rate.assign(0.004)
+
+
+def by_a_kept_variable(callback):
+    callback.kept.assign(0.004)
+
+
+def by_what_holds_the_value(callback):
+    if keras.backend.backend() == "torch":
+        callback.value.data.fill_(0.004)
+    elif keras.backend.backend() == "tensorflow":
+        callback.value.assign(0.004)
+    else:
+        callback.kept.assign(0.004)
+
+
+@pytest.mark.parametrize("way", [by_assign, by_a_kept_variable, by_what_holds_the_value])
+def test_every_way_to_set_the_rate_is_noticed(way, data, pools, same):
+    x, y = data(8 * STEPS)
+
+    class SetsOnce(K.Callback):
+        def on_train_begin(self, logs=None):
+            self.kept = self.model.optimizer.learning_rate
+            self.value = self.kept.value
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and not self.model.stop_training:  # plain Keras on JAX takes what is set after such an access
+                way(self)
+
+    given, plain = make(), make()
+    plain.fit(x, y, callbacks=[SetsOnce()], **HOW)
+    choros.Trainer(given, "allreduce", workers=2, pool=pools(2)).fit(x, y, callbacks=[SetsOnce()], **HOW)
+    same(everything(given), everything(plain))
+
+
+def test_logs_of_a_batch_are_those_of_keras_in_names_order_and_type(data, pools):
+    """They come over a pipe that carries numbers only, but for the first ones."""
+    x, y = data(8 * STEPS)
+
+    class Keeps(K.Callback):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.begun = [], []
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.begun.append((batch, logs))
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.rows.append([(name, type(value), round(value, 4)) for name, value in logs.items()])
+
+    ours, theirs = Keeps(), Keeps()
+    metrics = ("accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="an_early_name"))
+    make(metrics=metrics).fit(x, y, callbacks=[theirs], **HOW)
+    trainer = choros.Trainer(make(metrics=metrics), "allreduce", workers=2, pool=pools(2))
+    trainer.fit(x, y, callbacks=[ours], **HOW)
+    assert ours.rows == theirs.rows
+    assert ours.begun == theirs.begun
+
+
 def test_gradients_that_were_dropped_are_not_called_infinite(data, pools, capfd):
     x, y = data(8 * STEPS)
     x[8 * 3 : 8 * 4] = np.nan

@@ -248,12 +248,14 @@ class BaseReplica(Metrics):
 
     def mark(self) -> Mark:
         """Return what ``gradients`` changes, as it is now."""
-        facts = (self._rows, self._logs, dict(self._said), self._untold, self._by_batch, self._total)
-        return self._marked(), self.generators(), facts
+        return self._marked(), self.generators(), self._facts()
+
+    def _facts(self) -> tuple[Any, ...]:
+        return self._rows, self._logs, dict(self._said), self._untold, self._by_batch, self._total
 
     def swap(self, mark: Mark) -> Mark:
         """Go back, or forward again, to a mark; returns a mark of what was left."""
-        left = self.mark()
+        left = self._copied(), self.generators(), self._facts()
         held, generators, facts = mark
         self._go_to(held)
         self.set_generators(generators)
@@ -261,11 +263,15 @@ class BaseReplica(Metrics):
         return left
 
     def _marked(self) -> list[Any]:
-        """Copies of the variables that ``gradients`` changes."""
+        """What the variables that ``gradients`` changes hold; where that costs, filled by the next ``gradients``."""
+        return self._copied()
+
+    def _copied(self) -> list[Any]:
+        """Copies of these variables."""
         return [np.array(value) for value in self._values(self._changing())]
 
     def _go_to(self, held: list[Any]) -> None:
-        """Set these variables from ``_marked``."""
+        """Set these variables from ``_marked`` or ``_copied``."""
         self._assign(self._changing(), held)
 
     def _changing(self) -> list[Any]:

@@ -133,7 +133,7 @@ class JaxReplica(BaseReplica):
         loss, weight, n = np.asarray(figures).tolist()
         return [np.asarray(g) for g in gradients], Told(loss, weight), n
 
-    def _marked(self) -> list[Any]:
+    def _copied(self) -> list[Any]:
         return [list(self._state[1]), list(self._state[3])]
 
     def _go_to(self, held: list[Any]) -> None:

@@ -76,6 +76,13 @@ class Metrics(ABC):
         """All metric variables, the rows seen, and the tally of evaluated batches, as one flat float64 vector."""
         self._compare()
         values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
+        return self._state_of(values)
+
+    def state_after_gradients(self) -> Array:
+        """Return ``metric_state``, right after ``gradients``; a backend may have read it in the same program."""
+        return self.metric_state()
+
+    def _state_of(self, values: list[Array]) -> Array:
         for index in self.averaged:
             values[index] = values[index] * self._rows
         return np.concatenate([*values, [self._rows], *self._tally])

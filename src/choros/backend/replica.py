@@ -104,8 +104,12 @@ class Replica(Protocol):
     def mark(self) -> Any:
         """Return what ``gradients`` changes (metrics, moving statistics, random state), as it is now.
 
-        Only where ``revocable`` is set. It is good until the next ``apply`` or any call that sets something.
+        Only where ``revocable`` is set, and right before ``gradients``, which may fill it. It is good until the next
+        ``apply`` or any call that sets something.
         """
+
+    def state_after_gradients(self) -> Array:
+        """Return ``metric_state()``; right after ``gradients`` this costs less."""
 
     def swap(self, mark: Any) -> Any:
         """Go back, or forward again, to a mark; returns a mark of what was left."""

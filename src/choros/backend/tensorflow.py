@@ -61,6 +61,9 @@ class TensorFlowReplica(BaseReplica):
         self._output_losses = [v.value for metric in parts for v in (metric.total, metric.count)]
         self._train = self._batched(lambda data: model.train_step(data))
         self._differentiate = self._batched(self._trace_gradients)
+        self._differentiate_kept = self._batched(self._trace_revocable)
+        self._mark: list[Any] = []  # of the gradients to come, which fill it
+        self._after: Array | None = None  # the metrics' variables after the last gradients, until they are asked for
         self._test = self._batched(self._trace_test)
         self._foretell = self._batched(lambda data: model.predict_step(data))
         self._on_host = all("CPU" in v.value.device for v in self.trainable)
@@ -100,7 +103,12 @@ class TensorFlowReplica(BaseReplica):
         return self._custom(self._train(data))
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
-        grads, loss, n, logs = self._differentiate(data, _scalar(self._share))
+        if self.revocable:
+            before, after, (grads, loss, n, logs) = self._differentiate_kept(data, _scalar(self._share))
+            self._mark += before
+            self._mark, self._after = [], None if after is None else after.numpy()
+        else:
+            grads, loss, n, logs = self._differentiate(data, _scalar(self._share))
         self._logs = self._custom(logs)
         divisor = float(n)
         arrays = [None if g is None else np.asarray(g) for g in grads]
@@ -122,6 +130,34 @@ class TensorFlowReplica(BaseReplica):
             grads = [None if g is None else tf.cast(_dense(g, v), self.dtype) for g, v in pairs]
             n = tf.cast(self.weigher.divisor(ROWS, data), tf.float32)
             return grads, loss(), n, logs
+
+    def _trace_revocable(self, data: tuple[Any, ...], share: Any) -> Any:
+        """The gradients, and what their calculation changed: before it, and of the metrics after it.
+
+        In the same program, since a read of one variable outside of it takes as long as a small layer.
+        """
+        before = [tf.identity(variable.value.read_value()) for variable in self._changing()]
+        result = self._trace_gradients(data, share)
+        after = [
+            tf.cast(tf.reshape(variable.value.read_value(), [-1]), tf.float64) for variable in self.metric_variables
+        ]
+        return before, tf.concat(after, 0) if after else None, result
+
+    def _marked(self) -> list[Any]:
+        self._mark = []
+        return self._mark
+
+    def _go_to(self, held: list[Any]) -> None:
+        if held:  # nothing has changed for a batch without rows
+            super()._go_to([value.numpy() if isinstance(value, tf.Tensor) else value for value in held])
+
+    def state_after_gradients(self) -> Array:
+        """See ``Metrics``."""
+        after, self._after = self._after, None
+        if after is None:
+            return self.metric_state()
+        self._compare()
+        return self._state_of([after[where] for where in self._metric_slices])
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         if absent != self._absent:  # it is part of the trace

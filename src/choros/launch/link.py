@@ -40,6 +40,15 @@ class Link:
             raise Dismissed(0)
         return frame
 
+    def fileno(self) -> int:
+        """The connection's descriptor, to wait on."""
+        return self._wire.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a frame has been read from the connection and not yet been received."""
+        return self._wire.pending
+
     def poll(self) -> bool:
         """Whether ``receive`` would return without waiting."""
         return self._wire.poll()

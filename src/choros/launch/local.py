@@ -84,6 +84,8 @@ class Pool:
         self._events: deque[Event] = deque()
         self._ended: dict[int, Ended] = {}
         self._hung_up: dict[int, float] = {}
+        self._watched: dict[int, tuple[int, Message]] = {}
+        self._poll: select.poll | None = None  # of all that is waited for; None where that has changed
         self._crew = _Crew(echo)
         self._finalizer = weakref.finalize(self, _Crew.end, self._crew)
         try:
@@ -152,6 +154,21 @@ class Pool:
                 silent = tuple(rank for rank in range(self.size) if rank not in self._ended)
                 raise MeetingTimeout(f"no worker said anything for {timeout:g} s (waited for ranks {silent})", silent)
         return self._events.popleft()
+
+    def watch(self, fd: int, rank: int, event: Message) -> None:
+        """Have ``receive`` return this event of a rank whenever a descriptor is readable; who receives it reads.
+
+        Args:
+            fd: the descriptor, open until ``unwatch``.
+            rank: whose event it is.
+            event: what ``receive`` returns.
+        """
+        self._watched[fd], self._poll = (rank, event), None
+
+    def unwatch(self, fd: int) -> None:
+        """Take ``watch`` back; of a descriptor that is not watched, do nothing."""
+        self._watched.pop(fd, None)
+        self._poll = None
 
     def cause(self, rank: int, event: Message, grace: float = 1.0) -> tuple[int, Message]:
         """What came first: a worker that only lost its peer is not the one to blame.
@@ -228,6 +245,7 @@ class Pool:
         Args:
             rank: the worker; what it has said is dropped.
         """
+        self._poll = None
         self._crew.replace(rank, self.size)
         self._ended.pop(rank, None)
         self._hung_up.pop(rank, None)
@@ -255,19 +273,15 @@ class Pool:
     def _gather(self, wait: float) -> None:
         """Wait for something to happen and note every event that there is."""
         crew = self._crew
-        poll = select.poll()
-        seen_by_kernel = True
-        for rank, (child, wire) in enumerate(zip(crew.children, crew.wires, strict=True)):
-            if rank not in self._ended:
-                if rank not in self._hung_up:
-                    poll.register(wire, select.POLLIN)
-                if child.pidfd >= 0:
-                    poll.register(child.pidfd, select.POLLIN)
-                else:
-                    seen_by_kernel = False
-        wait = wait if seen_by_kernel else min(wait, 0.04)
-        ready = {fd for fd, _ in poll.poll(max(0.0, min(wait, _LINGER) if self._hung_up else wait) * 1000)}
-        each = bool(self._hung_up) or not (seen_by_kernel and ready)  # then all are looked at, not only who is ready
+        if self._poll is None:
+            self._poll = self._register()
+        wait = wait if self._seen_by_kernel else min(wait, 0.04)
+        ready = {fd for fd, _ in self._poll.poll(max(0.0, min(wait, _LINGER) if self._hung_up else wait) * 1000)}
+        watched = ready & self._watched.keys()
+        self._events.extend((*self._watched[fd], []) for fd in watched)
+        if watched and watched == ready:
+            return
+        each = bool(self._hung_up) or not (self._seen_by_kernel and ready)  # then all are looked at
         for rank, child in enumerate(crew.children):
             if rank in self._ended or not (each or {crew.wires[rank].fileno(), child.pidfd} & ready):
                 continue
@@ -276,12 +290,28 @@ class Pool:
                 continue
             if (ended := child.check()) is not None:
                 self._read(rank)
-                self._ended[rank] = ended
+                self._ended[rank], self._poll = ended, None
                 event: Message = {"event": "died", "signal": ended.signal, "exit": ended.exit}
                 event |= {"peak_memory": ended.peak_memory, "host": platform.node()}
                 self._note(rank, event, [])
             elif time.monotonic() > self._hung_up.get(rank, float("inf")) + _LINGER:
                 child.send_signal(signal.SIGKILL)
+
+    def _register(self) -> select.poll:
+        """Return the set of descriptors to wait on; made once, as a caller may wait thousands of times a second."""
+        poll = select.poll()
+        self._seen_by_kernel = True
+        for rank, (child, wire) in enumerate(zip(self._crew.children, self._crew.wires, strict=True)):
+            if rank not in self._ended:
+                if rank not in self._hung_up:
+                    poll.register(wire, select.POLLIN)
+                if child.pidfd >= 0:
+                    poll.register(child.pidfd, select.POLLIN)
+                else:
+                    self._seen_by_kernel = False
+        for fd in self._watched:
+            poll.register(fd, select.POLLIN)
+        return poll
 
     def _read(self, rank: int) -> None:
         wire = self._crew.wires[rank]
@@ -289,7 +319,7 @@ class Pool:
             try:
                 message, blobs, fds = wire.receive(0)
             except PeerFailed:
-                self._hung_up[rank] = time.monotonic()
+                self._hung_up[rank], self._poll = time.monotonic(), None
                 return
             for fd in fds:
                 os.close(fd)

@@ -66,6 +66,7 @@ class Conductor:
         self.told: dict[int, Orders] = {}  # by epoch that has ended, what was decided: for those that end it again
         self.epoch: int | None = None
         self.epochs, self.steps, self.first, self.alone = epochs, steps, first, False
+        self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
         self._lazy = LazyWeights(model, self._touch)
         self._before: list[Array] = []  # the weights before callbacks could change them, once touched
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
@@ -103,16 +104,19 @@ class Conductor:
             if epoch == self.epoch:  # a worker that waits for nobody may be in the next one
                 self.list.on_train_batch_end(step, logs)
             return Orders()
-        rate = self._rate()
+        watched = self._lazy.rate is not None and self._lazy.rate is self.model.optimizer.learning_rate
+        rate = self._seen[1] if watched else self._rate()
         self._before = []
         if self._eager:
             self._touch()
         with self._lazy.armed():
             self._begin_batch(step)
-            self.list.on_train_batch_end(step, logs)
+            self._end_batch(step, logs)
             stop = bool(self.model.stop_training)
             if not stop and (self.steps is None or step + 1 < self.steps):
                 self._begin_batch(step + 1)  # which trains this batch also where it stops, as in Keras
+        if watched and not (self._before or self._eager or self._lazy.rate_used):
+            return Orders(stop)
         return replace(self._orders((rate, self._before)), stop=stop)
 
     def _touch(self) -> None:
@@ -124,13 +128,23 @@ class Conductor:
     def _look_at_callbacks(self) -> None:
         """See whether one that wants every batch holds what shows weights past the model's objects."""
         if self.per_batch:
+            self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
             self._lazy.collect()
             self._eager = any(_wants_batches(each) and holds_tensors(each, self.model) for each in self.user)
 
     def _begin_batch(self, step: int) -> None:
         if self.per_batch and step != self.step:
-            self.list.on_train_batch_begin(step)
+            for callback in self._of_batches:
+                callback.on_train_batch_begin(step, logs={})
         self.step = step
+
+    def _end_batch(self, step: int, logs: dict[str, float]) -> None:
+        if not all(type(value) is float for value in logs.values()):
+            self.list.on_train_batch_end(step, logs)
+            return
+        logs = dict(sorted(logs.items()))  # Keras' order
+        for callback in self._of_batches:
+            callback.on_train_batch_end(step, logs=logs)
 
     def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
         """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn.

@@ -16,6 +16,7 @@ from choros.backend.optimizers import model_variables, optimizer_variables
 from choros.backend.state import Groups
 from choros.data import StreamSource, packing
 from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
+from choros.training.batch_line import BatchLine
 from choros.training.conductor import values
 from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
@@ -38,6 +39,8 @@ _SECOND_HAND = (
     "choros.errors.PeerFailed",
     "choros.errors.MeetingTimeout",
 )  # errors that only tell of another rank's failure
+_GO_ON = Orders()
+_LOOK = 0.25  # seconds between two looks at heartbeats while records of batches come
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Engine:
         packing.write(self.entries, self.cargo.arrays, self.data.array(np.uint8, self.data_bytes, 0))
         self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
         self.feeder = None if self.stream is None else Feeder(self.stream, job)
+        self.line = BatchLine() if job.together and job.per_batch else None
         self.centre: SharedCentre | None = None
         self.snapshots: Snapshots | None = None
         if job.alone and self.meeting is not None:
@@ -129,7 +133,10 @@ class Engine:
     def close(self) -> None:
         """Let the segments go."""
         self.buffer = np.empty(0)
-        for part in (self.feeder, self.centre, self.snapshots, self.board, self.weights, self.data, self.meeting):
+        if self.line is not None:
+            self.pool.unwatch(self.line.records)
+        parts = (self.feeder, self.centre, self.snapshots, self.line, self.board, self.weights, self.data, self.meeting)
+        for part in parts:
             if part is not None:
                 part.close()
 
@@ -231,8 +238,11 @@ class Engine:
             if self.saver.latest is not None:
                 part = self.slots_of(rank) if self.job.alone else self.saver.latest.of_rank(rank)
                 head, state = to_blobs(part)
-            self.pool.send(rank, {**message, "state": head}, [*blobs, *state], fds)
+            line = [] if self.line is None or rank else self.line.fds
+            self.pool.send(rank, {**message, "state": head, "line": bool(line)}, [*blobs, *state], [*fds, *line])
         self.work = (message, blobs, fds)
+        if self.line is not None:
+            self.pool.watch(self.line.records, 0, {"event": "record"})
         if self.feeder is not None:
             self.feeder.start()
 
@@ -241,16 +251,22 @@ class Engine:
         self.ready, all_told = set(), False
         tallies: dict[int, Tally] = {}
         beats, moved = self.board.beats(), time.monotonic()
+        looked = 0.0
         while len(tallies) < self.job.workers:
             begun = time.thread_time()
             found = self.next(0.5)
             self.saver.look()
-            if self.nurse is not None:
-                self.nurse.watch(tallies)
             if self.feeder is not None and self.feeder.error is not None:
                 raise self.feeder.error
+            if found is not None and found[1]["event"] == "record":
+                moved = self.record()
+                if moved - looked < _LOOK:
+                    continue
+            if self.nurse is not None:
+                self.nurse.watch(tallies)
+            looked = time.monotonic()
             if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
-                beats, moved = latest, time.monotonic()
+                beats, moved = latest, looked
             if found is None:
                 starting = not beats.all() or (self.nurse is not None and self.nurse.starting)
                 limit = self.job.first_timeout if starting else self.job.timeout
@@ -259,6 +275,8 @@ class Engine:
                 continue
             rank, message, blobs = found
             event = message["event"]
+            if event == "record":
+                continue
             if event in ("failed", "died"):
                 if self.nurse is None or not self.nurse.revive(rank, message, tallies):
                     self.fail(rank, message)
@@ -271,11 +289,13 @@ class Engine:
                     self.begun_once = True
                     self.tell(orders, everyone=True)
             elif event == "batch":
-                self.asking = rank if self.job.together and self.job.per_batch else None
-                orders = self.conductor.batch(message["epoch"], message["step"], message["logs"])
-                self.asking = None
-                if self.job.per_batch:
-                    self.tell(orders, ranks=[rank])
+                if self.line is not None:
+                    self.line.learn(message["logs"])
+                    self.batch(rank, message["epoch"], message["step"], message["logs"])
+                else:
+                    orders = self.conductor.batch(message["epoch"], message["step"], message["logs"])
+                    if self.job.per_batch:
+                        self.tell(orders, ranks=[rank])
             elif event == "epoch_end":
                 if "loss" in message["logs"]:
                     self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
@@ -299,6 +319,22 @@ class Engine:
         if self.nurse is not None:
             self.nurse.keep()
         return [tallies[rank] for rank in self.ranks]
+
+    def record(self) -> float:
+        """Take a record of rank 0's batch line; returns the time."""
+        assert self.line is not None  # noqa: S101 - only a line's records are such events
+        self.batch(0, *self.line.read())
+        return time.monotonic()
+
+    def batch(self, rank: int, epoch: int, step: int, logs: dict[str, float]) -> None:
+        """Run the callbacks of a batch, and answer the rank that waits for what they decide."""
+        self.asking = rank
+        orders = self.conductor.batch(epoch, step, logs)
+        self.asking = None
+        if self.line is not None and orders == _GO_ON:
+            self.line.go_on()
+        else:
+            self.tell(orders, ranks=[rank])
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:
         """Return the next event of any worker, or None.
@@ -416,6 +452,8 @@ class Engine:
     def fail(self, rank: int, message: dict[str, Any]) -> None:
         """End the run: give the others a moment to leave the last centre, then raise for the rank that failed first."""
         reason = f"rank {rank} failed"
+        if self.line is not None:  # nobody reads records any more
+            self.pool.unwatch(self.line.records)
         if self.meeting is not None and self.centre is None:
             SharedGroup.abort(self.meeting, reason)
         self.board.order(Orders(stop=True))

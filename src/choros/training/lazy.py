@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 from choros.backend.optimizers import model_variables
@@ -34,6 +36,10 @@ class LazyWeights:
         model: keras.Model, built and compiled.
         touch: is called once in each ``armed`` block in which weights are touched, before they are.
 
+    Attributes:
+        rate: the variable of the optimizer's learning rate; None where it has a schedule.
+        rate_used: bool. Whether the last ``armed`` block used that variable, and so may have changed it.
+
     Example:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -48,18 +54,20 @@ class LazyWeights:
 
     def __init__(self, model: Any, touch: Callable[[], None]) -> None:
         self.model, self.touch = model, touch
-        self._armed = self.passing = False
+        self._armed = self.passing = self.rate_used = False
+        self.rate: Any = None
         self._classes: dict[type, type] = {}
-        self._pairs: list[tuple[Any, type, type]] = []
+        self._objects: list[Any] = []
+        self._own: list[type] = []  # of each object
+        self._lazy: list[type] = []  # the subclass that it has while callbacks run
 
     @contextmanager
     def armed(self) -> Iterator[None]:
         """Have the first access to weights in this block call ``touch``."""
-        if not self._pairs:
+        if not self._objects:
             self.collect()
-        self._armed = True
-        for each, _, other in self._pairs:
-            object.__setattr__(each, "__class__", other)
+        self._armed, self.rate_used = True, False
+        self._set_classes(self._lazy)
         try:
             yield
         finally:
@@ -68,8 +76,11 @@ class LazyWeights:
     def _disarm(self) -> None:
         if self._armed:
             self._armed = False
-            for each, own, _ in self._pairs:
-                object.__setattr__(each, "__class__", own)
+            self._set_classes(self._own)
+
+    def _set_classes(self, classes: list[type]) -> None:
+        """Give each object its class; without a loop in Python, as it is done twice a batch."""
+        deque(map(object.__setattr__, self._objects, repeat("__class__"), classes), maxlen=0)
 
     def spring(self) -> None:
         """Restore all classes and fetch; nothing where another access did so."""
@@ -79,6 +90,8 @@ class LazyWeights:
 
     def collect(self) -> None:
         """Find the objects whose use tells that weights are touched, once more where callbacks may have added some."""
+        import keras
+
         variables = model_variables(self.model)
         rate = self.model.optimizer.learning_rate  # the caller's value; a change of it is sent to the workers
         layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
@@ -88,7 +101,33 @@ class LazyWeights:
             ([variable for variable in variables if variable is not rate], _OF_VARIABLES),
         )
         unique = {id(each): (each, names) for objects, names in groups for each in objects}
-        self._pairs = [(each, type(each), self._class_of(type(each), names)) for each, names in unique.values()]
+        self._objects = [each for each, _ in unique.values()]
+        self._own = [type(each) for each in self._objects]
+        self._lazy = [self._class_of(type(each), names) for each, names in unique.values()]
+        self.rate = rate if isinstance(rate, keras.Variable) else None
+        if self.rate is not None:
+            self._objects.append(rate)
+            self._own.append(type(rate))
+            self._lazy.append(self._watched_class(type(rate)))
+
+    def _watched_class(self, own: type) -> type:
+        """Return the subclass of the learning rate's class that notes each use, and needs no weights."""
+        lazy: LazyWeights = self
+        plainly: Any = own.__getattribute__
+        set_plainly: Any = own.__setattr__
+
+        def __getattribute__(self: Any, name: str) -> Any:
+            if name == "__class__":
+                return own
+            lazy.rate_used = lazy.rate_used or name not in _OF_VARIABLES
+            return plainly(self, name)
+
+        def __setattr__(self: Any, name: str, value: Any) -> None:
+            lazy.rate_used = True
+            set_plainly(self, name, value)
+
+        body = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__module__": own.__module__}
+        return types.new_class(own.__name__, (own,), exec_body=lambda room: room.update(body))
 
     def _class_of(self, own: type, names: frozenset[str]) -> type:
         if own not in self._classes:

@@ -213,6 +213,11 @@ class ManyReplicas:
         state: Array = np.sum(self.crew.each(lambda number: self.replicas[number].metric_state()), axis=0)
         return state
 
+    def state_after_gradients(self) -> Array:
+        """Return ``metric_state``, right after ``gradients``."""
+        state: Array = np.sum(self.crew.each(lambda number: self.replicas[number].state_after_gradients()), axis=0)
+        return state
+
     def set_metric_state(self, state: Array) -> None:
         """Set them to be read."""
         self.summary = np.array(state)

@@ -120,7 +120,8 @@ class Nurse(CentreKeeper):
         engine.ready.discard(rank)
         message, blobs, fds = engine.work
         job, (head, state) = {**message["job"], "counts_on": True}, to_blobs(engine.slots_of(rank))
-        engine.pool.send(rank, {**message, "job": job, "again": True, "state": head}, [*blobs, *state], fds)
+        again = {**message, "job": job, "again": True, "state": head, "line": False}
+        engine.pool.send(rank, again, [*blobs, *state], fds)
         self.beats[rank], self.moved[rank] = self.board.beats()[rank], time.monotonic()
         self.starting.add(rank)
         return True

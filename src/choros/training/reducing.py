@@ -42,6 +42,7 @@ class Reducing:
         self.orders: Orders | None = None  # on rank 0, what callbacks decided
         self.mark: Any = None  # from before the gradients that may be dropped
         self.summed: Array | None = None
+        self.values = 0  # of this rank's metric state
 
     def __call__(self, batch: Batch) -> None:
         """Make one step: gradients into the segment, their sum out of it, one optimizer step."""
@@ -67,7 +68,8 @@ class Reducing:
         replica.gradients(batch, slot[:count])
         lost = self.loop.finite.look(slot[: count - 2], slot.item(count - 2))
         if tail is not None:
-            state = replica.metric_state()
+            state = replica.state_after_gradients()
+            self.values = state.size
             if self.open and run.rank == 0:
                 self.orders = run.reporter.decided(self._show)
             tail.write(slot[count:], self.orders, state)
@@ -112,7 +114,7 @@ class Reducing:
             state = run.group.sum(self.replica.metric_state())
         elif run.rank == 0:
             # a worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model
-            state = tail.metrics(self.summed[self.count :])[: self.replica.metric_state().size]
+            state = tail.metrics(self.summed[self.count :])[: self.values]
         if run.rank == 0:
             run.reporter.done(epoch, step, self.replica.peek(state))
         self.summed, self.open = None, True

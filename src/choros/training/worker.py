@@ -16,6 +16,7 @@ from choros import algorithms
 from choros.backend import forget
 from choros.backend.devices import choose_devices
 from choros.data import packing
+from choros.training.batch_line import WorkerBatchLine
 from choros.training.feeding import FedSource
 from choros.training.job import Job, Orders
 from choros.training.layout import laid_out
@@ -38,8 +39,11 @@ _jobs = count(1)
 class PipeReporter:
     """Reports over the worker's own pipe to the caller that started it."""
 
-    def __init__(self, link: Any, group: Group, *, together: bool, per_batch: bool) -> None:
+    def __init__(
+        self, link: Any, group: Group, *, together: bool, per_batch: bool, line: WorkerBatchLine | None = None
+    ) -> None:
         self.link, self.group, self.together, self.per_batch = link, group, together, per_batch
+        self.line = line
 
     def begin(self) -> Orders:
         """Say ready; all start at the caller's word."""
@@ -53,16 +57,21 @@ class PipeReporter:
         orders = Orders()
         if logs is not None:
             self.done(epoch, step, logs)
-            orders = self._orders(show) if self.per_batch else orders
+            orders = self.decided(show) if self.per_batch else orders
         return self.spread_orders(orders) if self.per_batch and self.together else orders
 
     def done(self, epoch: int, step: int, logs: dict[str, float]) -> None:
         """Send the logs of a step."""
-        self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
+        if self.line is None or not self.line.report(epoch, step, logs):
+            self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
 
-    def decided(self, show: Callable[[], None]) -> Orders:
+    def decided(self, show: Callable[[], None] | None) -> Orders:
         """Wait for the answer."""
-        return self._orders(show)
+        while self.line is None or not self.line.may_go_on():
+            orders = self._message(show)
+            if orders is not None:
+                return orders
+        return Orders()
 
     def spread_orders(self, orders: Orders) -> Orders:
         """Return rank 0's orders."""
@@ -87,14 +96,20 @@ class PipeReporter:
     def look(self) -> None:
         """The callbacks run in the caller."""
 
-    def _orders(self, show: Callable[[], None] | None = None) -> Orders:
-        while True:
-            message, _, _ = self.link.receive(None)
-            if "orders" in message:
-                return Orders(**message["orders"])
-            if show is not None:  # a callback touches weights
-                show()
-            self.link.send({"event": "weights"})
+    def _orders(self) -> Orders:
+        while (orders := self._message(None)) is None:
+            pass
+        return orders
+
+    def _message(self, show: Callable[[], None] | None) -> Orders | None:
+        """Receive orders, or serve a callback that touches weights."""
+        message, _, _ = self.link.receive(None)
+        if "orders" in message:
+            return Orders(**message["orders"])
+        if show is not None:
+            show()
+        self.link.send({"event": "weights"})
+        return None
 
 
 def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
@@ -105,7 +120,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         message: dict with ``job``, and the layouts of what the segments hold.
         blobs: the model, its custom objects, what sources could not put into arrays, then the state to go on from.
         fds: descriptors of the segments: board, weights, data, a stream's where there is one, and the group's or the
-            centre's where there is one.
+            centre's where there is one; then those of ``BatchLine`` where ``line`` says so.
     """
     arrived = time.perf_counter()
     job = Job(**message["job"])
@@ -115,8 +130,13 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         state = from_blobs(message["state"], kept)
     configure_keras(job.keras)
     algorithm = algorithms.from_config(job.algorithm)
-    held: list[Any] = [Segment.attach(fds[1]), Segment.attach(fds[2])]
-    weights, data = held
+    held: list[Any] = []
+    line = None
+    if message["line"]:
+        line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)])
+        held.append(line)
+    weights, data = Segment.attach(fds[1]), Segment.attach(fds[2])
+    held += [weights, data]
     board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
     held.append(board)
     stack = ExitStack()
@@ -167,7 +187,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             source=source,
             validation=validation,
             group=group,
-            reporter=PipeReporter(link, group, together=job.together, per_batch=job.per_batch),
+            reporter=PipeReporter(link, group, together=job.together, per_batch=job.per_batch, line=line),
             board=board,
             weights=shown,
             centre=centre,
