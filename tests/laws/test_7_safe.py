@@ -22,7 +22,7 @@ from choros.transport.shared_group import SharedGroup
 ROOT = pathlib.Path(choros.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Objects of the user's own, between their own processes: on a worker's pipe, in memory without a name (``choros.run``).
-PARENT_AND_CHILD = {"training/travel.py", "data/packing.py", "runner/travel.py"}
+PARENT_AND_CHILD = {"pickling.py"}
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "multiprocessing"}
 
 
