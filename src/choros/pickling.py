@@ -127,7 +127,7 @@ class _Limited(io.BytesIO):
         self.limit = limit
 
     def write(self, data: Any) -> int:
-        if self.limit is not None and self.tell() + len(memoryview(data)) > self.limit:
+        if self.limit is not None and self.tell() + memoryview(data).nbytes > self.limit:
             raise TooLargeError(f"The pickle is larger than {self.limit >> 20} MB.")
         return super().write(data)
 
@@ -496,8 +496,9 @@ class _Counter:
         self.size = 0
 
     def write(self, data: Any) -> int:
-        self.size += len(memoryview(data))
-        return len(memoryview(data))
+        size = memoryview(data).nbytes
+        self.size += size
+        return size
 
 
 class _Probe(ModelPickler):
@@ -550,4 +551,13 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{number}]", value) for number, value in enumerate(list(thing)[:_MANY]))
     attributes = getattr(thing, "__dict__", {})
     if isinstance(attributes, dict) and not isinstance(thing, types.FunctionType):
-        yield from ((f".{name}", value) for name, value in attributes.items() if not name.startswith("_self_"))
+        layers = getattr(thing, "layers", None)  # before Keras' own lists of them
+        yield from (
+            (f".layers[{number}]", layer) for number, layer in enumerate(layers if isinstance(layers, list) else ())
+        )
+        names = sorted((name for name in attributes if not name.startswith("_self_")), key=_is_private)
+        yield from ((f".{name}", attributes[name]) for name in names)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_")

@@ -53,6 +53,7 @@ from choros.training.engine import Cargo, Engine
 from choros.training.home import Home
 from choros.training.job import Job, Plan
 from choros.training.layout import check_layout, say_mesh
+from choros.training.model_io.redraw import check_redraw
 from choros.training.model_io.serialization import PackedModel, pack_model
 from choros.training.parts import several_models
 from choros.training.pool import WorkerPool, check_workers, default_workers, each_devices
@@ -330,6 +331,8 @@ class Trainer:
 
     def _write(self) -> PackedModel:
         """Write the model down for workers; a rank of a job has its own."""
+        if isinstance(self.algorithm, algorithms.Ensemble) and self.workers > 1:
+            check_redraw(self.model)
         needed = self._place.size == 1 or self._replicas > self.workers
         return pack_model(self.model) if needed else PackedModel()
 

@@ -45,12 +45,11 @@ def test_models(refused):
     numbers = iter(number for number in range(3))
     model = keras.Sequential([keras.Input((8,)), keras.layers.Lambda(lambda v: v if numbers else -v)])
     model.compile("sgd", "sparse_categorical_crossentropy")
-    refused(NotSerializable, "cannot travel to a worker: model.*its variable 'numbers'.*, a generator, cannot", model)
-
-    classes = [type("Block", (keras.layers.Dense,), {"number": i}) for i in range(2)]
-    model = keras.Sequential([keras.Input((8,)), *(kind(3) for kind in classes)])
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    refused(NotSerializable, "two different objects that are both called Block", model)
+    refused(
+        NotSerializable,
+        "cannot travel to a worker: model.layers.0..function .its variable 'numbers'.*, a generator, cannot",
+        model,
+    )
 
 
 def test_an_ensemble_with_fewer_rows_than_members(refused, data):

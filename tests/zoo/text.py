@@ -66,7 +66,7 @@ class TokenAndPositionEmbedding(layers.Layer):
         return self.token_emb(x) + self.pos_emb(positions)
 
 
-@zoo("text", "transport")
+@zoo("text")
 def transformer_classifier():
     """Layers without get_config (text_classification_with_transformer)."""
     inputs = keras.Input((6,))

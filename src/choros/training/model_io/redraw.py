@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,19 @@ def redraw(model: Any) -> None:
         for variable, value in zip(model.trainable_variables, drawn, strict=True):
             variable.assign(value)
         _forget_slots(model.optimizer, model.trainable_variables)
+
+
+def check_redraw(model: Any) -> None:
+    """Refuse a model that has no configuration from which another one could draw its weights.
+
+    Raises:
+        NotSerializable: it has none.
+    """
+    try:
+        with lean(), warnings.catch_warnings(action="ignore"):
+            model.get_config()
+    except Exception as error:  # whatever a user's own class raises
+        raise _refusal(model, brief(error)) from error
 
 
 def _made_again(model: Any) -> Any:
