@@ -578,6 +578,23 @@ def test_two_workers_train_what_one_process_does(make, pools, same, same_history
     assert model.optimizer.iterations != 0
 
 
+@pytest.mark.parametrize("make", [bare, distilled, callables], ids=lambda make: make.__name__)
+def test_ranks_of_a_launcher_train_what_one_process_does(make, same):
+    x, y = data(48)
+    made = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        made.append(make())
+        for layer in made[-1]._flatten_layers():
+            if isinstance(layer, keras.layers.Dropout):
+                layer.rate = 0.0
+    model, plain = made
+    how = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}
+    choros.Trainer(model, launcher=choros.Ssh("localhost:2")).fit(x, y, **how)
+    plain.fit(x, y, **how)
+    same(model, plain)
+
+
 def test_an_ensemble_of_a_model_without_configuration_is_refused_by_name(pools):
     model = built(distilled)
     with pytest.raises(NotSerializable, match="cannot be made again from its configuration"):

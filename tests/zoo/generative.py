@@ -120,7 +120,7 @@ class GAN(keras.Model):
             return {"g_loss": loss}
 
 
-@zoo("generative", {"jax": "-", "torch": "inexact", "tensorflow": "inexact"})
+@zoo("generative", {"jax": "-", "torch": "refused", "tensorflow": "refused"})
 def gan():
     """A generator and a discriminator, each with its optimizer."""
     model = GAN(discriminator(), generator(), 3)
@@ -143,7 +143,7 @@ class WGAN(GAN):
         return d + 10.0 * ops.mean(ops.square(ops.abs(slope) - 1.0)), -ops.mean(self.discriminator(fake))
 
 
-@zoo("generative", {"jax": "-", "torch": "inexact", "tensorflow": "inexact"})
+@zoo("generative", {"jax": "-", "torch": "refused", "tensorflow": "refused"})
 def wgan_gp():
     """A critic with a gradient penalty (wgan_gp)."""
     model = WGAN(discriminator(), generator(), 3)

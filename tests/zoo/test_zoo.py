@@ -48,7 +48,7 @@ def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
 def test_the_zoo_is_large_and_little_of_it_is_refused():
     assert len(TABLE) >= 40
     for backend in BACKENDS:
-        assert sum(entry.expected[backend] == "refused" for entry in TABLE.values()) <= 5
+        assert sum(entry.expected[backend] == "refused" for entry in TABLE.values()) <= 8
         assert sum(entry.fast for entry in TABLE.values()) >= 10
 
 

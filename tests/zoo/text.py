@@ -73,7 +73,7 @@ def transformer_classifier():
     x = TransformerBlock(8, 2, 8)(TokenAndPositionEmbedding(6, 20, 8)(inputs))
     x = layers.Dropout(0.1)(layers.GlobalAveragePooling1D()(x))
     model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
-    return compiled(model), whole(20, 6), whole(2), weights()
+    return compiled(model, sgd()), whole(20, 6), whole(2), weights()
 
 
 @zoo("time series")
