@@ -31,12 +31,12 @@ class Name(NamedTuple):
     purpose: str
 
 
+DECAY = "the source of keras.src.optimizers.base_optimizer.BaseOptimizer"
 # What the scan of the source finds: names with an underscore, and modules that are not public.
 PRIVATE = [
     # Keras: models and layers
     Name("_symbolic_build", "keras.Model", "builds model, metrics and optimizer from a batch (backend, hvd)"),
     Name("_flatten_layers", "keras.Model", "all layers, also nested ones"),
-    Name("_layers", "keras.Layer()", "the layers inside a layer (training/objects.py, unsaid.py)"),
     Name("_trainable_variables", "keras.Layer()", "a layer's weights, whether frozen or not (backend/base.py)"),
     Name("_trainable_variables", "keras.optimizers.SGD()", "the variables of a built optimizer (hvd/loops.py)"),
     Name("_compile_loss", "keras.Model()", "the losses with their weights (backend/exact.py)"),
@@ -47,7 +47,6 @@ PRIVATE = [
     Name("_initial_epoch", "keras.Model()", "where BackupAndRestore lets fit begin (hvd/guards.py)"),
     Name("_inputs_struct", "keras.Model()", "names of a functional model's inputs (spark/outputs.py)"),
     Name("_outputs_struct", "keras.Model()", "names of a functional model's outputs (spark/outputs.py)"),
-    Name("_unpickle_model", "keras.Model", "reads what __reduce__ writes, in memory (training/travel.py)"),
     Name("_inbound_nodes", "keras.Layer()", "the calls of an operation of a functional model (training/likeness.py)"),
     Name("_keras_history", "a symbolic tensor", "the operation that made a tensor (training/likeness.py)"),
     Name("_moments", "keras.layers.BatchNormalization", "mean and variance of a batch (hvd/layers.py)"),
@@ -56,7 +55,6 @@ PRIVATE = [
     Name("_iterations", "keras.optimizers.SGD()", "the step counter; optimizer.iterations may be another's"),
     Name("_learning_rate", "keras.optimizers.SGD()", "a variable, or a schedule (hvd/rates.py)"),
     Name("_momentums", "keras.optimizers.Adam()", "slots that a change of the rate corrects (hvd/rates.py)"),
-    Name("_use_weight_decay", "keras.optimizers.Optimizer", "whether a variable decays (training/unsaid.py)"),
     Name("_fn", "keras.metrics.MeanSquaredError()", "the function inside a metric (backend/additive.py)"),
     Name("_fn_kwargs", "keras.metrics.MeanSquaredError()", "arguments of its function (backend/exact.py)"),
     Name("_model_variables_moving_average", "keras.optimizers.SGD()", "slots of EMA (backend/__init__.py)"),
@@ -66,9 +64,33 @@ PRIVATE = [
     Name("_weights_path", "keras.callbacks.BackupAndRestore()", "whether a backup is there (hvd/guards.py)"),
     Name("_save_model", "keras.callbacks.ModelCheckpoint", "saves on rank 0 only (hvd/callbacks.py)"),
     Name("_layout_map", "keras.distribution.ModelParallel()", "the layout of a distribution (training/layout.py)"),
+    # Keras: what its objects keep, and what is not pickled with them
+    Name("_value", "keras.Variable", "a variable's value, which travels beside the pickle (pickling.py)"),
+    Name("_dtype", "keras.Variable", "a variable's own type, whatever the autocast (pickling.py)"),
+    Name("_layout", "keras.Variable", "a variable's layout, made anew in each process (pickling.py)"),
+    Name("_convert_to_tensor", "keras.Variable", "a tensor of an array (pickling.py)"),
+    Name("_initialize", "keras.Variable", "sets the first value, laid out as the distribution says (pickling.py)"),
+    Name("_losses", "keras.Layer()", "tensors of the last call (pickling.py)"),
+    Name("_loss_ids", "keras.Layer()", "addresses of these (pickling.py)"),
+    Name("_trainable_variables_indices", "keras.optimizers.SGD()", "places by addresses of variables (pickling.py)"),
+    Name("_var_key", "keras.optimizers.SGD()", "the address of a variable, or TensorFlow's number (pickling.py)"),
+    Name("_exclude_from_weight_decay", DECAY, "addresses of variables (pickling.py)"),
+    Name("_exclude_from_weight_decay_cache", DECAY, "what was found for them (pickling.py)"),
+    Name("_eval_epoch_iterator", "the source of keras.src.backend.tensorflow.trainer", "data (pickling.py)"),
+    Name("_inputs", "a functional model", "the tensors that its graph begins with (pickling.py)"),
+    Name("_outputs", "a functional model", "the tensors that its graph ends with (pickling.py)"),
+    Name("_nodes", "a functional model", "addresses of its operations (pickling.py)"),
+    Name("_backend", "the source of keras.src.utils.backend_utils.DynamicBackend", "its only state (pickling.py)"),
     # Keras: modules
+    Name("keras.src", "", "whether Keras is loaded (pickling.py)"),
+    Name("keras.src.ops.function:Function", "", "what has _nodes (pickling.py)"),
+    Name("keras.src.ops.function:map_graph", "", "makes _nodes (pickling.py)"),
+    Name("keras.src.ops.node:Node", "", "pickled as an empty shell first (pickling.py)"),
+    Name("keras.src.saving.keras_saveable:KerasSaveable", "", "the base of all that Keras pickles (pickling.py)"),
+    Name("keras.src.utils.backend_utils:DynamicBackend", "", "its __getattr__ needs its state (pickling.py)"),
+    Name("keras.src.utils.tracking:Tracker", "", "keeps addresses of variables (pickling.py)"),
+    Name("keras.src.utils:tracking", "", "containers that need their tracker (pickling.py)"),
     Name("keras.src.backend.common.masking:get_keras_mask", "", "the mask of a prediction (backend/weight.py)"),
-    Name("keras.src.backend.common.global_state", "", "get_global_attribute: counters of names (training/travel.py)"),
     Name("keras.src.utils.module_utils", "", "Keras' lazy import of TensorFlow (training/lean.py)"),
     Name("_available", "keras.src.utils.module_utils.tensorflow", "None until it was looked for (training/lean.py)"),
     Name("keras.src.trainers.data_adapters:array_data_adapter", "", "its get_tf_dataset is replaced (hvd/graph)"),
@@ -84,6 +106,11 @@ PRIVATE = [
     Name("_threads", "gloo's options", "threads of gloo (transport/carriers/torch.py)"),
     Name("_devices", "gloo's options", "the network that gloo uses (transport/carriers/torch.py)"),
     # TensorFlow
+    Name("_DictWrapper", "tensorflow.python.trackable.data_structures", "a view of a dict (pickling.py)"),
+    Name("_TupleWrapper", "tensorflow.python.trackable.data_structures", "a view of a tuple (pickling.py)"),
+    Name("_clone", "tensorflow.function()", "a function not traced yet (pickling.py)"),
+    Name("_default_value", "the source of tensorflow.python.ops.lookup_ops.MutableHashTable", "(pickling.py)"),
+    Name("tensorflow.python.distribute", "", "where strategies are (pickling.py)"),
     Name("tensorflow.python.eager:record", "", "could_possibly_record: whether a tape looks on (hvd/graph)"),
     # pyspark
     Name("_dummy", "pyspark.ml.param.Params", "the parent of a Param of a class (spark/params.py)"),
@@ -98,13 +125,13 @@ PRIVATE = [
     Name("_getframe", "sys", "the caller's frame (errors.py, hvd/rows.py)"),
     Name("_exit", "os", "ends a process at once"),
     Name("_replace", "collections.namedtuple()", "a tuple with another value"),
+    Name("_lru_cache_wrapper", "functools", "the type of a function with a cache (pickling.py)"),
     Name("_run_exitfuncs", "atexit", "what an interpreter does when it ends (launch/worker.py)"),
 ]
 
 # What no scan can tell from a public name. The word must occur in the source.
 UNDOCUMENTED = [
     Name("seed_generator_state", "", "the name of a seed's variable (backend/seeds.py)"),
-    Name("object_name_uids", "", "Keras' counters of names (training/travel.py)"),
     Name("epoch_iterator.py", "", "the file whose reset() ends an epoch that was only looked at (hvd/rows.py)"),
     Name("get_tf_dataset", "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter", "hvd/graph"),
     Name("get_tf_dataset", "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter", "hvd/graph"),
@@ -147,8 +174,7 @@ WORDS = {
     "_us": "the end of a name in the timeline (hvd/chrome.py)",
     "_list": "the end of a name of TFRecord's (data/stored/records.py)",
     "_normalized": "the end of a column's name (spark/distkeras)",
-    "_self_": "the begin of names of TensorFlow's tracking; names that begin so are left out (training/unsaid.py)",
-    "_modules": "PyTorch's second list of a model's parts, which is left out (training/unsaid.py)",
+    "_self_": "the begin of names of TensorFlow's tracking; names that begin so are left out (pickling.py)",
     "_trainer": "an attribute of Choros' own (parallel/model.py)",
     "_near": "an attribute of Choros' own (transport/hosts_group.py)",
 }
@@ -344,6 +370,8 @@ def model_parallel():
 
 EXAMPLES = {
     "keras.Model()": functional,
+    "keras.Variable": lambda: keras.Variable(1.0),
+    "a functional model": functional,
     "keras.Layer()": lambda: keras.layers.Dense(1),
     "CompileLoss": lambda: functional()._compile_loss,
     "CompileMetrics": lambda: functional()._compile_metrics,
@@ -352,6 +380,7 @@ EXAMPLES = {
     "a tensor's history": lambda: keras.Input((3,))._keras_history,
     "keras.optimizers.SGD()": lambda: optimizer(keras.optimizers.SGD),
     "keras.optimizers.Adam()": lambda: optimizer(keras.optimizers.Adam),
+    "tensorflow.function()": lambda: importlib.import_module("tensorflow").function(abs),
     "keras.layers.MultiHeadAttention()": lambda: keras.layers.MultiHeadAttention(1, 1),
     "keras.metrics.MeanSquaredError()": keras.metrics.MeanSquaredError,
     "keras.callbacks.Callback()": keras.callbacks.Callback,
@@ -398,11 +427,7 @@ def test_the_installed_version_has_the_name(entry, backend, tmp_path, monkeypatc
         pytest.skip(f"tried where the backend is {library}")
     elif name == "jax_state_sync" and backend != "jax":
         pytest.skip("Keras has it on JAX only")
-    if name == "object_name_uids":
-        keras.layers.Dense(1)
-        global_state = found_in("keras.src.backend.common.global_state")
-        assert global_state.get_global_attribute(name)["dense"] >= 1
-    elif name == "seed_generator_state":
+    if name == "seed_generator_state":
         assert keras.layers.Dropout(0.5).seed_generator.state.name == name
     elif name == "epoch_iterator.py":
         file = sys.modules["keras.src.trainers.epoch_iterator"]

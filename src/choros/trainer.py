@@ -53,11 +53,12 @@ from choros.training.engine import Cargo, Engine
 from choros.training.home import Home
 from choros.training.job import Job, Plan
 from choros.training.layout import check_layout, say_mesh
+from choros.training.model_io.redraw import check_redraw
+from choros.training.model_io.serialization import PackedModel, pack_model
 from choros.training.parts import several_models
 from choros.training.pool import WorkerPool, check_workers, default_workers, each_devices
 from choros.training.record import RunRecord
 from choros.training.saver import Saver, facts_of
-from choros.training.travel import pack_model
 
 
 class Trainer:
@@ -328,16 +329,18 @@ class Trainer:
         """Where this process is."""
         return check_place(workers, algorithm, pool)
 
-    def _write(self) -> tuple[bytes, bytes]:
+    def _write(self) -> PackedModel:
         """Write the model down for workers; a rank of a job has its own."""
+        if isinstance(self.algorithm, algorithms.Ensemble) and self.workers > 1:
+            check_redraw(self.model)
         needed = self._place.size == 1 or self._replicas > self.workers
-        return pack_model(self.model) if needed else (b"", b"")
+        return pack_model(self.model) if needed else PackedModel()
 
     def _train(self, plan: Plan) -> RunRecord:
         """Train on worker processes; inside a job, as one rank of it."""
         if self._place.size > 1:
             return joined.fit(plan, self._place.rank)
-        cargo = Cargo(*plan.written, [], [])
+        cargo = Cargo.of(plan.written)
         plan = replace(plan, job=cargo.load(plan, here=self._launcher is None))
         if self._launcher is not None:
             if hasattr(self._launcher, "train"):

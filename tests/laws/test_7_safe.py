@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import socket
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import choros
 from choros.errors import BadInput
 from choros.launch.frame import pack
 from choros.launch.wire import Wire
+from choros.training.parcel import CodeFolder, read_code
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup
@@ -22,7 +24,7 @@ from choros.transport.shared_group import SharedGroup
 ROOT = pathlib.Path(choros.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Objects of the user's own, between their own processes: on a worker's pipe, in memory without a name (``choros.run``).
-PARENT_AND_CHILD = {"training/travel.py", "data/packing.py", "runner/travel.py"}
+PARENT_AND_CHILD = {"pickling.py"}
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "multiprocessing"}
 
 
@@ -59,6 +61,33 @@ def test_nothing_is_evaluated_or_loaded_with_pickle_allowed():
                 if (keyword.arg, value) in (("allow_pickle", "True"), ("shell", "True"), ("safe_mode", "False")):
                     wrong.append((named(path), node.lineno, f"{keyword.arg}={value}"))
     assert not wrong
+
+
+def test_keras_reads_no_file_without_its_safe_mode():
+    names = {"_unpickle_model", "enable_unsafe_deserialization", "_load_model_from_fileobj"}
+    wrong = [
+        (named(path), node.lineno, node.attr)
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and node.attr in names
+    ]
+    assert not wrong
+
+
+def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
+    """What a rank is told over the socket is JSON: where the pickles lie, and their digests."""
+    from choros.training.home import Home
+    from choros.training.job import Job
+
+    home = Home.__new__(Home)
+    code = pickle.dumps(Bomb())
+    home.job, home.entries, home.nbytes = Job({"name": "Single"}, "together", 2, 4, 1), [], 0
+    home.cargo, home.conductor = types.SimpleNamespace(model=code, model_arrays=0), types.SimpleNamespace(steps=1)
+    with CodeFolder([code]) as home.folder:
+        told, arrays = home.tell("job", 0)
+        assert arrays == []
+        assert json.loads(json.dumps(told)) == told
+        assert read_code(told["code"]) == [code]
 
 
 def test_sockets_with_an_address_are_in_one_file():

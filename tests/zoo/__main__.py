@@ -15,7 +15,7 @@ by `python -m tests.zoo`; a test holds it to the table, and another one the tabl
   order of the rows inside each batch changes. Dropout has rate 0 and batch normalization is frozen: neither can be
   equal with several workers.
 - **inexact**: random numbers that cannot be switched off. Differences lie within the spread of one process over seeds.
-- **refused**: by name, before a worker starts. **transport**: refused, as the model cannot travel to a worker.
+- **refused**: by name, before a worker starts.
 - **library**: the backend's own library fails on such a batch, or on a share of one row, in plain `fit` too.
 - **-**: the example is not for that backend.
 

@@ -49,7 +49,7 @@ class VAE(keras.Model):
         return ops.mean(ops.sum(ops.square(x - y_pred), axis=-1)) + sum(self.losses)
 
 
-@zoo("generative", "transport")
+@zoo("generative", "inexact")
 def vae():
     """The same made of two models, which its __init__ takes (vae)."""
     decoder = keras.Sequential([keras.Input((2,)), layers.Dense(8, "relu"), layers.Dense(6)])
@@ -120,7 +120,7 @@ class GAN(keras.Model):
             return {"g_loss": loss}
 
 
-@zoo("generative", {"jax": "-", "torch": "transport", "tensorflow": "transport"})
+@zoo("generative", {"jax": "-", "torch": "refused", "tensorflow": "refused"})
 def gan():
     """A generator and a discriminator, each with its optimizer."""
     model = GAN(discriminator(), generator(), 3)
@@ -143,7 +143,7 @@ class WGAN(GAN):
         return d + 10.0 * ops.mean(ops.square(ops.abs(slope) - 1.0)), -ops.mean(self.discriminator(fake))
 
 
-@zoo("generative", {"jax": "-", "torch": "transport", "tensorflow": "transport"})
+@zoo("generative", {"jax": "-", "torch": "refused", "tensorflow": "refused"})
 def wgan_gp():
     """A critic with a gradient penalty (wgan_gp)."""
     model = WGAN(discriminator(), generator(), 3)
@@ -172,7 +172,7 @@ class Distiller(keras.Model):
         return self.student(x)
 
 
-@zoo("distillation", "transport")
+@zoo("distillation")
 def distillation():
     """A student, a teacher, an own compile (knowledge_distillation)."""
     teacher, student = (keras.Sequential([keras.Input((6,)), layers.Dense(n, "relu"), layers.Dense(3)]) for n in (9, 5))
@@ -207,7 +207,7 @@ class ContrastiveModel(keras.Model):
         return sum(ops.mean(loss(labels, each, from_logits=True)) for each in both)
 
 
-@zoo("contrastive", "transport")
+@zoo("contrastive", "refused")
 def simclr():
     """semisupervised_simclr: a loss that compares the rows of a batch."""
     tower = keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(4)])

@@ -58,7 +58,7 @@ class PlainRecommender(keras.Model):
         return self.out(ops.mean(self.embed(inputs), axis=1))
 
 
-@zoo("recommender", "transport")
+@zoo("recommender")
 def recommender_without_config():
     """The same without a get_config, as the first example in keras.Model's documentation."""
     return compiled(PlainRecommender(15), sgd(), "mse", ()), whole(15, 2), uniform(1), weights()
@@ -78,7 +78,7 @@ class TwoTower(keras.Model):
         return ops.mean(keras.losses.sparse_categorical_crossentropy(labels, y_pred, from_logits=True))
 
 
-@zoo("recommender", "transport")
+@zoo("recommender", "refused")
 def two_tower_retrieval():
     """Towers given to __init__, and a loss of each query against the batch's candidates (retrieval)."""
     towers = [keras.Sequential([keras.Input((4,)), layers.Dense(3)]) for _ in range(2)]

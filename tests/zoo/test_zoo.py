@@ -35,14 +35,11 @@ def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
         model, x, y, weight, batch_size=BATCH, rows=10**6, resume=False, pool=pools(3), seed=3, **options
     )
     runs = {each.run: each for each in report.comparisons}
-    if entry.expected[BACKEND] in ("refused", "transport"):
-        kind = "NotSerializable" if entry.expected[BACKEND] == "transport" else "NotExact"
-        kinds = ("NotSerializable", "NotExact") if kind == "NotSerializable" else (kind,)  # whichever is seen first
+    if entry.expected[BACKEND] == "refused":
         for run in ("2 workers", "3 workers"):
             assert runs[run].verdict == "refused", str(report)
-            assert runs[run].error in kinds, str(report)
-        alone = ("refused", kind) if kind == "NotSerializable" else ("equal", "")
-        assert (runs["1 worker"].verdict, runs["1 worker"].error) == alone, str(report)
+            assert runs[run].error == "NotExact", str(report)
+        assert (runs["1 worker"].verdict, runs["1 worker"].error) == ("equal", ""), str(report)
     else:
         assert report.verdict == entry.expected[BACKEND], str(report)
         assert runs["1 worker"].verdict in ("equal", entry.expected[BACKEND]), str(report)
@@ -51,7 +48,7 @@ def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
 def test_the_zoo_is_large_and_little_of_it_is_refused():
     assert len(TABLE) >= 40
     for backend in BACKENDS:
-        assert sum(entry.expected[backend] == "refused" for entry in TABLE.values()) <= 5
+        assert sum(entry.expected[backend] == "refused" for entry in TABLE.values()) <= 8
         assert sum(entry.fast for entry in TABLE.values()) >= 10
 
 

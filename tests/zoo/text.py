@@ -66,14 +66,14 @@ class TokenAndPositionEmbedding(layers.Layer):
         return self.token_emb(x) + self.pos_emb(positions)
 
 
-@zoo("text", "transport")
+@zoo("text")
 def transformer_classifier():
     """Layers without get_config (text_classification_with_transformer)."""
     inputs = keras.Input((6,))
     x = TransformerBlock(8, 2, 8)(TokenAndPositionEmbedding(6, 20, 8)(inputs))
     x = layers.Dropout(0.1)(layers.GlobalAveragePooling1D()(x))
     model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
-    return compiled(model), whole(20, 6), whole(2), weights()
+    return compiled(model, sgd()), whole(20, 6), whole(2), weights()
 
 
 @zoo("time series")

@@ -198,7 +198,7 @@ class PatchEncoder(layers.Layer):
         return config
 
 
-@zoo("vision", "transport")
+@zoo("vision")
 def vision_transformer():
     """ViT: patches, attention, layers whose __init__ takes no name (image_classification_with_vision_transformer)."""
     inputs = keras.Input((8, 8, 3))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend import seeds
-from choros.training.travel import fresh_clone, pack_model, unpack_model
+from choros.training.model_io.serialization import copy_model
 from choros.types import Array
 
 _RATES = ("rate", "stddev", "dropout", "recurrent_dropout", "_dropout")
@@ -97,28 +97,16 @@ def switched_off(model: Any) -> Any:
     Raises:
         NotSerializable: the model cannot travel to a worker.
     """
-    changed = []
-    beside = pack_model(model)[1]
-    try:
-        for layer in model._flatten_layers():
-            if str(type(layer).__module__).startswith("keras."):
-                for name in _RATES:
-                    if isinstance(vars(layer).get(name), float):
-                        changed.append((layer, name, vars(layer)[name]))
-                        setattr(layer, name, 0.0)
-        if not model.optimizer.built:  # else its slots would no longer fit
-            for layer in batch_statistics(model):
-                changed.append((layer, "trainable", True))
-                layer.trainable = False
-        copy = fresh_clone(model, beside)
-    finally:
-        for layer, name, value in changed:
-            setattr(layer, name, value)
-    mine, theirs = ([v for v in each.weights if v.name != seeds.NAME] for each in (model, copy))
-    if random_layers(copy) or batch_statistics(copy) or [v.shape for v in mine] != [v.shape for v in theirs]:
-        return None
-    assign(theirs, values(mine))
-    return unpack_model(*pack_model(copy))  # a layer such as Normalization derives constants from what it reads
+    copy = copy_model(model)
+    for layer in copy._flatten_layers():
+        if str(type(layer).__module__).startswith("keras."):
+            for name in _RATES:
+                if isinstance(vars(layer).get(name), float):
+                    setattr(layer, name, 0.0)
+    if not copy.optimizer.built:  # else its slots would no longer fit
+        for layer in batch_statistics(copy):
+            layer.trainable = False
+    return None if random_layers(copy) or batch_statistics(copy) else copy
 
 
 def _is_off(layer: Any) -> bool:

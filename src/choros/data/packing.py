@@ -7,7 +7,6 @@ copied: each worker maps the file. Files go by their names.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +94,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
         >>> source.x
         (array([1., 1.], dtype=float32), None)
     """
-    code = None if spec.get("blob") is None else pickle.loads(blobs[spec["blob"]])
+    code = None if spec.get("blob") is None else _loaded(blobs[spec["blob"]])
     if spec["kind"] == "ahead":
         return AheadSource(unpack(spec["inner"], arrays, blobs), spec["depth"], code)
     if spec["kind"] in ("files", "pydataset"):
@@ -216,14 +215,20 @@ def _build(spec: Any, arrays: Sequence[Array]) -> Any:
     return built if kind == "list" else tuple(built)
 
 
+def _loaded(blob: bytes) -> Any:
+    from choros.pickling import loads
+
+    return loads(blob)
+
+
 def _code(code: Any, blobs: list[bytes]) -> int | None:
     """Append what is code, by cloudpickle, and return its number; None for none."""
     if code is None:
         return None
-    import cloudpickle
+    from choros.pickling import dumps
 
     try:
-        blob: bytes = cloudpickle.dumps(code)
+        blob = dumps(code)
     except Exception as error:
         name = f"function {code.__name__}" if hasattr(code, "__name__") else f"dataset {type(code).__name__}"
         raise NotSerializable(

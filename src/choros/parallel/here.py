@@ -16,9 +16,9 @@ from choros.errors import BadInput
 from choros.trainer import Trainer
 from choros.training import joined
 from choros.training.job import Plan
+from choros.training.model_io.serialization import PackedModel, pack_model
 from choros.training.parts import build_replica, several_models
 from choros.training.record import RunRecord
-from choros.training.travel import pack_model, unpack_model
 from choros.types import Batch
 
 
@@ -38,8 +38,8 @@ class Here(Trainer):
     def _where(self, *_: Any) -> Place:
         return Place()
 
-    def _write(self) -> tuple[bytes, bytes]:
-        return b"", b""
+    def _write(self) -> PackedModel:
+        return PackedModel()
 
     def _bind(self, sample: Batch, wide: Callable[[], Batch]) -> Any:
         algorithm = super()._bind(sample, wide)
@@ -75,10 +75,7 @@ class Here(Trainer):
             if sample.y is not None:
                 check_exact(self.model, len(self.devices), sample)
                 averaged = not_additive(self.model, sample)
-            written = pack_model(self.model)
-
-            def clone() -> Any:
-                return unpack_model(*written)
+            clone = pack_model(self.model).unpack
 
         self.replica = build_replica(self.model, sample, 1, averaged, self.devices, None, clone)
         return self.replica

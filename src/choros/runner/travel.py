@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,18 +44,18 @@ def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     Raises:
         NotSerializable: names the part that cannot travel, and its type.
     """
-    import cloudpickle
+    from choros.pickling import dump, dumps
 
     try:
         with open(fd, "wb", closefd=False) as file:
-            cloudpickle.dump((func, tuple(args), dict(kwargs)), file)
+            dump((func, tuple(args), dict(kwargs)), file)
     except Exception as error:
         parts = {f"the function {_name(func)}": func}
         parts |= {f"argument {number}, a {_type(value)},": value for number, value in enumerate(args)}
         parts |= {f"argument {name}, a {_type(value)},": value for name, value in kwargs.items()}
         for what, part in parts.items():
             try:
-                cloudpickle.dumps(part)
+                dumps(part)
             except Exception as cause:
                 raise NotSerializable(f"{what} cannot travel to the ranks: {brief(cause)}") from cause
         raise NotSerializable(f"this call cannot travel to the ranks: {brief(error)}") from error
@@ -64,8 +63,10 @@ def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 def read_call(fd: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return what ``write_call`` wrote: the function and its arguments."""
+    from choros.pickling import loads
+
     with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:  # the ranks share the descriptor's place in the file
-        call: tuple[Any, tuple[Any, ...], dict[str, Any]] = pickle.loads(memory)
+        call: tuple[Any, tuple[Any, ...], dict[str, Any]] = loads(memory)
         return call
 
 
@@ -80,12 +81,12 @@ def write_value(fd: int, rank: int, value: Any) -> None:
     Raises:
         NotSerializable: names the rank and the type; the memory is empty.
     """
-    import cloudpickle
+    from choros.pickling import dump
 
     with open(fd, "r+b", closefd=False) as file:
         file.write(json.dumps({"event": "returned", "type": _type(value)}).encode() + b"\n")
         try:
-            cloudpickle.dump(value, file)
+            dump(value, file)
         except Exception as error:
             file.seek(0)
             file.truncate()
@@ -123,9 +124,12 @@ def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:
     Raises:
         NotSerializable: it cannot be built in this process; names the rank and the type.
     """
+    from choros.pickling import loads
+
     try:
-        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory, memoryview(memory) as view:
-            return pickle.loads(view[begin:])
+        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:
+            memory.seek(begin)
+            return loads(memory)
     except Exception as error:
         raise NotSerializable(
             f"what rank {rank} returned, a {told.get('type')}, cannot be built in this process: {brief(error)}"

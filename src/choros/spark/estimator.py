@@ -173,10 +173,10 @@ def copied(model: Any, rate: float | None = None) -> Any:
     Raises:
         BadInput: a rate for a model that is compiled with a schedule of rates.
     """
-    from choros.training.travel import pack_model, unpack_model
+    from choros.training.model_io.serialization import copy_model
 
     with _copying:
-        copy = unpack_model(*pack_model(model))
+        copy = copy_model(model)
     if rate is not None:
         try:
             copy.optimizer.learning_rate = rate

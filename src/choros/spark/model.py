@@ -19,6 +19,8 @@ from choros.spark.params import ColumnParams
 from choros.spark.predict import Order, answer, predict
 from choros.spark.process import keras_here
 from choros.spark.storage import KerasReader, KerasWriter, written
+from choros.training.model_io.serialization import PackedModel, pack_with_weights
+from choros.types import Array
 
 
 class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[misc,type-arg]
@@ -76,12 +78,11 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         """Return what loads such a stage."""
         return KerasReader(cls)
 
-    def _packed(self) -> tuple[bytes, bytes]:
-        from choros.training.travel import pack_model
-
+    def _packed(self) -> tuple[PackedModel, list[Array]]:
+        """Return the model and its weights."""
         if "bytes" not in self._written:
-            self._written["bytes"] = pack_model(_compiled(self.keras_model))
-        packed: tuple[bytes, bytes] = self._written["bytes"]
+            self._written["bytes"] = pack_with_weights(self.keras_model)
+        packed: tuple[PackedModel, list[Array]] = self._written["bytes"]
         return packed
 
     def _transform(self, dataset: Any) -> Any:
@@ -111,7 +112,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
             keep=True,
         )
         order = Order(
-            self._packed(),
+            *self._packed(),
             keras_here(),
             choros.__version__,
             columns,
@@ -152,20 +153,3 @@ def _by_rows(wide: Any, order: Order, added: list[Any], fields: list[Any]) -> An
     ]
     made = wide.toDF(*names, *order.columns.leaves).mapInArrow(partial(predict, order), T.StructType([*kept, *added]))
     return made.toDF(*(one.name for one in [*fields, *added]))
-
-
-def _compiled(model: Any) -> Any:
-    """Return the model; where it is not compiled, a copy that is, since only such a one travels."""
-    if getattr(model, "compiled", False):
-        return model
-    import keras
-
-    try:
-        copy = keras.models.clone_model(model)
-        copy.set_weights(model.get_weights())
-    except (TypeError, ValueError, RuntimeError) as error:  # of a layer's get_config
-        raise BadInput(
-            f"The model {model.name!r} is not compiled and cannot be copied: call model.compile first."
-        ) from error
-    copy.compile("sgd", "mse")
-    return copy

@@ -15,6 +15,7 @@ from choros.errors import BadInput
 from choros.spark.columns import Columns
 from choros.spark.outputs import Output
 from choros.spark.process import hold_back, keras_there, on_cpu_unless_given, same_version
+from choros.training.model_io.serialization import PackedModel
 from choros.types import Array
 
 _MOST = 3  # models that a process keeps
@@ -26,7 +27,7 @@ class Order:
     """What travels to the tasks.
 
     Attributes:
-        model: tuple of bytes, as ``choros.training.travel.pack_model`` wrote it.
+        model: PackedModel. weights: list of its variables' values.
         keras: dict. The caller's Keras, see ``keras_here``.
         version: str. The caller's choros.
         columns: Columns. What the model reads.
@@ -35,7 +36,8 @@ class Order:
         batch_size: int.
     """
 
-    model: tuple[bytes, bytes]
+    model: PackedModel
+    weights: list[Array]
     keras: dict[str, Any]
     version: str
     columns: Columns
@@ -46,7 +48,10 @@ class Order:
     @cached_property
     def key(self) -> str:
         """Tells one model from another."""
-        return hashlib.sha256(self.model[0] + self.model[1]).hexdigest()
+        digest = hashlib.sha256(self.model.code)
+        for array in (*self.model.arrays, *self.weights):
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
 
 def predict(order: Order, batches: Iterable[Any]) -> Iterator[Any]:
@@ -120,9 +125,7 @@ def load(order: Order) -> tuple[Any, set[int]]:
     if key not in _kept:
         same_version(order.version)
         keras_there(order.keras)
-        from choros.training.travel import unpack_model
-
-        _kept[key] = unpack_model(*order.model), set()
+        _kept[key] = order.model.unpack(order.weights), set()
         while len(_kept) > _MOST:
             _kept.popitem(last=False)
     _kept.move_to_end(key)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput, ChorosError
+from choros.pickling import loads
 from choros.spark.barrier import Task
 from choros.spark.process import keras_there
 from choros.spark.rows import Held, Sent
@@ -18,11 +19,11 @@ from choros.spark.saying import Saying
 from choros.training.afar import Afar
 from choros.training.conductor import Conductor
 from choros.training.job import Job
+from choros.training.model_io.serialization import PackedModel
 from choros.training.parcel import Parcel, shown
 from choros.training.ranks import join_by_sockets, leave
 from choros.training.sent import train_rank
-from choros.training.travel import unpack_code
-from choros.training.worker import member
+from choros.training.worker import redraw_member
 from choros.transport import Group
 from choros.transport.local_group import LocalGroup
 from choros.transport.tcp.channel import Channel
@@ -38,7 +39,7 @@ class Rank:
 
     Attributes:
         job: Job. As JSON.
-        model: bytes. custom: bytes. As ``pack_model`` wrote them.
+        model: PackedModel.
         keras: dict. The caller's Keras, see ``keras_here``.
         weights: list of bytes. All that rank 0's model is to hold.
         home: dict. Where the caller is to be reached.
@@ -50,8 +51,7 @@ class Rank:
     """
 
     job: dict[str, Any]
-    model: bytes
-    custom: bytes
+    model: PackedModel
     keras: dict[str, Any]
     weights: list[bytes]
     home: dict[str, Any]
@@ -92,13 +92,13 @@ class Rank:
             conductors.append(self._conductor(model, job, task))
             return conductors[0]
 
-        def fresh(model: Any) -> Any:
-            return member(model, self.custom, int(self.job["seed"]), task.rank)
+        def fresh(model: Any) -> None:
+            redraw_member(model, int(self.job["seed"]), task.rank)
 
-        parcel = Parcel(job, self.model, [self.custom], steps=self.steps)
+        parcel = Parcel(job, self.model, self.steps)
         given = lambda: [np.frombuffer(one, np.uint8) for one in self.weights]  # noqa: E731
-        how = (None, fresh) if alone and task.rank else (given, None)
-        model, tallies, losses, met = train_rank(parcel, rank, lead, (source, validation), *how)
+        change = fresh if alone and task.rank else None
+        model, tallies, losses, met = train_rank(parcel, rank, lead, (source, validation), given, change)
         if rank:
             return b""
         told: dict[str, Any] = {
@@ -130,7 +130,7 @@ class Rank:
                 f"{os.uname().nodename} does not reach the driver at {self.home['place']}, and the callbacks cannot "
                 "travel: open that way, or give callbacks that cloudpickle can write."
             )
-        return Conductor(model, unpack_code(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
+        return Conductor(model, loads(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
 
 
 def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput, WorkerFailed
+from choros.pickling import dumps
 from choros.spark import barrier
 from choros.spark.columns import Columns
 from choros.spark.failures import Cancelled
@@ -21,9 +22,9 @@ from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Plan, Tally
 from choros.training.line import Line, Told
 from choros.training.mending import Mender
+from choros.training.model_io.serialization import copy_model
 from choros.training.parcel import put, shown
 from choros.training.record import RunRecord
-from choros.training.travel import fresh_clone, pack_code
 
 
 @dataclass
@@ -120,11 +121,11 @@ class Stage:
             put(plan.model, line.latest)
         return Rank(
             job.json(),
-            *plan.written,
+            plan.written,
             keras_here(),
             [one.tobytes() for one in shown(plan.model)],
             home,
-            pack_code(plan.conductor.user),
+            _packed(plan.conductor.user),
             self.rows,
             plan.conductor.steps,
             bool(plan.conductor.user),
@@ -177,7 +178,7 @@ class Stage:
             histories = [one["history"]["history"] for one, _ in members]
             means = {name: np.mean([each[name] for each in histories], axis=0).tolist() for name in histories[0]}
             told["history"] = {"epoch": told["history"]["epoch"], "history": means}
-            models = [fresh_clone(plan.model, plan.written[1]) for _ in members]
+            models = [copy_model(plan.model) for _ in members]
             for model, (_, weights) in zip(models, members, strict=True):
                 put(model, weights)
             arrays = members[best][1]
@@ -190,6 +191,14 @@ class Stage:
             conductor.end()
         tallied = [Tally(**one) for one in tallies]
         return RunRecord.of(plan.algorithm, plan.job.meet, tallied, 0.0, losses, told["met"]), models
+
+
+def _packed(callbacks: Any) -> bytes | None:
+    """Return the user's callbacks by value; None where they cannot travel."""
+    try:
+        return dumps(callbacks)
+    except Exception:  # whatever an object's own __reduce__ raises
+        return None
 
 
 def _tell(conductor: Conductor) -> None:

@@ -9,6 +9,7 @@ import platform
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,7 @@ from choros.data import packing
 from choros.errors import BadInput
 from choros.training.job import Job
 from choros.training.likeness import digest_of, first_difference, layers_of, named, settings, short
+from choros.training.model_io.serialization import versions
 from choros.transport import Group
 from choros.types import Batch
 
@@ -163,16 +165,9 @@ def _layers(model: Any) -> str:
 
 @functools.cache
 def _libraries() -> dict[str, str]:
-    import keras
-
-    backend = keras.backend.backend()
-    names = {"tensorflow": ("tensorflow", "tensorflow-cpu")}.get(backend, (backend,))
-    found = {"python": platform.python_version().rpartition(".")[0], "keras": keras.__version__, "backend": backend}
-    for name in ("choros", "numpy", *names):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    found = versions()
+    with suppress(metadata.PackageNotFoundError):
+        found["choros"] = metadata.version("choros")
     return found
 
 

@@ -13,6 +13,7 @@ from choros.data import StreamSource
 from choros.errors import BadInput
 from choros.training.layout import describe
 from choros.training.lean import lean
+from choros.training.model_io.serialization import versions
 from choros.training.parts import several_models
 from choros.training.pool import WorkerPool, each_devices
 from choros.training.whereabouts import find_place
@@ -388,10 +389,11 @@ def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: An
 
 @lean()
 def keras_settings() -> dict[str, Any]:
-    """Return this process' Keras settings, for the workers."""
+    """Return this process' Keras settings and the versions of what a pickle depends on, for the workers."""
     import keras
 
     return {
+        "versions": versions(),
         "floatx": keras.config.floatx(),
         "image_data_format": keras.config.image_data_format(),
         "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),

@@ -21,6 +21,7 @@ from choros.training.conductor import values
 from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.mending import Mender
+from choros.training.model_io.serialization import PackedModel, copy_model
 from choros.training.noticeboard import Noticeboard
 from choros.training.nurse import Nurse
 from choros.training.parts import create_meeting
@@ -29,7 +30,6 @@ from choros.training.record import RunRecord
 from choros.training.saver import Saver, mean_of
 from choros.training.snapshots import Snapshots
 from choros.training.state import Part, from_blobs, to_blobs
-from choros.training.travel import fresh_clone
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
 from choros.transport.shared_group import SharedGroup
@@ -45,12 +45,17 @@ _LOOK = 0.25  # seconds between two looks at heartbeats while records of batches
 
 @dataclass(frozen=True)
 class Cargo:
-    """What travels with a job: the model's bytes, its custom objects, sources' arrays and blobs."""
+    """What travels with a job: the model's pickle, arrays of the model and then of the sources, and sources' blobs."""
 
     model: bytes
-    custom: bytes
+    model_arrays: int
     arrays: list[Array]
     blobs: list[bytes]
+
+    @classmethod
+    def of(cls, written: PackedModel) -> Cargo:
+        """Return the cargo of a model alone."""
+        return cls(written.code, len(written.arrays), list(written.arrays), [])
 
     def load(self, plan: Plan, here: bool = True) -> Job:
         """Take a plan's sources apart; returns its job, which then says where their parts are.
@@ -219,6 +224,7 @@ class Engine:
             "weights": self.layout,
             "weights_bytes": self.nbytes,
             "arrays": self.entries,
+            "model_arrays": self.cargo.model_arrays,
             "data_bytes": self.data_bytes,
             "depth": 0 if self.stream is None else self.stream.depth,
             "ahead": 0 if self.stream is None else self.stream.ahead,
@@ -230,7 +236,7 @@ class Engine:
         kept = self.snapshots and self.snapshots.segment
         parts = (self.board.segment, self.weights, self.data, ring, self.meeting, kept)
         segments = [part for part in parts if part]
-        blobs = [self.cargo.model, self.cargo.custom, *self.cargo.blobs]
+        blobs = [self.cargo.model, *self.cargo.blobs]
         fds = [segment.fd for segment in segments]
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:
@@ -439,7 +445,7 @@ class Engine:
         """Return an Ensemble's models, and give the best one's weights to the given model; [] for all others."""
         models = []
         for rank in sorted(self.members):
-            models.append(fresh_clone(self.model, self.cargo.custom))
+            models.append(copy_model(self.model))
             for variable, value in zip(model_variables(models[-1]), self.members[rank][1], strict=True):
                 variable.assign(value)
         if models:

@@ -64,7 +64,7 @@ class Home(Line):
             WorkerFailed: a rank raised, died or could not be started; the model is as it was.
         """
         startup = time.perf_counter() - self.plan.begun
-        with CodeFolder([self.cargo.custom, *self.cargo.blobs]) as folder, self.saver.listening(self.asked.set):
+        with CodeFolder([self.cargo.model, *self.cargo.blobs]) as folder, self.saver.listening(self.asked.set):
             self.folder = folder
             while True:
                 try:
@@ -125,11 +125,12 @@ class Home(Line):
         told = {
             "job": self.job.json(),
             "arrays": self.entries,
+            "model_arrays": self.cargo.model_arrays,
             "bytes": self.nbytes,
             "code": self.folder.told,
             "steps": self.conductor.steps,
         }
-        return told, [np.frombuffer(self.cargo.model, np.uint8)]
+        return told, []
 
     def state_of(self, rank: int) -> Told:
         """Return the state that a rank goes on from: of ranks that train alone, rank 0 alone has it."""

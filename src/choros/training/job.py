@@ -81,7 +81,7 @@ class Plan:
         job: Job.
         source, validation: sources of batches; ``validation`` may be None.
         conductor: of the callbacks.
-        written: the model's bytes, and cloudpickle's of what they do not say, for workers.
+        written: PackedModel, for workers.
         begun: float. ``time.perf_counter()`` when ``fit`` was called.
         saver: Saver of what the ranks leave, or None.
     """
@@ -92,7 +92,7 @@ class Plan:
     source: Any
     validation: Any
     conductor: Any
-    written: tuple[bytes, bytes]
+    written: Any
     begun: float
     saver: Any = None
 

@@ -36,7 +36,6 @@ from choros.training.run import Held, Run, vectors
 from choros.training.saver import Saver
 from choros.training.snapshots import SLOTS
 from choros.training.state import Part, State, cut, from_blobs, to_blobs
-from choros.training.travel import unpack_model
 from choros.transport import Group
 from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
@@ -290,7 +289,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             adding(job, plan.algorithm),
             job.averaged_metrics,
             devices,
-            clone=lambda: unpack_model(*plan.written),
+            clone=plan.written.unpack,
         )
     if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
         replica.set_optimizer_state(optimizer)

@@ -1,8 +1,8 @@
 """A fit as it travels to ranks that something else starts: facts as JSON, data as arrays, code in files of its owner's.
 
-Pickled code (a model's own classes, a PyDataset, what decodes files) is never taken from a socket. It lies in a folder
-of the caller's own in the working directory, which all hosts have; the line to the caller tells where, and each file's
-digest. A model's ``.keras`` file does come over that line, and may hold the byte code of a ``Lambda``.
+A pickle (the model without its weights, a PyDataset, what decodes files) is never taken from a socket. It lies in a
+folder of the caller's own in the working directory, which all hosts have; the line to the caller tells where, and each
+file's digest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from choros.backend.optimizers import model_variables
 from choros.errors import BadInput
 from choros.training.conductor import values
 from choros.training.job import Job
+from choros.training.model_io.serialization import PackedModel
 from choros.types import Array
 
 HOME = "CHOROS_HOME"  # where the caller waits, and its secret
@@ -33,17 +34,13 @@ class Parcel:
     """What a rank needs of a fit.
 
     Attributes:
-        job: Job. Its sources say which of the arrays and which of the code are theirs.
-        model: bytes. Of the ``.keras`` file.
-        code: list of bytes. What the model's file has not, by cloudpickle, then that of the sources.
-        arrays: list. The sources'.
+        job: Job.
+        model: PackedModel.
         steps: int or None. Global batches in an epoch, as Keras' callbacks are told.
     """
 
     job: Job
-    model: bytes
-    code: list[bytes]
-    arrays: list[Array] = field(default_factory=list)
+    model: PackedModel
     steps: int | None = None
 
 

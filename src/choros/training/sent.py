@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from choros import algorithms
-from choros.backend.caller import build_model
 from choros.cluster import Place
 from choros.data import packing
 from choros.errors import PeerFailed
@@ -32,10 +31,10 @@ from choros.training import joined
 from choros.training.afar import Afar, SentSaver, take_state
 from choros.training.conductor import Conductor
 from choros.training.job import Job, Plan, Tally
+from choros.training.model_io.serialization import PackedModel
 from choros.training.parcel import HOME, Parcel, put, read_code, shown
 from choros.training.ranks import join, part
 from choros.training.saver import Saver
-from choros.training.travel import unpack_model
 from choros.training.worker import configure_keras
 from choros.transport import Group
 from choros.transport.hosts_group import hosts_of
@@ -56,7 +55,7 @@ def train_rank(
     lead: Callable[[Any], Any],
     sources: tuple[Any, Any],
     weights: Callable[[], list[Array]] | None = None,
-    other: Callable[[Any], Any] | None = None,
+    change: Callable[[Any], None] | None = None,
     saver: Saver | None = None,
 ) -> Result:
     """Train as one rank of a job that has been joined, or of one rank.
@@ -66,22 +65,22 @@ def train_rank(
         rank: int.
         lead: makes of the model what drives the callbacks, for rank 0.
         sources: to train on, and to validate with or None.
-        weights: gives rank 0 all that the model holds; None leaves what is in its file.
-        other: makes of the model that which is trained; None is the model itself.
+        weights: gives rank 0 all that the model holds; other ranks get it from rank 0.
+        change: changes the model before it is trained.
         saver: keeps states, and has the one to go on from; or None.
 
     Returns:
         The trained model, the ranks' tallies, (seconds, epoch, loss) of each epoch, and what they met in.
     """
     begun, job = time.perf_counter(), parcel.job
-    model = unpack_model(parcel.model, parcel.code[0])
-    model = model if other is None else other(model)
+    model = parcel.model.unpack()
     if not rank and weights is not None:
-        build_model(model, sources[0].sample(job.batch_size))
         put(model, weights())
+    if change is not None:
+        change(model)
     conductor = Conductor(model, None, 0, job.epochs, parcel.steps) if rank else lead(model)
     algorithm = algorithms.from_config(job.algorithm)
-    plan = Plan(model, algorithm, job, *sources, conductor, (parcel.model, parcel.code[0]), begun, saver)
+    plan = Plan(model, algorithm, job, *sources, conductor, parcel.model, begun, saver)
     return model, *joined.run(plan, rank)
 
 
@@ -114,24 +113,23 @@ def main() -> int:
 
 
 def _work(line: Channel, place: Place, dial_home: Callable[[], Channel]) -> None:
-    told, (raw,) = line.ask({"ask": "job"})
-    model = raw.tobytes()  # the next answer takes its place
+    told, _ = line.ask({"ask": "job"})
     job = Job(**told["job"])
     configure_keras(job.keras)
     group: Group = LocalGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
     data = _data(line, group, told["bytes"])
     arrays = packing.views(told["arrays"], data.array(np.uint8, told["bytes"], 0))
-    code = read_code(told["code"])
-    parcel = Parcel(job, model, code, arrays, told["steps"])
+    model, *code = read_code(told["code"])
+    parcel = Parcel(job, PackedModel(model, arrays[: told["model_arrays"]]), told["steps"])
     saver = None
     if job.keep is not None:
         saver = SentSaver(job, place.rank, dial_home, take_state(line, place.rank))
-    validation = None if job.validation is None else packing.unpack(job.validation, arrays, code[1:])
+    validation = None if job.validation is None else packing.unpack(job.validation, arrays, code)
     trained, tallies, losses, met = train_rank(
         parcel,
         place.rank,
         lambda model: Afar(line, model, job),
-        (packing.unpack(job.source, arrays, code[1:]), validation),
+        (packing.unpack(job.source, arrays, code), validation),
         lambda: line.ask({"ask": "weights"})[1],
         saver=saver,
     )

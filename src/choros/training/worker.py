@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,12 +23,13 @@ from choros.training.job import Job, Orders
 from choros.training.layout import laid_out
 from choros.training.lean import lean
 from choros.training.loops import train
+from choros.training.model_io.redraw import redraw
+from choros.training.model_io.serialization import PackedModel, check_versions
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import adding, build_replica, first_replica, join_meeting
 from choros.training.run import Run
 from choros.training.snapshots import Snapshots
 from choros.training.state import Part, from_blobs, to_blobs
-from choros.training.travel import fresh_clone, unpack_model
 from choros.transport import Group
 from choros.transport.ring import Ring
 from choros.transport.segment import Segment
@@ -118,7 +120,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     Args:
         link: the line to the caller.
         message: dict with ``job``, and the layouts of what the segments hold.
-        blobs: the model, its custom objects, what sources could not put into arrays, then the state to go on from.
+        blobs: the model, what sources could not put into arrays, then the state to go on from.
         fds: descriptors of the segments: board, weights, data, a stream's where there is one, and the group's or the
             centre's where there is one; then those of ``BatchLine`` where ``line`` says so.
     """
@@ -144,12 +146,12 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     try:
         devices = choose_devices(job.devices[link.rank]) if job.devices else []
         layout = stack.enter_context(laid_out(job.layout))
-        model = unpack_model(bytes(blobs[0]), bytes(blobs[1]))
-        own = job.ensemble and link.rank > 0  # the first member of an ensemble starts from the given weights
-        if own:
-            model = member(model, bytes(blobs[1]), job.seed, link.rank)
         shown = (message["weights"], weights.array(np.uint8, message["weights_bytes"], 0))
-        source, validation = sources(job, message, blobs[2:], data)
+        source, validation, written = parts(job, message, blobs, data)
+        given = packing.views(*shown)
+        model = written.unpack(given)
+        if job.ensemble and link.rank > 0:  # the first member of an ensemble starts from the given weights
+            redraw_member(model, job.seed, link.rank)
         if message["depth"]:
             ring = Ring(Segment.attach(fds[3]), job.workers, message["depth"])
             source = FedSource(source, ring, link.rank, job.timeout, message["ahead"])
@@ -163,11 +165,9 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             job.averaged_metrics,
             devices,
             layout,
-            lambda: unpack_model(bytes(blobs[0]), bytes(blobs[1])),
+            partial(written.unpack, given),
         )
         held.append(replica)
-        if not own:
-            replica.restore([np.array(view) for view in packing.views(*shown)])  # seeds too: no file holds them
         if job.alone and state is not None:
             replica.set_optimizer_state(state[1]["optimizer"])
         replica.fold_seeds(first_replica(job, link.rank), job.fold_seed)
@@ -202,7 +202,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             replica.seed_generators(link.rank + job.workers, job.seed)
         train(one)
         trained = one.replica.snapshot() if job.ensemble else []
-        del replica, source, validation, shown
+        del replica, source, validation, shown, given, written
         link.send(
             {"event": "done", "tally": one.tally.json(), "score": one.score},
             blobs=[np.ascontiguousarray(array).tobytes() for array in trained],
@@ -227,27 +227,34 @@ def deaf(names: Sequence[str]) -> Iterator[None]:
             signal.signal(signal.Signals[name], handler)
 
 
-def sources(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any]:
-    """Return the sources of batches to train on and to validate with (None where there is none)."""
+def parts(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any, PackedModel]:
+    """Return the sources of batches to train on and to validate with (None where there is none), and the model."""
     arrays = packing.views(message["arrays"], data.array(np.uint8, message["data_bytes"], 0))
-    blobs = [bytes(blob) for blob in blobs]
-    validation = None if job.validation is None else packing.unpack(job.validation, arrays, blobs)
-    return packing.unpack(job.source, arrays, blobs), validation
+    model, *code = (bytes(blob) for blob in blobs)
+    validation = None if job.validation is None else packing.unpack(job.validation, arrays, code)
+    written = PackedModel(model, arrays[: message["model_arrays"]])
+    return packing.unpack(job.source, arrays, code), validation, written
 
 
 @lean()
-def member(model: Any, custom: bytes, seed: int, rank: int) -> Any:
-    """Return a fresh clone for one member of an ensemble, drawn from (seed, rank)."""
+def redraw_member(model: Any, seed: int, rank: int) -> None:
+    """Draw the weights of one member of an ensemble anew, from (seed, rank)."""
     import keras
 
     keras.utils.set_random_seed((seed + 7919 * rank) % 2**31)
-    return fresh_clone(model, custom)
+    redraw(model)
 
 
 @lean()
 def configure_keras(settings: dict[str, Any]) -> None:
-    """Give this process the caller's Keras settings."""
+    """Give this process the caller's Keras settings, after a look at the versions of what a pickle depends on.
+
+    Raises:
+        BadInput: this process has other versions than the caller.
+    """
     import keras
+
+    check_versions(settings["versions"])
 
     keras.config.set_floatx(settings["floatx"])
     keras.config.set_image_data_format(settings["image_data_format"])

@@ -1,0 +1,563 @@
+"""Pickle Python objects by value, with Keras models as the objects that they are.
+
+``cloudpickle`` writes functions and classes of ``__main__`` by value. Keras makes a ``.keras`` file of a model for
+pickle, which loses all that ``get_config()`` does not return. The pickler of this module writes each layer, optimizer,
+metric and loss with its attributes instead. Values of variables are no part of the pickle: they are arrays beside it.
+
+Unpickling runs code. Only bytes of this user's own processes may be given to ``loads``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.machinery
+import io
+import pickle
+import sys
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from choros.errors import NotSerializable, brief
+from choros.types import Array, dtype_of
+
+# Attributes of a keras.Model that fit, evaluate and predict make anew.
+_REMADE = ("train_function", "test_function", "predict_function")
+_PER_CALL = ("_eval_epoch_iterator", "history")
+_LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
+_VIEWS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's, of plain containers
+_MANY = 10_000  # parts of a container that the search for a culprit looks at
+_loading = threading.local()
+
+
+def dump(thing: Any, file: Any) -> None:
+    """Write any object into a file, with the values of variables that it holds.
+
+    Args:
+        thing: what cloudpickle takes, or what holds Keras models.
+        file: a binary file.
+
+    Raises:
+        Exception: whatever an object's own ``__reduce__`` raises.
+    """
+    if "keras.src" not in sys.modules:
+        cloudpickle.dump(thing, file)
+        return
+    with _modules_by_value() as by_value:
+        ModelPickler(file, None, by_value).dump_all(thing)
+
+
+def dumps(thing: Any) -> bytes:
+    """Return any object as bytes; see ``dump``."""
+    buffer = io.BytesIO()
+    dump(thing, buffer)
+    return buffer.getvalue()
+
+
+def loads(data: Any) -> Any:
+    """Return what ``dump`` wrote, in a process of the same user.
+
+    Args:
+        data: bytes, or a mapped file from its present place on.
+    """
+    return load_with_arrays(data, ())
+
+
+def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = None) -> tuple[bytes, list[Array]]:
+    """Return an object as a pickle without values of variables, and the values that the reader does not know.
+
+    Args:
+        thing: the object.
+        known: variables whose values the reader has from elsewhere, in this order.
+        limit: bytes that the pickle may have; None is any number.
+
+    Raises:
+        TooLargeError: the pickle is larger than the limit.
+        Exception: whatever an object's own ``__reduce__`` raises.
+    """
+    buffer = _Limited(limit)
+    with _modules_by_value() as by_value:
+        pickler = ModelPickler(buffer, known, by_value)
+        pickler.dump_all(thing)
+    return buffer.getvalue(), pickler.arrays
+
+
+def load_with_arrays(data: Any, arrays: Sequence[Array], known: Sequence[Array] | None = ()) -> Any:
+    """Return what ``dump_with_arrays`` wrote.
+
+    Args:
+        data: bytes of this user's own processes.
+        arrays: the values that came beside the pickle.
+        known: the values of the known variables, in their order; None leaves these at zero.
+    """
+    before = getattr(_loading, "values", None)
+    _loading.values = known, arrays
+    try:
+        file, size = (data, len(data)) if hasattr(data, "read") else (io.BytesIO(data), len(data))
+        unpickler = pickle.Unpickler(file)
+        thing = unpickler.load()
+        loaded = []
+        while file.tell() < size:
+            part, state = unpickler.load()
+            set_state(part, state)
+            loaded.append(part)
+    finally:
+        _loading.values = before
+    for part in loaded:
+        restore_identities(part)
+    return thing
+
+
+class TooLargeError(NotSerializable):
+    """A pickle is larger than it may be."""
+
+
+class _Limited(io.BytesIO):
+    def __init__(self, limit: int | None) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def write(self, data: Any) -> int:
+        if self.limit is not None and self.tell() + memoryview(data).nbytes > self.limit:
+            raise TooLargeError(f"The pickle is larger than {self.limit >> 20} MB.")
+        return super().write(data)
+
+
+class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickle an object graph as a sequence of pickles with one memo.
+
+    The first pickle holds the object itself. Keras objects in it are empty shells; each one's attributes follow in a
+    pickle of their own. So the depth of the recursion does not grow with the depth of a model.
+
+    Args:
+        file: where to write.
+        known: variables whose values travel elsewhere; None writes all values into the pickle.
+        by_value: makes functions and classes of a module travel by value, where a worker could not import it.
+
+    Attributes:
+        arrays: the values of all other variables.
+    """
+
+    def __init__(
+        self, file: Any, known: Sequence[Any] | None = (), by_value: Callable[[Any], None] | None = None
+    ) -> None:
+        super().__init__(file, protocol=5)
+        import keras
+        from keras.src.ops.node import Node
+        from keras.src.saving.keras_saveable import KerasSaveable
+        from keras.src.utils.backend_utils import DynamicBackend
+        from keras.src.utils.tracking import Tracker
+
+        self.dynamic = DynamicBackend
+        self.variable, self.saveable, self.model = keras.Variable, KerasSaveable, keras.Model
+        self.shells = (Tracker, Node, keras.KerasTensor)
+        self.plain = _tracked_containers()
+        self.by_value = by_value or (lambda module: None)
+        self.inline, known = known is None, known or ()
+        self.known = {id(variable): index for index, variable in enumerate(known)}
+        if keras.backend.backend() == "torch":  # a Parameter belongs to a variable, and also to PyTorch's modules
+            self.known |= {id(variable._value): index for index, variable in enumerate(known)}
+        self.variables = known
+        self.queue: deque[Any] = deque()
+        self.arrays: list[Array] = []
+        self.parameter = getattr(getattr(sys.modules.get("torch"), "nn", None), "Parameter", ())
+
+    def dump_all(self, thing: Any) -> None:
+        """Write an object and then, one after another, the attributes of the Keras objects that it leads to."""
+        self.dump(thing)
+        while self.queue:
+            part = self.queue.popleft()
+            self.dump((part, self.state_of(part)))
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Return how an object is written; see ``pickle.Pickler.reducer_override``."""
+        kind = type(thing)
+        if isinstance(thing, self.variable):
+            return object.__new__, (kind,), self.variable_state(thing), None, None, set_variable
+        if self.parameter and isinstance(thing, self.parameter):
+            return new_parameter, (kind, *self.value_of(thing), thing.requires_grad)
+        if isinstance(thing, self.saveable) and kind.__reduce__ is self.saveable.__reduce__:
+            self.queue.append(thing)
+            return object.__new__, (kind,)
+        if isinstance(thing, self.shells):
+            self.queue.append(thing)
+            return object.__new__, (kind,)
+        if kind in self.plain:
+            plain = self.plain[kind]
+            return kind.__new__, (kind,), (plain, plain(thing), dict(thing.__dict__)), None, None, set_tracked
+        if kind in _LOCKS:
+            return _LOCKS[kind], ()
+        if isinstance(thing, weakref.ref):
+            return (weakref.ref, (thing(),)) if thing() is not None else (dead_reference, ())
+        if isinstance(thing, self.dynamic):  # its __getattr__ needs what is set after it was made
+            return kind, (thing._backend,)
+        if isinstance(thing, functools._lru_cache_wrapper):
+            return new_cache, (thing.__wrapped__, thing.cache_parameters())
+        if kind.__module__.startswith("tensorflow."):
+            reduced = _reduce_tensorflow(thing, kind)
+            if reduced is not None:
+                return reduced
+        if isinstance(thing, (types.FunctionType, type)):
+            self.by_value(thing.__module__)
+        return super().reducer_override(thing)
+
+    def variable_state(self, variable: Any) -> tuple[dict[str, Any], Any]:
+        """Return a variable's attributes, and where its value is to be found: a Parameter, or the place of an array."""
+        state = {name: value for name, value in vars(variable).items() if name not in ("_value", "_layout")}
+        state = {name: value for name, value in state.items() if not name.startswith("_self_")}
+        value = variable._value
+        if value is not None and not (self.parameter and isinstance(value, self.parameter)):
+            value = self.value_of(variable)
+        return state, value
+
+    def value_of(self, variable: Any) -> tuple[Any, ...]:
+        """Return a value's place: in the values that the reader knows, or in those beside the pickle; and its form."""
+        import keras
+
+        form = tuple(map(int, variable.shape)), keras.backend.standardize_dtype(variable.dtype)
+        if (index := self.known.get(id(variable))) is not None:
+            return True, index, *form
+        value = getattr(variable, "_value", variable)
+        array = np.asarray(keras.ops.convert_to_numpy(value))
+        if self.inline:
+            return array, 0, *form
+        self.arrays.append(array)
+        return False, len(self.arrays) - 1, *form
+
+    def state_of(self, part: Any) -> Any:
+        """Return the attributes of a Keras object, without what calls make anew and without addresses of objects."""
+        getstate = getattr(type(part), "__getstate__", None)
+        if getstate is not getattr(object, "__getstate__", None):
+            return part.__getstate__()
+        state = dict(vars(part))
+        for name in [name for name in state if name.startswith("_self_") and not isinstance(state[name], bool)]:
+            del state[name]  # TensorFlow's own list of what the object has
+        if isinstance(part, self.model):
+            state |= {name: None for name in _REMADE if name in state}
+            for name in _PER_CALL:
+                state.pop(name, None)
+        if "_loss_ids" in state:
+            state |= {"_losses": [], "_loss_ids": set()}
+        state.pop("stored_ids", None)  # of a Tracker
+        state.pop("_trainable_variables_indices", None)  # of an optimizer
+        state.pop("_exclude_from_weight_decay_cache", None)
+        if excluded := state.get("_exclude_from_weight_decay"):
+            variables = {
+                part._var_key(variable): variable for variable in (*part._trainable_variables, *self.variables)
+            }
+            state["_exclude_from_weight_decay"] = [variables[key] for key in excluded if key in variables]
+        return state
+
+
+def set_state(part: Any, state: Any) -> None:
+    """Give a Keras object its attributes."""
+    if hasattr(type(part), "__setstate__") and not isinstance(state, dict):
+        part.__setstate__(state)
+    else:
+        vars(part).update(state)
+
+
+def restore_identities(part: Any) -> None:
+    """Give an object whose parts are all there what Keras keeps by the addresses of these parts."""
+    from keras.src.ops.function import Function, map_graph
+    from keras.src.utils.tracking import Tracker
+
+    state = vars(part)
+    if isinstance(part, Tracker):
+        part.stored_ids = {name: {id(value) for value in store} for name, (_, store) in part.config.items()}
+    elif isinstance(part, Function):
+        state["_nodes"] = map_graph(state["_inputs"], state["_outputs"])[0]
+    elif hasattr(type(part), "_var_key") and "_trainable_variables" in state:
+        trained = state["_trainable_variables"]
+        state["_trainable_variables_indices"] = {part._var_key(v): index for index, v in enumerate(trained)}
+        if "_exclude_from_weight_decay" in state:
+            state["_exclude_from_weight_decay"] = {part._var_key(v) for v in state["_exclude_from_weight_decay"]}
+
+
+def set_variable(variable: Any, state: tuple[dict[str, Any], Any]) -> None:
+    """Give a variable its attributes, and its value in memory of this process."""
+    attributes, value = state
+    vars(variable).update(attributes)
+    vars(variable)["_value"] = None
+    vars(variable)["_layout"] = None  # a new one follows, where this process has a distribution
+    if isinstance(value, tuple):
+        value = variable._convert_to_tensor(_array(*value), dtype=variable._dtype)
+    if value is not None:
+        variable._initialize(value)
+
+
+def new_parameter(
+    kind: Any, source: bool | Array, index: int, shape: tuple[int, ...], dtype: str, requires_grad: bool
+) -> Any:
+    """Return a Parameter of PyTorch with its value."""
+    import keras
+
+    tensor = keras.ops.convert_to_tensor(_array(source, index, shape, dtype), dtype=dtype)
+    return kind(tensor, requires_grad=requires_grad)
+
+
+def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """Return a copy of a variable's value: the caller's memory may be read-only, or change.
+
+    Args:
+        source: the value itself, or whether it is among the known ones.
+        index: its place among these, or in the arrays beside the pickle.
+        shape: its shape.
+        dtype: its type.
+    """
+    known, beside = _loading.values
+    if not isinstance(source, bool):
+        return source.reshape(shape)
+    if source and known is None:
+        return np.zeros(shape, dtype_of(dtype))
+    return np.array((known if source else beside)[index]).reshape(shape)
+
+
+def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
+    """Fill one of Keras' tracked containers as the plain one that it is: its own methods need the tracker."""
+    plain, values, attributes = given
+    vars(container).update(attributes)
+    (plain.extend if plain is list else plain.update)(container, values)
+
+
+class _Nothing:
+    """The object of a weak reference whose object has gone."""
+
+
+def dead_reference() -> Any:
+    """Return a weak reference whose object has gone."""
+    return weakref.ref(_Nothing())
+
+
+def new_cache(function: Any, parameters: dict[str, Any]) -> Any:
+    """Return a function with an empty cache."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def _tracked_containers() -> dict[type, type]:
+    from collections import OrderedDict
+
+    from keras.src.utils import tracking
+
+    return {
+        tracking.TrackedList: list,
+        tracking.TrackedDict: dict,
+        tracking.TrackedOrderedDict: OrderedDict,
+        tracking.TrackedSet: set,
+    }
+
+
+def _reduce_tensorflow(thing: Any, kind: type) -> Any:
+    """Return how an object of TensorFlow is written that pickle does not know; None for all others."""
+    if "Strategy" in kind.__name__ and kind.__module__.startswith("tensorflow.python.distribute"):
+        return current_strategy, (kind.__module__,)
+    if kind.__name__ == "Function" and hasattr(thing, "_clone"):  # of tf.function: without what it has traced
+        return thing._clone(None).__reduce_ex__(4)
+    if kind.__name__ in _VIEWS:
+        plain = _VIEWS[kind.__name__]
+        return plain, (plain(thing),)
+    if kind.__name__ == "StaticHashTable":
+        keys, values = (array.numpy() for array in thing.export())
+        default = thing.default_value.numpy()
+        return new_table, (kind, keys, values, thing.key_dtype, thing.value_dtype, default)
+    if kind.__name__ == "MutableHashTable":
+        keys, values = (array.numpy() for array in thing.export())
+        default = thing._default_value.numpy()
+        return new_mutable_table, (kind, keys, values, thing.key_dtype, thing.value_dtype, default)
+    return None
+
+
+def current_strategy(module: str) -> Any:
+    """Return TensorFlow's strategy of this process."""
+    importlib.import_module(module)
+    return sys.modules["tensorflow"].distribute.get_strategy()
+
+
+def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
+    """Return a lookup table of TensorFlow."""
+    lookup = sys.modules[kind.__module__]
+    initializer = lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)  # type: ignore[attr-defined]
+    return kind(initializer, default)
+
+
+def new_mutable_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
+    """Return a lookup table of TensorFlow that can grow."""
+    table = kind(key_dtype, value_dtype, default)
+    if len(keys):
+        table.insert(keys, values)
+    return table
+
+
+@contextmanager
+def _modules_by_value() -> Iterator[Callable[[Any], None]]:
+    """For a while, write by value what lives in modules that a new process with this ``sys.path`` cannot import."""
+    registered: list[Any] = []
+    seen = {"__main__", None}
+
+    def check(name: Any) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        module = sys.modules.get(name)
+        if module is None or _is_importable(name) or name in cloudpickle.list_registry_pickle_by_value():
+            return
+        cloudpickle.register_pickle_by_value(module)
+        registered.append(module)
+
+    try:
+        yield check
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+@functools.cache
+def _is_importable(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
+        return True
+    if top != name:
+        return _is_importable(top)
+    with suppress(ImportError, ValueError, AttributeError):
+        return importlib.machinery.PathFinder.find_spec(top) is not None
+    return False
+
+
+# -- what cannot be written
+
+
+def culprit(root: Any, name: str, size: int | None = None) -> tuple[str, Any, Exception | int | None]:
+    """Search an object that cannot be pickled, or one that is large, for the part that is the reason.
+
+    Args:
+        root: the object.
+        name: the object's name in the result.
+        size: bytes that count as large. None searches what cannot be pickled.
+
+    Returns:
+        The part's place as a person would write it, the part, and what pickling it raised or how large it is.
+    """
+    place, part, reason = name, root, _cost(root, set())
+    seen = {id(root)}
+    while True:
+        best: tuple[str, Any, Exception | int] | None = None
+        for label, child in _parts(part):
+            if id(child) in seen or isinstance(child, _ATOMS):
+                continue
+            cost = _cost(child, seen)
+            if isinstance(cost, Exception):
+                if size is None:
+                    best = label, child, cost
+                    break
+            elif size is not None and cost > size and (best is None or cost > best[2]):  # type: ignore[operator]
+                best = label, child, cost
+        if best is None:
+            return place, part, reason
+        place, part, reason = place + best[0], best[1], best[2]
+        seen.add(id(part))
+
+
+def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializable:
+    """Return the error for an object that cannot be pickled, with the part that is the reason.
+
+    Args:
+        what: the beginning of the message, as "The model 'm'".
+        root: the object.
+        name: the object's name in the message.
+        error: what pickling it raised.
+    """
+    place, part, reason = culprit(root, name)
+    cause = reason if isinstance(reason, Exception) else error
+    return NotSerializable(f"{what} cannot travel to a worker: {place}, a {_name_of(part)}, {_because(cause)}")
+
+
+def _because(error: Exception) -> str:
+    return f"cannot be pickled ({brief(error)})."
+
+
+def _name_of(part: Any) -> str:
+    kind = type(part)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+class _Counter:
+    """A file that only counts."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.size += size
+        return size
+
+
+class _Probe(ModelPickler):
+    """Count the bytes of an object, without those of some others."""
+
+    def __init__(self, file: Any, apart: set[int]) -> None:
+        super().__init__(file)
+        self.apart = apart
+
+    def persistent_id(self, thing: Any) -> Any:
+        return 0 if id(thing) in self.apart else None
+
+    def value_of(self, variable: Any) -> tuple[Any, ...]:
+        return False, 0, (), ""  # values do not count
+
+
+def _cost(thing: Any, apart: set[int]) -> Exception | int:
+    counter = _Counter()
+    try:
+        with _modules_by_value() as by_value:
+            probe = _Probe(counter, apart)
+            probe.by_value = by_value
+            probe.dump_all(thing)
+    except Exception as error:
+        return error
+    return counter.size
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, each with its place."""
+    if isinstance(thing, types.FunctionType):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+            with suppress(ValueError):  # an empty cell
+                yield f" (its variable {name!r})", cell.cell_contents
+        for name in thing.__code__.co_names:
+            if name in thing.__globals__:
+                yield f" (its global {name!r})", thing.__globals__[name]
+        for number, default in enumerate(thing.__defaults__ or ()):
+            yield f" (its default {number})", default
+    elif isinstance(thing, types.MethodType):
+        yield ".__self__", thing.__self__
+        yield ".__func__", thing.__func__
+    elif isinstance(thing, functools.partial):
+        yield ".func", thing.func
+        yield from ((f".args[{number}]", value) for number, value in enumerate(thing.args))
+        yield from ((f".keywords[{name!r}]", value) for name, value in thing.keywords.items())
+    elif isinstance(thing, dict):
+        yield from ((f"[{key!r}]", value) for key, value in list(thing.items())[:_MANY])
+    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+        yield from ((f"[{number}]", value) for number, value in enumerate(list(thing)[:_MANY]))
+    attributes = getattr(thing, "__dict__", {})
+    if isinstance(attributes, dict) and not isinstance(thing, types.FunctionType):
+        layers = getattr(thing, "layers", None)  # before Keras' own lists of them
+        yield from (
+            (f".layers[{number}]", layer) for number, layer in enumerate(layers if isinstance(layers, list) else ())
+        )
+        names = sorted((name for name in attributes if not name.startswith("_self_")), key=_is_private)
+        yield from ((f".{name}", attributes[name]) for name in names)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_")

@@ -1,0 +1,132 @@
+"""A compiled model for another process: a pickle without weights, and the arrays that belong to it.
+
+The values of the model's own variables travel as the weights of the fit do. The pickle goes over the parent's private
+socket pair, through the private folder of a launcher's ranks, or in Spark's closure; never over a socket with an
+address. The versions of Python and of all that the pickle depends on travel as JSON, and are compared before it is
+read.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from choros import pickling
+from choros.errors import BadInput, NotSerializable
+from choros.types import Array
+
+_MOST = 64 << 20  # bytes of a model without weights: what is larger holds data
+_LIBRARIES = {"tensorflow": ("tensorflow", "tensorflow-cpu")}  # distributions that bring the backend
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A model for another process.
+
+    Attributes:
+        code: the pickle.
+        arrays: values of variables that are not the model's own, as those of a teacher that its loss uses.
+    """
+
+    code: bytes = b""
+    arrays: list[Array] = field(default_factory=list)
+
+    def unpack(self, weights: Sequence[Array] | None = None) -> Any:
+        """Return the model; see ``unpack_model``."""
+        return unpack_model(self.code, self.arrays, weights)
+
+
+def pack_model(model: Any) -> PackedModel:
+    """Return a model as another process reads it.
+
+    Args:
+        model: keras.Model.
+
+    Raises:
+        NotSerializable: an object that the model holds cannot be pickled, or is too large; the message names it.
+    """
+    name = f"The model {model.name!r}"
+    try:
+        return PackedModel(*pickling.dump_with_arrays(model, _own_variables(model), _MOST))
+    except pickling.TooLargeError:
+        place, part, size = pickling.culprit(model, "model", _MOST // 4)
+        much = f"{size >> 20} MB" if isinstance(size, int) else "more"
+        raise NotSerializable(
+            f"{name} would travel to each worker with more than {_MOST >> 20} MB beside its weights: {place}, a "
+            f"{type(part).__name__}, brings {much}. Give data to fit, or load them from a file where they are used."
+        ) from None
+    except Exception as error:  # whatever an object's own __reduce__ raises
+        raise pickling.refusal(name, model, "model", error) from error
+
+
+def unpack_model(code: bytes, arrays: Sequence[Array], weights: Sequence[Array] | None = None) -> Any:
+    """Return the model that ``pack_model`` wrote.
+
+    Args:
+        code: the pickle, from this user's own process.
+        arrays: the arrays beside it.
+        weights: values of the model's variables, in the order of ``model_variables``. None leaves them at zero.
+    """
+    return pickling.load_with_arrays(code, arrays, weights)
+
+
+def copy_model(model: Any) -> Any:
+    """Return a copy of a model, with its weights, its optimizers and all that it holds.
+
+    Raises:
+        NotSerializable: an object that the model holds cannot be pickled.
+    """
+    written, weights = pack_with_weights(model)
+    return written.unpack(weights)
+
+
+def pack_with_weights(model: Any) -> tuple[PackedModel, list[Array]]:
+    """Return a model as another process reads it, and the values of its own variables."""
+    import keras
+
+    weights = [np.array(keras.ops.convert_to_numpy(variable)) for variable in _own_variables(model)]
+    return pack_model(model), weights
+
+
+def _own_variables(model: Any) -> list[Any]:
+    from choros.backend.optimizers import model_variables  # which loads Keras: a task chooses the backend first
+
+    return model_variables(model) if getattr(model, "optimizer", None) is not None else list(model.variables)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries on which a pickle depends."""
+    import keras
+
+    backend = keras.backend.backend()
+    found = {"python": platform.python_version().rpartition(".")[0], "keras": keras.__version__, "backend": backend}
+    for name in ("numpy", "cloudpickle", *_LIBRARIES.get(backend, (backend,))):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check_versions(theirs: dict[str, str]) -> None:
+    """Refuse to read what a process with other versions wrote.
+
+    Args:
+        theirs: ``versions()`` of that process.
+
+    Raises:
+        BadInput: says what differs, and on which host.
+    """
+    mine = versions()
+    different = [name for name in theirs if theirs[name] != mine.get(name)]
+    if different:
+        both = ", ".join(f"{name} {mine.get(name, 'none')} here and {theirs[name]} there" for name in different)
+        raise BadInput(
+            f"The worker on {platform.node()} and the process that called fit have different versions: {both} "
+            "(here is the worker). A model travels between equal ones only: install the same on both."
+        )

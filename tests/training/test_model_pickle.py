@@ -1,0 +1,640 @@
+"""Models travel by value: in a fresh process each trains to the same bits as where it was made.
+
+This file is also the script of that process: ``python test_model_pickle.py NAME PATH``, with the model in PATH.
+"""
+
+import functools
+import os
+import pathlib
+import pickle
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+import types
+import weakref
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+from choros import pickling
+from choros.backend.caller import build_model
+from choros.backend.optimizers import model_variables
+from choros.data.arrays import ArraySource
+from choros.errors import BadInput, NotSerializable
+from choros.training.conductor import values
+from choros.training.model_io.redraw import redraw
+from choros.training.model_io.serialization import check_versions, copy_model, pack_model, pack_with_weights, versions
+from choros.types import dtype_of
+
+BACKEND = os.environ.get("KERAS_BACKEND", "jax")
+K = keras.ops
+FACTOR = 3.0
+
+
+def data(rows=24, width=8, classes=3):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, width)).astype("float32"), rng.integers(0, classes, rows)
+
+
+class Bare(keras.Model):
+    """The first example of keras.Model's documentation."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense1 = keras.layers.Dense(6, activation="relu")
+        self.dense2 = keras.layers.Dense(3, activation="softmax")
+        self.dropout = keras.layers.Dropout(0.3, seed=3)
+        self.counted, self.names = {"calls": [1, 2]}, ["a", ("b", 1)]
+
+    def call(self, inputs, training=False):
+        return self.dense2(self.dropout(self.dense1(inputs), training=training))
+
+
+def tower(out=3, activation="softmax", width=8):
+    return keras.Sequential([keras.Input((width,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(out, activation)])
+
+
+class Distiller(keras.Model):
+    """A student and a teacher as arguments, an overridden compile(), and a train_step."""
+
+    def __init__(self, student, teacher):
+        super().__init__()
+        self.student, self.teacher = student, teacher
+        self.teacher.trainable = False
+
+    def compile(self, optimizer, metrics, student_loss_fn, alpha=0.3):
+        super().compile(optimizer=optimizer, metrics=metrics)
+        self.student_loss_fn, self.alpha = student_loss_fn, alpha
+
+    def call(self, x):
+        return self.student(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        soft = self.teacher(x, training=False)
+        distance = K.mean(K.sum(K.square(soft - y_pred), -1))
+        return self.alpha * K.mean(self.student_loss_fn(y, y_pred)) + (1 - self.alpha) * distance
+
+
+class Mean(keras.Model):
+    """A VAE: an encoder and a decoder, a tracker of its own, random numbers of a seed generator."""
+
+    def __init__(self, encoder, decoder, **kwargs):
+        super().__init__(**kwargs)
+        self.encoder, self.decoder = encoder, decoder
+        self.tracker = keras.metrics.Mean(name="kl")
+        self.noise = keras.random.SeedGenerator(5)
+
+    def call(self, x):
+        z = self.encoder(x)
+        return self.decoder(z + 0.1 * keras.random.normal(K.shape(z), seed=self.noise))
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = K.mean(K.square(self(x) - x))
+        self.tracker.update_state(loss)
+        return loss
+
+
+class Scale(keras.layers.Layer):
+    """State in Python, functions and methods of instances."""
+
+    def __init__(self, by=2.0):
+        super().__init__()
+        self.by, self._hidden, self.table = by, 0.5, {"factor": 2.0}
+        self.times = lambda x: x * self.by
+        self.compute_mask = types.MethodType(lambda self, *_, **__: None, self)
+        self.lock, self.owner, self.gone = threading.Lock(), weakref.ref(self), weakref.ref(threading.Event())
+
+    def call(self, x):
+        assert self.owner() is self
+        assert self.gone() is None
+        with self.lock:
+            return self.times(x) * self._hidden * self.table["factor"]
+
+
+class Objective:
+    """A callable object, with a method that is a loss too."""
+
+    def __init__(self, factor):
+        self.factor, self.__name__ = factor, "objective"
+
+    def __call__(self, y, p):
+        return self.factor * keras.losses.sparse_categorical_crossentropy(y, p)
+
+    def method(self, y, p):
+        return self(y, p)
+
+
+def scaled(y, p, factor):
+    return factor * keras.losses.sparse_categorical_crossentropy(y, p)
+
+
+def sequential(*layers, activation="relu"):
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(6, activation), *layers, keras.layers.Dense(3, "softmax")]
+    )
+
+
+def compiled(model, loss="sparse_categorical_crossentropy", optimizer=None, **more):
+    model.compile(optimizer or keras.optimizers.Adam(0.01), loss, **more)
+    return model
+
+
+def bare():
+    return compiled(Bare())
+
+
+def distilled():
+    model = Distiller(tower(), tower())
+    teach = keras.losses.SparseCategoricalCrossentropy(reduction="none")
+    model.compile("adam", [], teach, alpha=0.4)
+    return model
+
+
+def autoencoder():
+    model = Mean(tower(4, None), tower(8, None, 4))
+    model.compile("adam")
+    return model
+
+
+def python_state():
+    return compiled(sequential(Scale(), keras.layers.Lambda(lambda x: K.tanh(x) * FACTOR)))
+
+
+def callables():
+    loss = functools.partial(scaled, factor=2.0)
+    loss.__name__ = "partial"
+    activation = functools.partial(keras.activations.relu, negative_slope=0.1)
+    metric = Objective(0.5)
+    return compiled(sequential(activation=activation), loss, metrics=[metric, metric.method])
+
+
+def bound_method():
+    return compiled(sequential(), Objective(2.0).method)
+
+
+def replaced_method():
+    model = sequential()
+    call = model.layers[0].call
+    model.layers[0].call = lambda x, training=False: 2.0 * call(x, training=training)
+    return compiled(model)
+
+
+def own_layer_in_the_loss():
+    model = sequential()
+    kernel = model.layers[0].kernel
+    return compiled(model, lambda y, p: K.mean(scaled(y, p, 1.0)) + 0.1 * K.sum(K.square(kernel)))
+
+
+def teacher_in_the_loss():
+    teacher, model = sequential(), sequential()
+    teacher.trainable = False
+    return compiled(model, lambda y, p: scaled(y, p, 1.0) + K.sum(K.abs(teacher.layers[0].kernel)))
+
+
+def mixed_precision():
+    dense = keras.layers.Dense(6, "relu", dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((8,)), dense, keras.layers.Dense(3, "softmax", dtype="float32")])
+    return compiled(model, optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01)))
+
+
+def bfloat16():
+    return compiled(keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax", dtype="bfloat16")]))
+
+
+def lora():
+    model = sequential()
+    model.layers[0].enable_lora(2)
+    return compiled(model)
+
+
+def quantized():
+    model = sequential()
+    model.quantize("int8")
+    for layer in model.layers[:1]:
+        layer.enable_lora(2)
+    return compiled(model)
+
+
+def moving_average_and_decay():
+    optimizer = keras.optimizers.AdamW(
+        keras.optimizers.schedules.CosineDecay(0.01, 10), weight_decay=0.5, use_ema=True, ema_momentum=0.9
+    )
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return compiled(sequential(), optimizer=optimizer)
+
+
+def decay_left_out_by_variable():
+    model = sequential()
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+    return compiled(model, optimizer=optimizer)
+
+
+def shared_and_nested():
+    inner = sequential()
+    entry = keras.Input((8,))
+    shared = keras.layers.Dense(8, "tanh", kernel_regularizer="l2", kernel_constraint="max_norm")
+    out = keras.layers.Average()([inner(shared(entry)), inner(shared(shared(entry)))])
+    return compiled(keras.Model(entry, keras.layers.BatchNormalization()(out)), "mse")
+
+
+def recurrent():
+    layers = [keras.layers.Reshape((4, 2)), keras.layers.Bidirectional(keras.layers.LSTM(3)), keras.layers.Dense(3)]
+    return compiled(keras.Sequential([keras.Input((8,)), *layers]), "mse")
+
+
+def attention():
+    entry = keras.Input((8,))
+    x = keras.layers.Reshape((4, 2))(entry)
+    x = keras.layers.MultiHeadAttention(2, 3, dropout=0.1, seed=1)(x, x)
+    return compiled(keras.Model(entry, keras.layers.Dense(3)(keras.layers.Flatten()(x))), "mse")
+
+
+def deep():
+    entry = x = keras.Input((8,))
+    for _ in range(150):
+        x = keras.layers.Add()([x, keras.layers.Rescaling(0.01)(x)])
+    return compiled(keras.Model(entry, keras.layers.Dense(3)(x)), "mse")
+
+
+def looked_up():
+    buckets = keras.layers.Discretization(bin_boundaries=[-0.5, 0.0, 0.5])
+    table = keras.layers.IntegerLookup(vocabulary=[0, 1, 2, 3])
+    entry = keras.Input((8,))
+    embedded = keras.layers.Embedding(6, 2)(table(buckets(entry)))
+    return compiled(keras.Model(entry, keras.layers.Dense(3)(keras.layers.Flatten()(embedded))), "mse")
+
+
+def with_history():
+    model = compiled(sequential())
+    model.fit(*data(), epochs=2, verbose=0)
+    model.evaluate(*data(), verbose=0)
+    model.predict(data()[0], verbose=0)
+    model.callback = model.history
+    return model
+
+
+def trained_by_a_trainer():
+    model = compiled(sequential())
+    model.trainer = choros.Trainer(model, workers=2)
+    return model
+
+
+def compiled_function():
+    if BACKEND == "jax":
+        import jax
+
+        function = jax.jit(lambda x: x * 2.0)
+    elif BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        function = tf.function(lambda x: x * 2.0)
+    else:
+        function = functools.lru_cache(lambda x: x * 2.0)
+    layer = Scale()
+    layer.times = function
+    return compiled(sequential(layer))
+
+
+def torch_module():
+    import torch
+
+    wrapped = keras.layers.TorchModuleWrapper(torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6)))
+    return compiled(keras.Sequential([keras.Input((8,)), wrapped, keras.layers.Dense(3, "softmax")]))
+
+
+MODELS = [
+    bare,
+    distilled,
+    autoencoder,
+    python_state,
+    callables,
+    bound_method,
+    replaced_method,
+    own_layer_in_the_loss,
+    teacher_in_the_loss,
+    mixed_precision,
+    bfloat16,
+    lora,
+    quantized,
+    moving_average_and_decay,
+    decay_left_out_by_variable,
+    shared_and_nested,
+    recurrent,
+    attention,
+    deep,
+    with_history,
+    trained_by_a_trainer,
+    compiled_function,
+]
+if BACKEND == "tensorflow":  # the others look up outside of the model
+    MODELS.append(looked_up)
+if BACKEND == "torch":
+    MODELS.append(torch_module)
+
+
+def trained(model):
+    """Train, with PyTorch's global generator set; returns the losses and all values."""
+    x, y = data()
+    target = keras.utils.to_categorical(y, 3) if model.loss == "mse" else y
+    target = x if isinstance(model, Mean) else target
+    keras.utils.set_random_seed(1)
+    losses = model.fit(x, target, epochs=3, batch_size=8, shuffle=False, verbose=0).history
+    losses = losses.get("loss") or losses["kl"]
+    return losses, [np.asarray(value).astype("float64") for value in values(model_variables(model))]
+
+
+def built(make):
+    keras.utils.set_random_seed(0)
+    model = make()
+    x, y = data()
+    target = keras.utils.to_categorical(y, 3) if model.loss == "mse" else y
+    build_model(model, ArraySource(x, x if isinstance(model, Mean) else target).sample(8))
+    return model
+
+
+def raw(arrays):
+    return [(array.tobytes(), array.dtype.name, array.shape) for array in arrays]
+
+
+def main():
+    """Train the models of a file, in a process that has made none of them."""
+    path = pathlib.Path(sys.argv[1])
+    import keras.src.backend.common.global_state as state
+
+    results = {}
+    for name, (code, arrays, weights) in pickle.loads(path.read_bytes()).items():
+        before = dict(state.get_global_attribute("object_name_uids", {}))
+        arrays, weights = (
+            [np.frombuffer(text, dtype_of(kind)).reshape(shape) for text, kind, shape in each]
+            for each in (arrays, weights)
+        )
+        try:
+            model = pickling.load_with_arrays(code, arrays, weights)
+            assert dict(state.get_global_attribute("object_name_uids", {})) == before
+            results[name] = trained(model)
+        except Exception:
+            results[name] = traceback.format_exc()
+    path.write_bytes(pickle.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """Losses and values of all models, trained here and in a fresh process."""
+    here, packed = {}, {}
+    for make in MODELS:
+        try:
+            model = built(make)
+            written, weights = pack_with_weights(model)
+            packed[make.__name__] = written.code, raw(written.arrays), raw(weights)
+            here[make.__name__] = trained(model)
+        except Exception:
+            here[make.__name__] = traceback.format_exc()
+    path = tmp_path_factory.mktemp("models") / "packed"
+    path.write_bytes(pickle.dumps(packed))
+    folder = str(pathlib.Path(__file__).parent)
+    source = str(pathlib.Path(choros.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, source])}
+    code = "import test_model_pickle; test_model_pickle.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return here, pickle.loads(path.read_bytes())
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_a_fresh_process_trains_to_the_same_bits(make, there):
+    here, others = (each.get(make.__name__) for each in there)
+    assert not isinstance(here, str), here
+    assert not isinstance(others, str), others
+    assert here[0] == others[0]
+    for mine, theirs in zip(here[1], others[1], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_an_object_that_is_in_the_model_and_in_its_loss_is_one_object():
+    copy = copy_model(built(own_layer_in_the_loss))
+    kernel = dict(zip(copy.loss.__code__.co_freevars, copy.loss.__closure__, strict=True))["kernel"].cell_contents
+    assert kernel is copy.layers[0].kernel
+
+
+def test_pickling_and_reading_leave_no_trace():
+    model = built(python_state)
+    keras.backend.clear_session()
+    random.seed(1)
+    np.random.seed(1)
+    attributes = {name: id(value) for name, value in vars(model).items()}
+    copy_model(model)
+    assert {name: id(value) for name, value in vars(model).items()} == attributes
+    assert random.random() == random.Random(1).random()
+    assert np.random.random() == np.random.RandomState(1).random_sample()
+    assert keras.layers.Dropout(0.5).seed_generator.name == "seed_generator"
+    assert keras.Sequential().name == "sequential"
+
+
+def test_a_copy_shares_no_weights_and_can_be_saved(tmp_path):
+    model = built(shared_and_nested)
+    copy, before = copy_model(model), model.get_weights()
+    copy.set_weights([weight + 1 for weight in copy.get_weights()])
+    for mine, first in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, first)
+    copy.save(tmp_path / "copy.keras")
+    again = keras.models.load_model(tmp_path / "copy.keras")
+    x, _ = data()
+    np.testing.assert_allclose(again.predict(x, verbose=0), copy.predict(x, verbose=0), atol=1e-6)
+
+
+def test_weights_are_no_part_of_the_pickle():
+    model = compiled(keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)]), "mse")
+    assert len(pack_model(model).code) < 100_000
+    written, weights = pack_with_weights(model)
+    assert sum(array.nbytes for array in written.arrays) < 100
+    empty = written.unpack()
+    assert not empty.layers[0].kernel.numpy().any()
+    assert weights[0].any()
+
+
+def test_an_object_that_cannot_be_pickled_is_named_with_its_place():
+    model = built(bare)
+    model.later = {"log": [1, (number for number in range(3))]}
+    with pytest.raises(NotSerializable, match=r"The model 'bare.*model.later\['log'\]\[1\], a generator, cannot be"):
+        pack_model(model)
+    numbers = (number for number in range(3))
+    model = compiled(sequential(), lambda y, p: scaled(y, p, next(numbers)))
+    with pytest.raises(NotSerializable, match="its variable 'numbers'.*a generator"):
+        pack_model(model)
+
+
+def test_data_that_a_model_captures_are_named(monkeypatch):
+    from choros.training.model_io import serialization
+
+    monkeypatch.setattr(serialization, "_MOST", 1 << 20)
+    x_train = np.zeros((1 << 18,), "float64")
+    model = compiled(sequential(), lambda y, p: scaled(y, p, 1.0) + float(x_train[0]))
+    with pytest.raises(NotSerializable, match="its variable 'x_train'.*, a ndarray, brings 2 MB"):
+        pack_model(model)
+    model = compiled(sequential())
+    model.rows = {"train": x_train}
+    with pytest.raises(NotSerializable, match=r"model.rows\['train'\], a ndarray"):
+        pack_model(model)
+
+
+def test_other_versions_are_refused_before_anything_is_unpickled():
+    check_versions(versions())
+    assert {"python", "keras", "backend", "numpy", "cloudpickle"} <= versions().keys()
+    with pytest.raises(BadInput, match="keras .* here and 2.0 there"):
+        check_versions(versions() | {"keras": "2.0"})
+
+
+def test_modules_that_a_new_process_cannot_import_travel_by_value(tmp_path):
+    module = types.ModuleType("made_in_this_process")
+    exec("def loss(y, p):\n    return factor * p\nfactor = 2.0", vars(module))
+    sys.modules[module.__name__] = module
+    try:
+        written = pickling.dumps(module.loss)
+    finally:
+        del sys.modules[module.__name__]
+    assert pickling.loads(written)(0, 3.0) == 6.0
+
+
+def test_members_draw_the_trainable_weights_anew():
+    factor = 2.0
+
+    def make():
+        return compiled(sequential(keras.layers.Lambda(lambda x: factor * x)), lambda y, p: scaled(y, p, factor))
+
+    model = built(make)
+    before = model.get_weights()
+    optimizer = values(model.optimizer.variables)
+    model.fit(*data(), verbose=0)
+    keras.utils.set_random_seed(7)
+    redraw(model)
+    assert any(np.abs(one - other).max() > 0.05 for one, other in zip(model.get_weights(), before, strict=True))
+    for one, other in zip(values(model.optimizer.variables), optimizer, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert model.loss.__name__ == "<lambda>"
+
+
+def test_members_of_a_model_without_configuration_are_refused_by_name():
+    with pytest.raises(NotSerializable, match="'distiller.*' cannot be made again from its configuration"):
+        redraw(built(distilled))
+
+
+class Gan(keras.Model):
+    """Models as arguments, and a loss of what they make of each other."""
+
+    def __init__(self, generator, discriminator):
+        super().__init__()
+        self.generator, self.discriminator = generator, discriminator
+
+    def call(self, x):
+        return self.discriminator(self.generator(x))
+
+
+def adversarial():
+    return compiled(Gan(tower(8, None), tower()))
+
+
+TRAINED = [
+    bare,
+    distilled,
+    adversarial,
+    callables,
+    bound_method,
+    replaced_method,
+    python_state,
+    own_layer_in_the_loss,
+    teacher_in_the_loss,
+    decay_left_out_by_variable,
+]
+
+
+@pytest.mark.parametrize("make", TRAINED, ids=lambda make: make.__name__)
+def test_two_workers_train_what_one_process_does(make, pools, same, same_history):
+    x, y = data(48)
+    made = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        made.append(make())
+        for layer in made[-1]._flatten_layers():
+            if isinstance(layer, keras.layers.Dropout):
+                layer.rate = 0.0
+    model, plain = made
+    how = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}
+    ours = choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, **how)
+    same_history(ours, plain.fit(x, y, **how))
+    same(model, plain)
+    assert model.optimizer.iterations != 0
+
+
+@pytest.mark.parametrize("make", [bare, distilled, callables], ids=lambda make: make.__name__)
+def test_ranks_of_a_launcher_train_what_one_process_does(make, same):
+    x, y = data(48)
+    made = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        made.append(make())
+        for layer in made[-1]._flatten_layers():
+            if isinstance(layer, keras.layers.Dropout):
+                layer.rate = 0.0
+    model, plain = made
+    how = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}
+    choros.Trainer(model, launcher=choros.Ssh("localhost:2")).fit(x, y, **how)
+    plain.fit(x, y, **how)
+    same(model, plain)
+
+
+def test_an_ensemble_of_a_model_without_configuration_is_refused_by_name(pools):
+    model = built(distilled)
+    with pytest.raises(NotSerializable, match="cannot be made again from its configuration"):
+        choros.Trainer(model, "ensemble", workers=2, pool=pools(2)).fit(*data(), verbose=0)
+
+
+CELLS = '''
+    import types, sys
+    import keras, numpy as np, choros
+
+    source = """
+    class Times(keras.layers.Layer):
+        def call(self, x):
+            return FACTOR * x
+    """
+    import textwrap
+    x, y = np.ones((8, 2), "float32"), np.zeros((8, 1), "float32")
+    with choros.WorkerPool(2) as pool:
+        for FACTOR in (1.0, 3.0):
+            exec(textwrap.dedent(source), globals())
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones"), Times()])
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+            print(choros.Trainer(model, workers=2, pool=pool).fit(x, y, verbose=0).history["loss"][0])
+        Times.call = lambda self, x: 5.0 * x
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones"), Times()])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        print(choros.Trainer(model, workers=2, pool=pool).fit(x, y, verbose=0).history["loss"][0])
+    print(*choros.run(lambda m: float(np.sum(m.predict(x, verbose=0))), (model,), num_proc=2))
+'''
+
+
+def test_classes_that_are_defined_again_are_the_new_ones_and_a_model_is_an_argument_of_run(tmp_path):
+    (tmp_path / "cells.py").write_text(textwrap.dedent(CELLS))
+    done = subprocess.run(
+        [sys.executable, "cells.py"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split()
+    np.testing.assert_allclose([float(word) for word in lines], [4.0, 36.0, 100.0, 80.0, 80.0])
+
+
+if __name__ == "__main__":
+    main()
