@@ -84,6 +84,8 @@ PRIVATE = [
     # Keras: modules
     Name("keras.src", "", "whether Keras is loaded (pickling.py)"),
     Name("keras.src.ops.function:Function", "", "what has _nodes (pickling.py)"),
+    Name("keras.src.models.functional:Functional", "", "the class of models of inputs and outputs (pickling.py)"),
+    Name("keras.src.models.model:inject_functional_model_class", "", "makes a class one of these (pickling.py)"),
     Name("keras.src.ops.function:map_graph", "", "makes _nodes (pickling.py)"),
     Name("keras.src.ops.node:Node", "", "pickled as an empty shell first (pickling.py)"),
     Name("keras.src.saving.keras_saveable:KerasSaveable", "", "the base of all that Keras pickles (pickling.py)"),

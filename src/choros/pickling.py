@@ -152,12 +152,13 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
     ) -> None:
         super().__init__(file, protocol=5)
         import keras
+        from keras.src.models.functional import Functional
         from keras.src.ops.node import Node
         from keras.src.saving.keras_saveable import KerasSaveable
         from keras.src.utils.backend_utils import DynamicBackend
         from keras.src.utils.tracking import Tracker
 
-        self.dynamic = DynamicBackend
+        self.dynamic, self.functional = DynamicBackend, Functional
         self.variable, self.saveable, self.model = keras.Variable, KerasSaveable, keras.Model
         self.shells = (Tracker, Node, keras.KerasTensor)
         self.plain = _tracked_containers()
@@ -187,7 +188,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return new_parameter, (kind, *self.value_of(thing), thing.requires_grad)
         if isinstance(thing, self.saveable) and kind.__reduce__ is self.saveable.__reduce__:
             self.queue.append(thing)
-            return object.__new__, (kind,)
+            return new_shell, (kind, isinstance(thing, self.functional))
         if isinstance(thing, self.shells):
             self.queue.append(thing)
             return object.__new__, (kind,)
@@ -256,6 +257,20 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
             }
             state["_exclude_from_weight_decay"] = [variables[key] for key in excluded if key in variables]
         return state
+
+
+def new_shell(kind: Any, functional: bool) -> Any:
+    """Return a Keras object without attributes.
+
+    A user's class of functional models that this process has imported may not have ``Functional`` among its bases yet:
+    Keras inserts it when it makes the first model of inputs and outputs.
+    """
+    from keras.src.models.functional import Functional
+    from keras.src.models.model import inject_functional_model_class
+
+    if functional and not issubclass(kind, Functional):
+        inject_functional_model_class(kind)
+    return object.__new__(kind)
 
 
 def set_state(part: Any, state: Any) -> None:
