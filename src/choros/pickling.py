@@ -27,7 +27,7 @@ import cloudpickle
 import numpy as np
 
 from choros.errors import NotSerializable, brief
-from choros.types import Array, dtype_of
+from choros.types import Array, aligned, dtype_of
 
 # Attributes of a keras.Model that fit, evaluate and predict make anew.
 _REMADE = ("train_function", "test_function", "predict_function")
@@ -319,7 +319,10 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
         return source.reshape(shape)
     if source and known is None:
         return np.zeros(shape, dtype_of(dtype))
-    return np.array((known if source else beside)[index]).reshape(shape)
+    given = (known if source else beside)[index]
+    copy = aligned(given.size, given.dtype)  # where XLA and TensorFlow take it as it lies
+    copy[:] = given.reshape(-1)
+    return copy.reshape(shape)
 
 
 def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
