@@ -63,15 +63,6 @@ def dumps(thing: Any) -> bytes:
     return buffer.getvalue()
 
 
-def loads(data: Any) -> Any:
-    """Return what ``dump`` wrote, in a process of the same user.
-
-    Args:
-        data: bytes, or a mapped file from its present place on.
-    """
-    return load_with_arrays(data, ())
-
-
 def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = None) -> tuple[bytes, list[Array]]:
     """Return an object as a pickle without values of variables, and the values that the reader does not know.
 
@@ -91,11 +82,11 @@ def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = 
     return buffer.getvalue(), pickler.arrays
 
 
-def load_with_arrays(data: Any, arrays: Sequence[Array], known: Sequence[Array] | None = ()) -> Any:
-    """Return what ``dump_with_arrays`` wrote.
+def loads(data: Any, arrays: Sequence[Array] = (), known: Sequence[Array] | None = ()) -> Any:
+    """Return what ``dump`` or ``dump_with_arrays`` wrote.
 
     Args:
-        data: bytes of this user's own processes.
+        data: bytes of this user's own processes, or a mapped file of theirs from its present place on.
         arrays: the values that came beside the pickle.
         known: the values of the known variables, in their order; None leaves these at zero.
     """
@@ -197,7 +188,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind in _LOCKS:
             return _LOCKS[kind], ()
         if isinstance(thing, weakref.ref):
-            return (weakref.ref, (thing(),)) if thing() is not None else (dead_reference, ())
+            return weakref.ref, (set() if thing() is None else thing(),)  # nothing keeps the set
         if isinstance(thing, self.dynamic):  # its __getattr__ needs what is set after it was made
             return kind, (thing._backend,)
         if isinstance(thing, functools._lru_cache_wrapper):
@@ -332,15 +323,6 @@ def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
     (plain.extend if plain is list else plain.update)(container, values)
 
 
-class _Nothing:
-    """The object of a weak reference whose object has gone."""
-
-
-def dead_reference() -> Any:
-    """Return a weak reference whose object has gone."""
-    return weakref.ref(_Nothing())
-
-
 def new_cache(function: Any, parameters: dict[str, Any]) -> Any:
     """Return a function with an empty cache."""
     return functools.lru_cache(**parameters)(function)
@@ -372,10 +354,6 @@ def _reduce_tensorflow(thing: Any, kind: type) -> Any:
         keys, values = (array.numpy() for array in thing.export())
         default = thing.default_value.numpy()
         return new_table, (kind, keys, values, thing.key_dtype, thing.value_dtype, default)
-    if kind.__name__ == "MutableHashTable":
-        keys, values = (array.numpy() for array in thing.export())
-        default = thing._default_value.numpy()
-        return new_mutable_table, (kind, keys, values, thing.key_dtype, thing.value_dtype, default)
     return None
 
 
@@ -390,14 +368,6 @@ def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype
     lookup = sys.modules[kind.__module__]
     initializer = lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)  # type: ignore[attr-defined]
     return kind(initializer, default)
-
-
-def new_mutable_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
-    """Return a lookup table of TensorFlow that can grow."""
-    table = kind(key_dtype, value_dtype, default)
-    if len(keys):
-        table.insert(keys, values)
-    return table
 
 
 @contextmanager
@@ -479,36 +449,16 @@ def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializabl
         error: what pickling it raised.
     """
     place, part, reason = culprit(root, name)
-    cause = reason if isinstance(reason, Exception) else error
-    return NotSerializable(f"{what} cannot travel to a worker: {place}, a {_name_of(part)}, {_because(cause)}")
-
-
-def _because(error: Exception) -> str:
-    return f"cannot be pickled ({brief(error)})."
-
-
-def _name_of(part: Any) -> str:
-    kind = type(part)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-class _Counter:
-    """A file that only counts."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        self.size += size
-        return size
+    cause = brief(reason if isinstance(reason, Exception) else error)
+    kind = type(part).__qualname__
+    return NotSerializable(f"{what} cannot travel to a worker: {place}, a {kind}, cannot be pickled ({cause}).")
 
 
 class _Probe(ModelPickler):
     """Count the bytes of an object, without those of some others."""
 
-    def __init__(self, file: Any, apart: set[int]) -> None:
-        super().__init__(file)
+    def __init__(self, file: Any, apart: set[int], by_value: Callable[[Any], None]) -> None:
+        super().__init__(file, (), by_value)
         self.apart = apart
 
     def persistent_id(self, thing: Any) -> Any:
@@ -519,15 +469,13 @@ class _Probe(ModelPickler):
 
 
 def _cost(thing: Any, apart: set[int]) -> Exception | int:
-    counter = _Counter()
+    buffer = io.BytesIO()
     try:
         with _modules_by_value() as by_value:
-            probe = _Probe(counter, apart)
-            probe.by_value = by_value
-            probe.dump_all(thing)
-    except Exception as error:
+            _Probe(buffer, apart, by_value).dump_all(thing)
+    except Exception as error:  # whatever an object's own __reduce__ raises
         return error
-    return counter.size
+    return buffer.tell()
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -539,15 +487,12 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         for name in thing.__code__.co_names:
             if name in thing.__globals__:
                 yield f" (its global {name!r})", thing.__globals__[name]
-        for number, default in enumerate(thing.__defaults__ or ()):
-            yield f" (its default {number})", default
+        yield from ((f" (its default {number})", value) for number, value in enumerate(thing.__defaults__ or ()))
     elif isinstance(thing, types.MethodType):
         yield ".__self__", thing.__self__
         yield ".__func__", thing.__func__
     elif isinstance(thing, functools.partial):
-        yield ".func", thing.func
-        yield from ((f".args[{number}]", value) for number, value in enumerate(thing.args))
-        yield from ((f".keywords[{name!r}]", value) for name, value in thing.keywords.items())
+        yield from ((f".{name}", getattr(thing, name)) for name in ("func", "args", "keywords"))
     elif isinstance(thing, dict):
         yield from ((f"[{key!r}]", value) for key, value in list(thing.items())[:_MANY])
     elif isinstance(thing, (list, tuple, set, frozenset, deque)):
@@ -558,9 +503,6 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from (
             (f".layers[{number}]", layer) for number, layer in enumerate(layers if isinstance(layers, list) else ())
         )
-        names = sorted((name for name in attributes if not name.startswith("_self_")), key=_is_private)
-        yield from ((f".{name}", attributes[name]) for name in names)
-
-
-def _is_private(name: str) -> bool:
-    return name.startswith("_")
+        for name in sorted(attributes, key=lambda name: str(name).startswith("_")):
+            if not str(name).startswith("_self_"):
+                yield f".{name}", attributes[name]

@@ -379,7 +379,7 @@ def main():
             for each in (arrays, weights)
         )
         try:
-            model = pickling.load_with_arrays(code, arrays, weights)
+            model = pickling.loads(code, arrays, weights)
             assert dict(state.get_global_attribute("object_name_uids", {})) == before
             results[name] = trained(model)
         except Exception:
