@@ -251,10 +251,8 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def set_state(part: Any, state: Any) -> None:
     """Give a Keras object its attributes."""
-    if hasattr(type(part), "__setstate__") and not isinstance(state, dict):
-        part.__setstate__(state)
-    else:
-        vars(part).update(state)
+    setstate = getattr(type(part), "__setstate__", None)
+    vars(part).update(state) if setstate is None else setstate(part, state)
 
 
 def restore_identities(part: Any) -> None:

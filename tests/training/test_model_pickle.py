@@ -455,6 +455,28 @@ def test_a_copy_shares_no_weights_and_can_be_saved(tmp_path):
     np.testing.assert_allclose(again.predict(x, verbose=0), copy.predict(x, verbose=0), atol=1e-6)
 
 
+class Connected(keras.layers.Layer):
+    """Says itself how it is pickled."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = (number for number in range(3))
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "numbers"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.__dict__["numbers"] = iter([7])
+
+    def call(self, x):
+        return x
+
+
+def test_an_objects_own_getstate_and_setstate_are_used():
+    assert next(copy_model(compiled(sequential(Connected()))).layers[1].numbers) == 7
+
+
 def test_weights_are_no_part_of_the_pickle():
     model = compiled(keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)]), "mse")
     assert len(pack_model(model).code) < 100_000
