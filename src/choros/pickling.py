@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.machinery
 import io
+import itertools
 import pickle
 import sys
 import threading
@@ -185,7 +186,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind in self.plain:
             plain = self.plain[kind]
             return kind.__new__, (kind,), (plain, plain(thing), dict(thing.__dict__)), None, None, set_tracked
-        if kind in _LOCKS:
+        if kind in _LOCKS and not self.inline:  # a model's own; elsewhere one lock for several ranks would be a mistake
             return _LOCKS[kind], ()
         if isinstance(thing, weakref.ref):
             return weakref.ref, (set() if thing() is None else thing(),)  # nothing keeps the set
@@ -342,7 +343,7 @@ def _tracked_containers() -> dict[type, type]:
 def _reduce_tensorflow(thing: Any, kind: type) -> Any:
     """Return how an object of TensorFlow is written that pickle does not know; None for all others."""
     if "Strategy" in kind.__name__ and kind.__module__.startswith("tensorflow.python.distribute"):
-        return current_strategy, (kind.__module__,)
+        return current_strategy, ()
     if kind.__name__ == "Function" and hasattr(thing, "_clone"):  # of tf.function: without what it has traced
         return thing._clone(None).__reduce_ex__(4)
     if kind.__name__ in _VIEWS:
@@ -355,10 +356,9 @@ def _reduce_tensorflow(thing: Any, kind: type) -> Any:
     return None
 
 
-def current_strategy(module: str) -> Any:
+def current_strategy() -> Any:
     """Return TensorFlow's strategy of this process."""
-    importlib.import_module(module)
-    return sys.modules["tensorflow"].distribute.get_strategy()
+    return importlib.import_module("tensorflow").distribute.get_strategy()
 
 
 def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
@@ -394,13 +394,7 @@ def _modules_by_value() -> Iterator[Callable[[Any], None]]:
 @functools.cache
 def _is_importable(name: str) -> bool:
     top = name.partition(".")[0]
-    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
-        return True
-    if top != name:
-        return _is_importable(top)
-    with suppress(ImportError, ValueError, AttributeError):
-        return importlib.machinery.PathFinder.find_spec(top) is not None
-    return False
+    return top in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(top) is not None
 
 
 # -- what cannot be written
@@ -420,17 +414,13 @@ def culprit(root: Any, name: str, size: int | None = None) -> tuple[str, Any, Ex
     place, part, reason = name, root, _cost(root, set())
     seen = {id(root)}
     while True:
-        best: tuple[str, Any, Exception | int] | None = None
-        for label, child in _parts(part):
-            if id(child) in seen or isinstance(child, _ATOMS):
-                continue
-            cost = _cost(child, seen)
-            if isinstance(cost, Exception):
-                if size is None:
-                    best = label, child, cost
-                    break
-            elif size is not None and cost > size and (best is None or cost > best[2]):  # type: ignore[operator]
-                best = label, child, cost
+        children = [each for each in _parts(part) if id(each[1]) not in seen and not isinstance(each[1], _ATOMS)]
+        costs = ((label, child, _cost(child, seen)) for label, child in children)
+        if size is None:
+            best = next((each for each in costs if isinstance(each[2], Exception)), None)
+        else:
+            large = [each for each in costs if isinstance(each[2], int) and each[2] > size]
+            best = max(large, key=lambda each: each[2], default=None)  # type: ignore[arg-type, return-value]
         if best is None:
             return place, part, reason
         place, part, reason = place + best[0], best[1], best[2]
@@ -487,14 +477,12 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
                 yield f" (its global {name!r})", thing.__globals__[name]
         yield from ((f" (its default {number})", value) for number, value in enumerate(thing.__defaults__ or ()))
     elif isinstance(thing, types.MethodType):
-        yield ".__self__", thing.__self__
-        yield ".__func__", thing.__func__
+        yield from ((f".{name}", getattr(thing, name)) for name in ("__self__", "__func__"))
     elif isinstance(thing, functools.partial):
         yield from ((f".{name}", getattr(thing, name)) for name in ("func", "args", "keywords"))
-    elif isinstance(thing, dict):
-        yield from ((f"[{key!r}]", value) for key, value in list(thing.items())[:_MANY])
-    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
-        yield from ((f"[{number}]", value) for number, value in enumerate(list(thing)[:_MANY]))
+    elif isinstance(thing, (dict, list, tuple, set, frozenset, deque)):
+        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        yield from ((f"[{key!r}]", value) for key, value in itertools.islice(items, _MANY))
     attributes = getattr(thing, "__dict__", {})
     if isinstance(attributes, dict) and not isinstance(thing, types.FunctionType):
         layers = getattr(thing, "layers", None)  # before Keras' own lists of them
