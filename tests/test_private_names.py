@@ -111,7 +111,6 @@ PRIVATE = [
     Name("_DictWrapper", "tensorflow.python.trackable.data_structures", "a view of a dict (pickling.py)"),
     Name("_TupleWrapper", "tensorflow.python.trackable.data_structures", "a view of a tuple (pickling.py)"),
     Name("_clone", "tensorflow.function()", "a function not traced yet (pickling.py)"),
-    Name("_default_value", "the source of tensorflow.python.ops.lookup_ops.MutableHashTable", "(pickling.py)"),
     Name("tensorflow.python.distribute", "", "where strategies are (pickling.py)"),
     Name("tensorflow.python.eager:record", "", "could_possibly_record: whether a tape looks on (hvd/graph)"),
     # pyspark

@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.machinery
 import io
+import itertools
 import pickle
 import sys
 import threading
@@ -27,7 +28,7 @@ import cloudpickle
 import numpy as np
 
 from choros.errors import NotSerializable, brief
-from choros.types import Array, dtype_of
+from choros.types import Array, aligned, dtype_of
 
 # Attributes of a keras.Model that fit, evaluate and predict make anew.
 _REMADE = ("train_function", "test_function", "predict_function")
@@ -63,15 +64,6 @@ def dumps(thing: Any) -> bytes:
     return buffer.getvalue()
 
 
-def loads(data: Any) -> Any:
-    """Return what ``dump`` wrote, in a process of the same user.
-
-    Args:
-        data: bytes, or a mapped file from its present place on.
-    """
-    return load_with_arrays(data, ())
-
-
 def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = None) -> tuple[bytes, list[Array]]:
     """Return an object as a pickle without values of variables, and the values that the reader does not know.
 
@@ -91,11 +83,11 @@ def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = 
     return buffer.getvalue(), pickler.arrays
 
 
-def load_with_arrays(data: Any, arrays: Sequence[Array], known: Sequence[Array] | None = ()) -> Any:
-    """Return what ``dump_with_arrays`` wrote.
+def loads(data: Any, arrays: Sequence[Array] = (), known: Sequence[Array] | None = ()) -> Any:
+    """Return what ``dump`` or ``dump_with_arrays`` wrote.
 
     Args:
-        data: bytes of this user's own processes.
+        data: bytes of this user's own processes, or a mapped file of theirs from its present place on.
         arrays: the values that came beside the pickle.
         known: the values of the known variables, in their order; None leaves these at zero.
     """
@@ -195,10 +187,10 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind in self.plain:
             plain = self.plain[kind]
             return kind.__new__, (kind,), (plain, plain(thing), dict(thing.__dict__)), None, None, set_tracked
-        if kind in _LOCKS:
+        if kind in _LOCKS and not self.inline:  # a model's own; elsewhere one lock for several ranks would be a mistake
             return _LOCKS[kind], ()
         if isinstance(thing, weakref.ref):
-            return (weakref.ref, (thing(),)) if thing() is not None else (dead_reference, ())
+            return weakref.ref, (set() if thing() is None else thing(),)  # nothing keeps the set
         if isinstance(thing, self.dynamic):  # its __getattr__ needs what is set after it was made
             return kind, (thing._backend,)
         if isinstance(thing, functools._lru_cache_wrapper):
@@ -275,10 +267,8 @@ def new_shell(kind: Any, functional: bool) -> Any:
 
 def set_state(part: Any, state: Any) -> None:
     """Give a Keras object its attributes."""
-    if hasattr(type(part), "__setstate__") and not isinstance(state, dict):
-        part.__setstate__(state)
-    else:
-        vars(part).update(state)
+    setstate = getattr(type(part), "__setstate__", None)
+    vars(part).update(state) if setstate is None else setstate(part, state)
 
 
 def restore_identities(part: Any) -> None:
@@ -334,7 +324,10 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
         return source.reshape(shape)
     if source and known is None:
         return np.zeros(shape, dtype_of(dtype))
-    return np.array((known if source else beside)[index]).reshape(shape)
+    given = (known if source else beside)[index]
+    copy = aligned(given.size, given.dtype)  # where XLA and TensorFlow take it as it lies
+    copy[:] = given.reshape(-1)
+    return copy.reshape(shape)
 
 
 def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
@@ -342,15 +335,6 @@ def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
     plain, values, attributes = given
     vars(container).update(attributes)
     (plain.extend if plain is list else plain.update)(container, values)
-
-
-class _Nothing:
-    """The object of a weak reference whose object has gone."""
-
-
-def dead_reference() -> Any:
-    """Return a weak reference whose object has gone."""
-    return weakref.ref(_Nothing())
 
 
 def new_cache(function: Any, parameters: dict[str, Any]) -> Any:
@@ -374,7 +358,7 @@ def _tracked_containers() -> dict[type, type]:
 def _reduce_tensorflow(thing: Any, kind: type) -> Any:
     """Return how an object of TensorFlow is written that pickle does not know; None for all others."""
     if "Strategy" in kind.__name__ and kind.__module__.startswith("tensorflow.python.distribute"):
-        return current_strategy, (kind.__module__,)
+        return current_strategy, ()
     if kind.__name__ == "Function" and hasattr(thing, "_clone"):  # of tf.function: without what it has traced
         return thing._clone(None).__reduce_ex__(4)
     if kind.__name__ in _VIEWS:
@@ -384,17 +368,12 @@ def _reduce_tensorflow(thing: Any, kind: type) -> Any:
         keys, values = (array.numpy() for array in thing.export())
         default = thing.default_value.numpy()
         return new_table, (kind, keys, values, thing.key_dtype, thing.value_dtype, default)
-    if kind.__name__ == "MutableHashTable":
-        keys, values = (array.numpy() for array in thing.export())
-        default = thing._default_value.numpy()
-        return new_mutable_table, (kind, keys, values, thing.key_dtype, thing.value_dtype, default)
     return None
 
 
-def current_strategy(module: str) -> Any:
+def current_strategy() -> Any:
     """Return TensorFlow's strategy of this process."""
-    importlib.import_module(module)
-    return sys.modules["tensorflow"].distribute.get_strategy()
+    return importlib.import_module("tensorflow").distribute.get_strategy()
 
 
 def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
@@ -402,14 +381,6 @@ def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype
     lookup = sys.modules[kind.__module__]
     initializer = lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)  # type: ignore[attr-defined]
     return kind(initializer, default)
-
-
-def new_mutable_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
-    """Return a lookup table of TensorFlow that can grow."""
-    table = kind(key_dtype, value_dtype, default)
-    if len(keys):
-        table.insert(keys, values)
-    return table
 
 
 @contextmanager
@@ -438,13 +409,7 @@ def _modules_by_value() -> Iterator[Callable[[Any], None]]:
 @functools.cache
 def _is_importable(name: str) -> bool:
     top = name.partition(".")[0]
-    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
-        return True
-    if top != name:
-        return _is_importable(top)
-    with suppress(ImportError, ValueError, AttributeError):
-        return importlib.machinery.PathFinder.find_spec(top) is not None
-    return False
+    return top in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(top) is not None
 
 
 # -- what cannot be written
@@ -464,17 +429,13 @@ def culprit(root: Any, name: str, size: int | None = None) -> tuple[str, Any, Ex
     place, part, reason = name, root, _cost(root, set())
     seen = {id(root)}
     while True:
-        best: tuple[str, Any, Exception | int] | None = None
-        for label, child in _parts(part):
-            if id(child) in seen or isinstance(child, _ATOMS):
-                continue
-            cost = _cost(child, seen)
-            if isinstance(cost, Exception):
-                if size is None:
-                    best = label, child, cost
-                    break
-            elif size is not None and cost > size and (best is None or cost > best[2]):  # type: ignore[operator]
-                best = label, child, cost
+        children = [each for each in _parts(part) if id(each[1]) not in seen and not isinstance(each[1], _ATOMS)]
+        costs = ((label, child, _cost(child, seen)) for label, child in children)
+        if size is None:
+            best = next((each for each in costs if isinstance(each[2], Exception)), None)
+        else:
+            large = [each for each in costs if isinstance(each[2], int) and each[2] > size]
+            best = max(large, key=lambda each: each[2], default=None)  # type: ignore[arg-type, return-value]
         if best is None:
             return place, part, reason
         place, part, reason = place + best[0], best[1], best[2]
@@ -491,36 +452,16 @@ def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializabl
         error: what pickling it raised.
     """
     place, part, reason = culprit(root, name)
-    cause = reason if isinstance(reason, Exception) else error
-    return NotSerializable(f"{what} cannot travel to a worker: {place}, a {_name_of(part)}, {_because(cause)}")
-
-
-def _because(error: Exception) -> str:
-    return f"cannot be pickled ({brief(error)})."
-
-
-def _name_of(part: Any) -> str:
-    kind = type(part)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-class _Counter:
-    """A file that only counts."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        self.size += size
-        return size
+    cause = brief(reason if isinstance(reason, Exception) else error)
+    kind = type(part).__qualname__
+    return NotSerializable(f"{what} cannot travel to a worker: {place}, a {kind}, cannot be pickled ({cause}).")
 
 
 class _Probe(ModelPickler):
     """Count the bytes of an object, without those of some others."""
 
-    def __init__(self, file: Any, apart: set[int]) -> None:
-        super().__init__(file)
+    def __init__(self, file: Any, apart: set[int], by_value: Callable[[Any], None]) -> None:
+        super().__init__(file, (), by_value)
         self.apart = apart
 
     def persistent_id(self, thing: Any) -> Any:
@@ -531,15 +472,13 @@ class _Probe(ModelPickler):
 
 
 def _cost(thing: Any, apart: set[int]) -> Exception | int:
-    counter = _Counter()
+    buffer = io.BytesIO()
     try:
         with _modules_by_value() as by_value:
-            probe = _Probe(counter, apart)
-            probe.by_value = by_value
-            probe.dump_all(thing)
-    except Exception as error:
+            _Probe(buffer, apart, by_value).dump_all(thing)
+    except Exception as error:  # whatever an object's own __reduce__ raises
         return error
-    return counter.size
+    return buffer.tell()
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -551,28 +490,20 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         for name in thing.__code__.co_names:
             if name in thing.__globals__:
                 yield f" (its global {name!r})", thing.__globals__[name]
-        for number, default in enumerate(thing.__defaults__ or ()):
-            yield f" (its default {number})", default
+        yield from ((f" (its default {number})", value) for number, value in enumerate(thing.__defaults__ or ()))
     elif isinstance(thing, types.MethodType):
-        yield ".__self__", thing.__self__
-        yield ".__func__", thing.__func__
+        yield from ((f".{name}", getattr(thing, name)) for name in ("__self__", "__func__"))
     elif isinstance(thing, functools.partial):
-        yield ".func", thing.func
-        yield from ((f".args[{number}]", value) for number, value in enumerate(thing.args))
-        yield from ((f".keywords[{name!r}]", value) for name, value in thing.keywords.items())
-    elif isinstance(thing, dict):
-        yield from ((f"[{key!r}]", value) for key, value in list(thing.items())[:_MANY])
-    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
-        yield from ((f"[{number}]", value) for number, value in enumerate(list(thing)[:_MANY]))
+        yield from ((f".{name}", getattr(thing, name)) for name in ("func", "args", "keywords"))
+    elif isinstance(thing, (dict, list, tuple, set, frozenset, deque)):
+        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        yield from ((f"[{key!r}]", value) for key, value in itertools.islice(items, _MANY))
     attributes = getattr(thing, "__dict__", {})
     if isinstance(attributes, dict) and not isinstance(thing, types.FunctionType):
         layers = getattr(thing, "layers", None)  # before Keras' own lists of them
         yield from (
             (f".layers[{number}]", layer) for number, layer in enumerate(layers if isinstance(layers, list) else ())
         )
-        names = sorted((name for name in attributes if not name.startswith("_self_")), key=_is_private)
-        yield from ((f".{name}", attributes[name]) for name in names)
-
-
-def _is_private(name: str) -> bool:
-    return name.startswith("_")
+        for name in sorted(attributes, key=lambda name: str(name).startswith("_")):
+            if not str(name).startswith("_self_"):
+                yield f".{name}", attributes[name]

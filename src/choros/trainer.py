@@ -340,7 +340,7 @@ class Trainer:
         """Train on worker processes; inside a job, as one rank of it."""
         if self._place.size > 1:
             return joined.fit(plan, self._place.rank)
-        cargo = Cargo.of(plan.written)
+        cargo = Cargo(plan.written, [*plan.written.arrays], [])
         plan = replace(plan, job=cargo.load(plan, here=self._launcher is None))
         if self._launcher is not None:
             if hasattr(self._launcher, "train"):

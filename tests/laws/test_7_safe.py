@@ -16,6 +16,7 @@ import choros
 from choros.errors import BadInput
 from choros.launch.frame import pack
 from choros.launch.wire import Wire
+from choros.training.model_io.serialization import PackedModel
 from choros.training.parcel import CodeFolder, read_code
 from choros.transport.segment import Segment
 from choros.transport.shared_centre import SharedCentre
@@ -82,7 +83,7 @@ def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
     home = Home.__new__(Home)
     code = pickle.dumps(Bomb())
     home.job, home.entries, home.nbytes = Job({"name": "Single"}, "together", 2, 4, 1), [], 0
-    home.cargo, home.conductor = types.SimpleNamespace(model=code, model_arrays=0), types.SimpleNamespace(steps=1)
+    home.cargo, home.conductor = types.SimpleNamespace(model=PackedModel(code)), types.SimpleNamespace(steps=1)
     with CodeFolder([code]) as home.folder:
         told, arrays = home.tell("job", 0)
         assert arrays == []

@@ -1,6 +1,7 @@
 """``Trainer(launcher=choros.Spark(...))``: arrays, files and code go to the tasks, callbacks and lines stay here."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import re
@@ -62,16 +63,48 @@ def test_it_is_the_training_of_workers_of_this_machine_to_the_bit(spark, rows, c
     assert [worker.rows for worker in history.run.workers] == [worker.rows for worker in other.run.workers]
 
 
+def test_models_without_a_configuration_are_trained_as_they_are(spark, rows):
+    import keras
+
+    class Pair(keras.Model):
+        def __init__(self, body, head):
+            super().__init__()
+            self.body, self.head = body, head
+
+        def compile(self, rate, factor):
+            super().compile(keras.optimizers.SGD(rate), functools.partial(scaled, factor=factor))
+
+        def call(self, x):
+            return self.head(self.body(x))
+
+    def scaled(y, p, factor):
+        return factor * keras.losses.sparse_categorical_crossentropy(y, p)
+
+    x, y = rows
+    trained = []
+    for launcher in (choros.Spark(spark), None):
+        keras.utils.set_random_seed(0)
+        body = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "relu")])
+        model = Pair(body, keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, "softmax")]))
+        model.compile(0.1, factor=2.0)
+        if launcher is None:
+            model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+        else:
+            trainer = choros.Trainer(model, workers=2, launcher=launcher)
+            trainer.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+        trained.append(model.get_weights())
+    for one, two in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
 def test_files_and_code_travel_and_what_tasks_print_is_shown(spark, rows, tmp_path, capfd):
     """Each task reads the files; what they say is here. A failed run begins again here too."""
     import keras
 
     @keras.saving.register_keras_serializable("test_launcher")
     class Loud(keras.layers.Layer):
-        def build(self, shape):
-            print("built in a task" if "pyspark" in pathlib.Path("/proc/self/cmdline").read_text() else "built here")
-
         def call(self, x):
+            print("called in a task" if "pyspark" in pathlib.Path("/proc/self/cmdline").read_text() else "called here")
             return x
 
     def decode(columns):
@@ -88,7 +121,7 @@ def test_files_and_code_travel_and_what_tasks_print_is_shown(spark, rows, tmp_pa
     there = choros.Spark(spark, max_restarts=1)
     _, history = fit(spark, model, choros.AEASGD(window=2), files, launcher=there, epochs=4)
     said = capfd.readouterr()
-    assert {"[0] built in a task", "[1] built in a task"} <= set(said.out.splitlines())
+    assert {"[0] called in a task", "[1] called in a task"} <= set(said.out.splitlines())
     assert "a bad disk" in said.err
     assert "0 restarts left" in said.err
     assert history.history["loss"][-1] < history.history["loss"][0]

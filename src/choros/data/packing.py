@@ -94,7 +94,9 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
         >>> source.x
         (array([1., 1.], dtype=float32), None)
     """
-    code = None if spec.get("blob") is None else _loaded(blobs[spec["blob"]])
+    from choros import pickling
+
+    code = None if spec.get("blob") is None else pickling.loads(blobs[spec["blob"]])
     if spec["kind"] == "ahead":
         return AheadSource(unpack(spec["inner"], arrays, blobs), spec["depth"], code)
     if spec["kind"] in ("files", "pydataset"):
@@ -213,12 +215,6 @@ def _build(spec: Any, arrays: Sequence[Array]) -> Any:
         return {key: _build(part, arrays) for key, part in parts}
     built = [_build(part, arrays) for part in parts]
     return built if kind == "list" else tuple(built)
-
-
-def _loaded(blob: bytes) -> Any:
-    from choros.pickling import loads
-
-    return loads(blob)
 
 
 def _code(code: Any, blobs: list[bytes]) -> int | None:

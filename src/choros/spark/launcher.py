@@ -89,7 +89,7 @@ class Spark:
         from choros.spark.stage import Stage
 
         most = _CONNECT if is_connect(self.session) else _CLASSIC
-        size = sum(array.nbytes for array in cargo.arrays) + sum(map(len, (cargo.model, *cargo.blobs)))
+        size = sum(array.nbytes for array in cargo.arrays) + sum(map(len, (cargo.model.code, *cargo.blobs)))
         if size > most:
             raise BadInput(
                 f"Model and data are {size >> 20} MB, of which Spark takes {most >> 20} MB along: give choros.files "

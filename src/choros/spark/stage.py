@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,13 +120,16 @@ class Stage:
         plan = self.plan
         if line.latest:
             put(plan.model, line.latest)
+        callbacks = None
+        with suppress(Exception):  # whatever an object's own __reduce__ raises: then they run here or not at all
+            callbacks = dumps(plan.conductor.user)
         return Rank(
             job.json(),
             plan.written,
             keras_here(),
             [one.tobytes() for one in shown(plan.model)],
             home,
-            _packed(plan.conductor.user),
+            callbacks,
             self.rows,
             plan.conductor.steps,
             bool(plan.conductor.user),
@@ -191,14 +195,6 @@ class Stage:
             conductor.end()
         tallied = [Tally(**one) for one in tallies]
         return RunRecord.of(plan.algorithm, plan.job.meet, tallied, 0.0, losses, told["met"]), models
-
-
-def _packed(callbacks: Any) -> bytes | None:
-    """Return the user's callbacks by value; None where they cannot travel."""
-    try:
-        return dumps(callbacks)
-    except Exception:  # whatever an object's own __reduce__ raises
-        return None
 
 
 def _tell(conductor: Conductor) -> None:

@@ -47,15 +47,9 @@ _LOOK = 0.25  # seconds between two looks at heartbeats while records of batches
 class Cargo:
     """What travels with a job: the model's pickle, arrays of the model and then of the sources, and sources' blobs."""
 
-    model: bytes
-    model_arrays: int
+    model: PackedModel
     arrays: list[Array]
     blobs: list[bytes]
-
-    @classmethod
-    def of(cls, written: PackedModel) -> Cargo:
-        """Return the cargo of a model alone."""
-        return cls(written.code, len(written.arrays), list(written.arrays), [])
 
     def load(self, plan: Plan, here: bool = True) -> Job:
         """Take a plan's sources apart; returns its job, which then says where their parts are.
@@ -224,7 +218,7 @@ class Engine:
             "weights": self.layout,
             "weights_bytes": self.nbytes,
             "arrays": self.entries,
-            "model_arrays": self.cargo.model_arrays,
+            "model_arrays": len(self.cargo.model.arrays),
             "data_bytes": self.data_bytes,
             "depth": 0 if self.stream is None else self.stream.depth,
             "ahead": 0 if self.stream is None else self.stream.ahead,
@@ -236,7 +230,7 @@ class Engine:
         kept = self.snapshots and self.snapshots.segment
         parts = (self.board.segment, self.weights, self.data, ring, self.meeting, kept)
         segments = [part for part in parts if part]
-        blobs = [self.cargo.model, *self.cargo.blobs]
+        blobs = [self.cargo.model.code, *self.cargo.blobs]
         fds = [segment.fd for segment in segments]
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:

@@ -64,7 +64,7 @@ class Home(Line):
             WorkerFailed: a rank raised, died or could not be started; the model is as it was.
         """
         startup = time.perf_counter() - self.plan.begun
-        with CodeFolder([self.cargo.model, *self.cargo.blobs]) as folder, self.saver.listening(self.asked.set):
+        with CodeFolder([self.cargo.model.code, *self.cargo.blobs]) as folder, self.saver.listening(self.asked.set):
             self.folder = folder
             while True:
                 try:
@@ -125,7 +125,7 @@ class Home(Line):
         told = {
             "job": self.job.json(),
             "arrays": self.entries,
-            "model_arrays": self.cargo.model_arrays,
+            "model_arrays": len(self.cargo.model.arrays),
             "bytes": self.nbytes,
             "code": self.folder.told,
             "steps": self.conductor.steps,

@@ -9,14 +9,11 @@ from typing import Any
 
 
 @contextmanager
-def lean(wanted: bool = True) -> Iterator[None]:
+def lean() -> Iterator[None]:
     """For a while, let Keras take TensorFlow as absent, if nothing has loaded it yet.
 
     To write a model down and to set a seed Keras asks whether TensorFlow is there by loading it, which takes 3 s and
     200 MB. What nothing has loaded has made no object whose type could matter, and draws no numbers.
-
-    Args:
-        wanted: False does nothing: what is read was written where TensorFlow was loaded, and may want it.
 
     Example:
         >>> with lean():
@@ -26,7 +23,7 @@ def lean(wanted: bool = True) -> Iterator[None]:
     import keras  # noqa: F401 - which brings what is looked for
 
     lazy: Any = getattr(sys.modules.get("keras.src.utils.module_utils"), "tensorflow", None)
-    if not wanted or not is_lean() or getattr(lazy, "_available", True) is not None:
+    if "tensorflow" in sys.modules or getattr(lazy, "_available", True) is not None:
         yield
         return
     lazy._available = False
@@ -34,8 +31,3 @@ def lean(wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         lazy._available = None
-
-
-def is_lean() -> bool:
-    """Tell whether nothing has loaded TensorFlow in this process."""
-    return "tensorflow" not in sys.modules

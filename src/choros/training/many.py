@@ -78,12 +78,6 @@ class ManyReplicas:
     def build(self, batch: Batch) -> None:
         """Create on every device what the first ``fit`` would create."""
         self.crew.each(lambda number: self.replicas[number].build(batch))
-        if len(self.lead.metric_variables) > len(self.replicas[1].metric_variables):
-            # Compiled anew without metrics, a model keeps the old ones, which no clone has: then it stands aside.
-            arrays = self.crew.first(self.lead.snapshot)
-            self.replicas[0] = self.crew.first(lambda: self._make(None))
-            self.crew.first(lambda: self.lead.build(batch))
-            self.crew.first(lambda: self.lead.restore(arrays))
         lead = self.lead
         self.size, self.others, self.dtype, self.seeds = lead.size, lead.others, lead.dtype, lead.seeds
         self.blind = lead.blind

@@ -72,7 +72,7 @@ def unpack_model(code: bytes, arrays: Sequence[Array], weights: Sequence[Array] 
         arrays: the arrays beside it.
         weights: values of the model's variables, in the order of ``model_variables``. None leaves them at zero.
     """
-    return pickling.load_with_arrays(code, arrays, weights)
+    return pickling.loads(code, arrays, weights)
 
 
 def copy_model(model: Any) -> Any:
