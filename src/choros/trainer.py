@@ -16,6 +16,7 @@ from choros import algorithms
 from choros.backend import check_exact
 from choros.backend.additive import not_additive
 from choros.backend.caller import build_model
+from choros.backend.exact import check_scales
 from choros.cluster import Place
 from choros.data import StreamSource, checks, make_source, make_validation
 from choros.data.spread import spread
@@ -367,6 +368,8 @@ class Trainer:
         if (self.algorithm.level == "gradients" and self.workers > 1) or self._replicas > self.workers:
             check_exact(self.model, self._replicas, sample, wide)
         check_held(self.model, self._replicas)
+        if self._replicas > 1 and self.meet != "never":
+            check_scales(self.model)
         if self._layout is not None:
             check_layout(self._layout, self.model)
         try:

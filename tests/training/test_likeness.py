@@ -114,3 +114,23 @@ print(before, "tensorflow" in sys.modules)
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     before, after = said.stdout.split()
     assert before == after
+
+
+class Untold(layers.Layer):
+    """Its get_config raises, as one does that was left as it was."""
+
+    def __init__(self, factor, act=None):
+        super().__init__()
+        self.factor, self.act, self.rank = factor, act or object(), id(self)
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+    def get_config(self):
+        raise NotImplementedError
+
+
+def test_layers_that_cannot_tell_their_settings_differ_by_what_they_were_given():
+    two, three, other = (layers_of(keras.Sequential([keras.Input((4,)), Untold(f)])) for f in (2.0, 3.0, 2.0))
+    assert first_difference(two, other) == ""
+    assert first_difference(two, three) == "layer 1 (Untold): factor 2.0 and 3.0"

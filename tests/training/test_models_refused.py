@@ -83,11 +83,12 @@ def test_one_worker_takes_batches_of_a_fixed_size():
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have:UserWarning")
-def test_float8_scales_are_refused_by_all_reduce():
+@pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "averaging", "aeasgd", "downpour", "diloco"])
+def test_float8_scales_are_refused_by_all_that_exchange(algorithm):
     model = functional()
     model.quantize("float8")
     with pytest.raises(NotExact, match="float8"):
-        choros.Trainer(compiled(model), workers=2).fit(X, Y, batch_size=8)
+        choros.Trainer(compiled(model), algorithm, workers=2).fit(X, Y, batch_size=8)
 
 
 def test_unequal_devices_have_random_numbers_of_their_own(monkeypatch):

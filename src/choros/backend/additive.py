@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.backend.trial import plain
+from choros.backend.plain import flat, flat_outputs, plain
 from choros.errors import brief, warn
 from choros.types import Array, Batch
 
@@ -30,7 +30,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     """
     place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
     single = [m for metric in model.metrics for m in _single(metric)]
-    foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, sample))]
+    foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, model, sample))]
     if not foreign or sample.rows < 2:
         return []
     half = sample.rows // 2
@@ -76,16 +76,14 @@ def _foreign(metric: Any, model: Any) -> bool:
     return function is not None and not str(function.__module__).startswith("keras.")
 
 
-def _may_cross_rows(metric: Any, sample: Batch) -> bool:
+def _may_cross_rows(metric: Any, model: Any, sample: Batch) -> bool:
     """Return whether a metric of Keras is a figure along an axis that may be the one of the rows."""
-    function = getattr(metric, "_fn", None)
-    if function is None or "axis" not in inspect.signature(function).parameters:
+    function, outputs = getattr(metric, "_fn", None), flat_outputs(model)
+    if function is None:
         return False
-    if metric._fn_kwargs.get("axis", -1) != -1:
-        return True
-    # If y and the outputs have one axis only, the last axis is the rows' axis. A cross-entropy has a class axis.
-    flat = any(array.ndim < 2 for array in keras.tree.flatten(sample.y) if array is not None)
-    return flat and "crossentropy" not in function.__name__
+    if outputs is not False and flat(sample.y) and not function.__name__.startswith("sparse"):
+        return True  # the last axis is the rows' axis: a figure of each batch, which counts once for a batch
+    return "axis" in inspect.signature(function).parameters and metric._fn_kwargs.get("axis", -1) != -1
 
 
 def _single(metric: Any) -> list[Any]:

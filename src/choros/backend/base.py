@@ -206,17 +206,37 @@ class BaseReplica(Metrics):
             for where in self.slices:
                 leave_out(out, where)
             return
-        arrays, told, n = self._gradients(self.pack(batch), batch.rows)
+        with self._scaled(batch) as share:
+            arrays, told, n = self._gradients(self.pack(batch), batch.rows)
         self._rows += batch.rows
         loss = self._known(told, batch.rows)
         for where, array in zip(self.slices, arrays, strict=True):
             if array is None:
                 leave_out(out, where)
             else:
-                np.multiply(array.reshape(-1), n, out=out[where], dtype=self.dtype, casting="same_kind")
+                np.multiply(array.reshape(-1), n / share, out=out[where], dtype=self.dtype, casting="same_kind")
                 keep(out, where)
         out[-2] = n * loss
         out[-1] = n
+
+    @contextmanager
+    def _scaled(self, batch: Batch) -> Iterator[float]:
+        """For a while, scale a float16 loss by this rank's share of the rows; gives by what the gradients are too small.
+
+        A loss that is a mean has gradients of each row that are inverse to its rows. So they overflow at the scale at
+        which they do in one process, whose batch is the global one.
+        """
+        scale = getattr(self.model.optimizer, "dynamic_scale", None)
+        share = batch.rows / max(batch.total, batch.rows)
+        if scale is None or share == 1.0 or self.weigher.sums:
+            yield 1.0
+            return
+        before = np.array(self._values([scale])[0])
+        self._assign([scale], [before * share])
+        try:
+            yield share
+        finally:
+            self._assign([scale], [before])
 
     def apply(self, summed: Array) -> None:
         """Divide the gradient by the last element and run the real optimizer. ``summed`` is not kept."""

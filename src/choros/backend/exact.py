@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backend.plain import compiled_losses, flat, flat_outputs, known, model_divisor, name_of
 from choros.errors import NotExact
 from choros.types import Batch
 
@@ -21,8 +22,11 @@ MEANS = ("sum_over_batch_size", "mean")
 WEIGHTED = "mean_with_sample_weight"
 DECLARED = "a declared divisor"
 ROWS, FIRST = 8, 3
-NOTHING = object()
-TRIED = {"Dice", "Tversky", "dice", "tversky"}  # of Keras' own: over the whole batch, unless an axis is given
+ONE_AXIS = (
+    "an output has the shape (rows,), and Keras takes its losses along the last axis, here over the rows, whatever the "
+    "reduction and the weights are. Give the output the shape (rows, 1), as a last layer keras.layers.Reshape((1,)) "
+    "does; or "
+)
 
 
 def check_exact(
@@ -42,12 +46,7 @@ def check_exact(
     """
     if workers < 2:
         return
-    scales = [v.path for v in model.trainable_variables if getattr(v, "overwrite_with_gradient", False)]
-    if scales:
-        raise NotExact(
-            f"Variable {scales[0]!r} holds float8 scales, whose next values are the largest over a batch, and not a "
-            "mean over ranks: quantise to float8 after training, or use another algorithm than AllReduce."
-        )
+    check_scales(model)
     losses = [entry.loss for entry in compiled_losses(model)]
     losses = losses or [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
     declares = model_divisor(model) != (None, False)  # what its whole step divides by, which the trial tests
@@ -67,10 +66,22 @@ def check_exact(
     try_parts(model, wide or (lambda: batch), workers)
 
 
-def compiled_losses(model: Any) -> list[Any]:
-    """Keras' own list of the compiled losses (named tuples), which may be changed in place; empty until built."""
-    entries: list[Any] | None = None if model._compile_loss is None else model._compile_loss._flat_losses
-    return [] if entries is None else entries
+def check_scales(model: Any) -> None:
+    """Refuse float8 scales, whose next values the gradients hand over.
+
+    A scale follows from the largest value over a batch. The mean of several workers' scales belongs to none of their
+    batches, so values overflow where a worker's were larger; nor can the largest be taken, as a scale is large where
+    values are small, and its history has to stay what it was computed from.
+
+    Raises:
+        NotExact: names the variable.
+    """
+    scales = [v.path for v in model.trainable_variables if getattr(v, "overwrite_with_gradient", False)]
+    if scales:
+        raise NotExact(
+            f"Variable {scales[0]!r} holds float8 scales, whose next values are the largest over a batch, and no mean "
+            "over workers: quantise to float8 after training, or train with workers=1."
+        )
 
 
 def kind(loss: Any) -> str:
@@ -84,7 +95,7 @@ def kind(loss: Any) -> str:
             f"Loss {loss.name!r} ({type(loss).__name__}) overrides __call__, so what it divides by is unknown: "
             "override call() instead, or train with another algorithm than AllReduce."
         )
-    if isinstance(loss, keras.losses.Circle) or _name(loss) == "circle":
+    if isinstance(loss, keras.losses.Circle) or name_of(loss) == "circle":
         raise NotExact(f"Loss {loss.name!r} compares the rows of a batch with each other: use another algorithm.")
     if loss.reduction in MEANS:
         return "rows"
@@ -103,12 +114,6 @@ def declared(loss: Any) -> Any:
     own = getattr(loss, "divisor", None)
     own = getattr(getattr(loss, "fn", None), "divisor", None) if own is None else own
     return own if callable(own) else None
-
-
-def model_divisor(model: Any) -> tuple[Any, bool]:
-    """The model's method ``loss_divisor``, or None; and True where it declares ``loss_divisor = None``: a sum."""
-    divisor = getattr(model, "loss_divisor", NOTHING)
-    return (divisor, False) if callable(divisor) else (None, divisor is None)
 
 
 def check_together(kinds: list[str], losses: list[Any]) -> None:
@@ -137,7 +142,12 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
     x, y, weight = (*data, None, None)[:3]
     entries = compiled_losses(model)
     plain = list(entries)
-    if y is None or model_divisor(model) != (None, False) or all(known(entry.loss) for entry in plain):
+    if y is None or model_divisor(model) != (None, False):
+        return None
+    ours, rows_only = all(known(entry.loss) for entry in plain), flat_outputs(model)
+    if ours and rows_only is None:
+        rows_only = None if flat(y) else False  # Keras gives an output as many axes as its labels have
+    if ours and rows_only is False:
         return None
     random = np.random.default_rng(0)
 
@@ -152,7 +162,11 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
     def spread(leaf: Any) -> Any:
         return keras.ops.convert_to_tensor(leaf[np.arange(ROWS) * len(leaf) // ROWS])
 
-    predicted = keras.tree.map_structure(drawn, model.compute_output_spec(keras.tree.map_structure(symbol, x)))
+    outputs = model.compute_output_spec(keras.tree.map_structure(symbol, x))
+    rows_only = flat(outputs)
+    if ours and not rows_only:
+        return None
+    predicted = keras.tree.map_structure(drawn, outputs)
     labels = keras.tree.map_structure(spread, y)
     weights = None if weight is None else keras.tree.map_structure(drawn, weight)
     mixed: list[str] = []
@@ -165,8 +179,8 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
         return None
     return NotExact(
         f"Loss {mixed[0]!r} of a batch is not the mean of its rows' losses (or mixes the mean of the weights with "
-        "it), so AllReduce would not be exact: return one loss for each row, give it a method divisor(y_true, y_pred, "
-        "sample_weight) that returns what it divides by, or use another algorithm."
+        f"it), so AllReduce would not be exact: {ONE_AXIS if rows_only else ''}return one loss for each row, give it a "
+        "method divisor(y_true, y_pred, sample_weight) that returns what it divides by, or use another algorithm."
     )
 
 
@@ -195,19 +209,3 @@ def _trial(loss: Any, mixed: list[str]) -> Any:
 
 def _cut(where: slice) -> Any:
     return lambda tensor: tensor[where]
-
-
-def _name(loss: Any) -> str:
-    """The class' name, or the function's where Keras has wrapped one."""
-    function = getattr(loss, "fn", None)
-    wrapped = type(loss).__name__ == "LossFunctionWrapper" and function is not None
-    return str(getattr(function, "__name__", "")) if wrapped else type(loss).__name__
-
-
-def known(loss: Any) -> bool:
-    """Whether the loss is Keras' own and is made of each row by itself."""
-    if getattr(loss, "axis", -1) != -1 or getattr(loss, "_fn_kwargs", {}).get("axis", -1) != -1:
-        return False
-    wrapped = type(loss).__name__ == "LossFunctionWrapper"
-    home = str(getattr(loss.fn if wrapped else type(loss), "__module__", ""))
-    return home.split(".")[0] == "keras" and _name(loss) not in TRIED

@@ -15,7 +15,12 @@ half divides by something else, as by its valid entries, or where rows are compa
 
 The first two only raise a suspicion: ``parts`` decides, so that a late refusal and an early one have the same reasons.
 
-In each epoch one rank checks, in turn. It spends at most ``SHARE`` of the time of the epochs in its turn.
+In each epoch one rank checks, in turn. It spends at most ``SHARE`` of the time of the epochs in its turn. Besides, all
+ranks check once at the end of the first epoch, whatever that takes, and those of a stream at the end of the last one.
+
+The rows of a check are those of a step in an order drawn anew, since both halves may happen to have equally many valid
+entries. Every second check takes half of the rows from the first batch instead: a rank's rows of a step may all be of
+one kind, where those of another rank, or of another step, are not.
 """
 
 from __future__ import annotations
@@ -28,14 +33,17 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backend.plain import plain
 from choros.backend.replica import Replica
-from choros.backend.trial import plain, tolerance, try_parts
+from choros.backend.trial import WAYS, cut, tolerance, try_parts
 from choros.types import Array, Batch
 
 SHARE = 0.01  # of the training time
 GRADIENTS = 4.5  # steps that ``rows`` and ``labels`` are taken to cost until they are measured
 TRIAL = 1.0  # seconds that ``parts`` is taken to cost until it is measured
-LEAST = 4  # rows of a batch that can be checked
+MARGIN = 1.2  # a check may take so many times as long as the last one did
+PAIRS = 2  # checks of each kind at the end of an epoch
+LEAST = 2  # rows of a batch that can be checked
 
 
 class Recheck:
@@ -63,7 +71,7 @@ class Recheck:
         apt = workers > 1 and not plain(self.replica.model) and self.replica.weigher.refusal is None
         self.tests: dict[str, Callable[[Batch], float | None]] = {}
         if apt and replica.others:
-            self.tests = {"labels": self.look_at_labels, "parts": self.decide}
+            self.tests = {"labels": self.look_at_labels, "parts": self.look_at_parts}
         elif apt:
             self.tests = {"rows": self.look_at_rows}
         self.costs: dict[str, float] = {}  # the last measured cost of each test
@@ -73,6 +81,10 @@ class Recheck:
         self.seconds, self.steps, self.spent = 0.0, 0, 0.0  # of the epochs in this rank's turn
         self.shapes: set[int] = set()
         self.begun: float | None = None
+        self.early: Batch | None = None  # rows of the first batch
+        self.latest: Batch | None = None  # the last batch, until the check at an epoch's end is done
+        self.drawn = np.random.default_rng(rank)
+        self.made = 0
 
     def __call__(self, batch: Batch, epoch: int) -> None:
         """Count a step, and check its batch where that is due.
@@ -82,6 +94,10 @@ class Recheck:
         """
         if not self.tests:
             return
+        if batch.rows:
+            self.latest = batch
+            if self.early is None:
+                self.whole.on_lead(self._remember, batch)
         if epoch != self.epoch:
             self._begin(epoch)
         elif epoch % self.workers == self.rank and self.begun is not None:
@@ -98,6 +114,49 @@ class Recheck:
         self.begun = self.clock() if batch.rows in self.shapes else None  # the first step of a shape compiles
         self.shapes.add(batch.rows)
 
+    def end(self) -> None:
+        """Check the last batch of an epoch, whatever that takes; every rank may call it when it likes.
+
+        Raises:
+            NotExact: names where the loss comes from, and what to do.
+        """
+        batch, self.latest = self.latest, None
+        if batch is None:
+            return
+        for _ in range(PAIRS):
+            for name in [each for each in self.tests if each != "parts"]:
+                self.whole.on_lead(lambda part, name=name: self._test(name, part), batch)
+        self.begun = None
+
+    def finish(self) -> None:
+        """Check the last batch of a stream: as ``end``, and as before training where moving statistics are kept.
+
+        Raises:
+            NotExact: names where the loss comes from, and what to do.
+        """
+        batch = self.latest
+        self.end()
+        if batch is not None and "parts" in self.tests:
+            for _ in range(2):
+                self.whole.on_lead(lambda part: self._test("parts", part), batch)
+
+    def _remember(self, batch: Batch) -> None:
+        if batch.rows:
+            self.early = _taken(batch, *[np.arange(max(batch.rows // 2, 1))] * 2)
+
+    def _arranged(self, batch: Batch) -> Batch:
+        """Return as many rows as a batch has, of it alone or, every second time, half of them from the first batch."""
+        half = max(batch.rows // 2, 1)
+        order = self.drawn.permutation(batch.rows)
+        self.made += 1
+        if self.early is not None and (self.made % 2 == 0 or batch.rows == 1):
+            first = np.resize(self.drawn.permutation(self.early.rows), half)
+            rest = order[: max(batch.rows - half, 1)]
+            mixed = _joined(_taken(self.early, first, first), _taken(batch, rest, rest))
+            if mixed is not None:
+                return mixed
+        return _taken(batch, order, order)
+
     def _begin(self, epoch: int) -> None:
         """Choose the step of an epoch from which on a check may come; another in each epoch."""
         self.length = self.step if self.epoch >= 0 and self.length is None else self.length
@@ -110,7 +169,7 @@ class Recheck:
         if not self.checked and self.steps and self.length:  # the first check may use what the epoch will have earned
             ahead = max(self.length - self.step, 0) * self.seconds / self.steps
         budget = SHARE * (self.seconds + ahead) - self.spent
-        allowed = [name for name in self.tests if self.steps and self.cost(name) <= budget]
+        allowed = [name for name in self.tests if self.steps and MARGIN * self.cost(name) <= budget]
         if not allowed:
             return
         name = min(allowed, key=self.counts.__getitem__)
@@ -129,6 +188,9 @@ class Recheck:
         Where ``parts`` has no objection, the rows of this model are coupled in a way that is allowed, as by the
         balancing loss of a mixture of experts.
         """
+        if not batch.rows or name not in self.tests:
+            return
+        batch = self._arranged(batch)
         if batch.rows < LEAST or self.tests[name](batch) is None:
             return
         self.decide(batch)
@@ -152,20 +214,26 @@ class Recheck:
             return None
         return self._look(batch, lambda rows: _taken(batch, None, rows))
 
-    def decide(self, batch: Batch) -> None:
+    def look_at_parts(self, batch: Batch) -> None:
+        """Check two ways of halving the batch."""
+        self.decide(batch, 2)
+
+    def decide(self, batch: Batch, count: int = WAYS) -> None:
         """Check the batch as before training.
 
         Raises:
             NotExact: its parts do not add up.
         """
         replica = self.replica
+        if batch.rows < 4:  # half of a half: a model may take the axis of a single row for none
+            batch = cut(batch, np.repeat(np.arange(batch.rows // 2 * 2), 2))
         replica.sync()
         held, before, generators = self._state()
         logs = replica._logs
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the caller's process has said it at the start
-                try_parts(replica.model, lambda: batch, self.workers)
+                try_parts(replica.model, lambda: batch, self.workers, count)
         finally:
             replica._assign(held, before)
             replica.set_generators(generators)
@@ -204,6 +272,17 @@ class Recheck:
         return off if np.isfinite(off) and off > tolerance(replica.model) else None
 
 
+def _joined(one: Batch, other: Batch) -> Batch | None:
+    """Return the rows of both; None where they have other shapes, as sequences of another length."""
+    parts = [(batch.x, batch.y, batch.sample_weight) for batch in (one, other)]
+    forms = [[None if a is None else (a.shape[1:], a.dtype) for a in keras.tree.flatten(part)] for part in parts]
+    if forms[0] != forms[1]:
+        return None
+    x, y, weight = keras.tree.map_structure(lambda a, b: None if a is None else np.concatenate([a, b]), *parts)
+    rows = one.rows + other.rows
+    return Batch(x, y, weight, rows=rows, total=rows)
+
+
 def _taken(batch: Batch, inputs: Array | None, labels: Array) -> Batch:
     """Return the batch with its inputs and its labels in other orders; None leaves them as they are."""
 
@@ -213,4 +292,4 @@ def _taken(batch: Batch, inputs: Array | None, labels: Array) -> Batch:
         return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf)[rows], part)
 
     x, y, weight = taken(batch.x, inputs), taken(batch.y, labels), taken(batch.sample_weight, labels)
-    return Batch(x, y, weight, rows=batch.rows, total=batch.total)
+    return Batch(x, y, weight, rows=batch.rows if inputs is None else len(inputs), total=batch.total)

@@ -1,5 +1,8 @@
 """A trial of AllReduce on a few rows: do the gradients of two halves add up to the gradient of the whole?
 
+The rows are halved in several ways, since a loss that divides by a part of the rows is no different from a mean where
+both halves happen to have equally many of them. All halves have the same shape, so that nothing more is compiled.
+
 For two halves with divisors ``n_a`` and ``n_b``, AllReduce makes of their gradients what it would make of two ranks'
 gradients: ``(n_a g_a + n_b g_b) / (n_a + n_b)``. That must be the gradient of all rows in one batch, whatever the loss
 comes from: a compiled loss, ``compute_loss``, ``add_loss`` or a ``train_step``. Models that consist of Keras' own
@@ -21,12 +24,13 @@ import numpy as np
 from keras.src import backend as keras_backend
 
 from choros.backend import make_replica
-from choros.backend.exact import compiled_losses, known, model_divisor
+from choros.backend.plain import compiled_losses, known, model_divisor, of_keras, plain
 from choros.errors import NotExact, brief, warn
 from choros.types import Array, Batch
 
 WIDE, NARROW = 1e-3, 0.05  # tolerance relative to the gradient, for float32 and for 16-bit types
 SMALL = 0.01  # a variable's gradient below this part of the whole is measured against the whole
+WAYS = 6  # of halving the rows
 SEPARATE = 4  # layers that call add_loss are tried each by itself up to so many
 MASKED = "use keras.ops.mean over all rows in add_loss (it divides by a part of them, such as the valid entries)"
 SHAPED = ("normal", "uniform", "randint", "truncated_normal")  # random functions whose first argument is a shape
@@ -35,13 +39,14 @@ NOISE = 3.0  # a difference below so many times the spread between draws may be 
 Sent = tuple[list[Array], float]
 
 
-def try_parts(model: Any, rows: Callable[[], Batch], workers: int) -> None:
+def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = WAYS) -> None:
     """Refuse a model whose gradients do not add up over parts of a batch.
 
     Args:
         model: the compiled and built model; on return its variables are as before, its metrics are reset.
         rows: gives rows from the whole data set; at least 4, else nothing can be tried.
         workers: int. How many will train together.
+        count: int. In how many ways the rows are halved.
 
     Raises:
         NotExact: names where the loss comes from, and what to do.
@@ -57,9 +62,15 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int) -> None:
     if half < 2:
         return
     order = np.arange(2 * half)
+    off, halves = 0.0, (order, order[:half], order[half:])
     with trial(model, workers) as attempt:
         try:
-            whole, first, second = (attempt(cut(sample, r)) for r in (order, order[:half], order[half:]))
+            whole = attempt(cut(sample, order))
+            for one, other in ways(half, count):
+                parts = [attempt(cut(sample, r)) for r in (one, other)]
+                apart = difference(model, whole, *parts, attempt.sums)
+                if apart is not None and apart > off:
+                    off, halves, (first, second) = apart, (order, one, other), parts
         except NotExact:
             raise
         except Exception as error:  # the workers' own step raises it again, with its traceback
@@ -68,24 +79,22 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int) -> None:
                 "known that its result equals that of one process."
             )
             return
-        off = difference(model, whole, first, second, attempt.sums)
-        if off is None:
+        if not off:
             return
         moved = attempt(cut(sample, order[::-1]))
         spread = distance(model, whole, moved)
-        if spread * NOISE > off > 0:
+        if spread * NOISE > off:
             warn(
                 f"{source(model)} draws random numbers (or depends on the order of the rows), so it cannot be seen "
                 "that its loss is a mean over rows. AllReduce takes it as one; use keras.random with a "
                 "keras.random.SeedGenerator to have it checked. This is said once."
             )
             return
-        halves = order, order[:half], order[half:]
         with muted() as adding:
             quiet = [attempt(cut(sample, r), afresh=True) for r in halves]
         if adding and difference(model, quiet[0], quiet[1], quiet[2], attempt.sums) is None:
             names = ", ".join(sorted(adding))
-            doubled = attempt(cut(sample, np.concatenate([order[:half], order[:half]])), afresh=True)
+            doubled = attempt(cut(sample, np.concatenate([halves[1], halves[1]])), afresh=True)
             repeats = model_divisor(model)[0] is None and distance(model, doubled, first) < tolerance(model)
             for each in [adding] if len(adding) == 1 or len(adding) > SEPARATE else [{name} for name in sorted(adding)]:
                 if not repeats or tolerance(model) > WIDE:  # in 16 bits its gradient cannot be told from a statistic's
@@ -107,6 +116,18 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int) -> None:
         raise refusal(source(model), off, "return a mean over rows")
 
 
+def ways(half: int, count: int = WAYS) -> list[tuple[Array, Array]]:
+    """Return ways to halve twice as many rows: first and last, even and odd ones, and by chance.
+
+    Example:
+        >>> [tuple(part.tolist() for part in each) for each in ways(2, 2)]
+        [([0, 1], [2, 3]), ([0, 2], [1, 3])]
+    """
+    order, random = np.arange(2 * half), np.random.default_rng(0)
+    orders = [order, np.concatenate([order[::2], order[1::2]]), *(random.permutation(order) for _ in range(count - 2))]
+    return [(each[:half], each[half:]) for each in orders[:count]]
+
+
 def refusal(where: str, off: float, remedy: str) -> NotExact:
     """The error for a loss whose parts do not add up.
 
@@ -123,54 +144,11 @@ def refusal(where: str, off: float, remedy: str) -> NotExact:
     )
 
 
-def plain(model: Any) -> bool:
-    """Tell whether all that makes the loss is Keras' own and known to treat each row by itself."""
-    if model_divisor(model) != (None, False):
-        return False
-    steps = ("train_step", "compute_loss", "call", "__call__")
-    if not all(_of_keras(getattr(type(model), name, None)) for name in steps):
-        return False
-    losses, layers = compiled_losses(model), model._flatten_layers()
-    if not all(known(entry.loss) for entry in losses):
-        return False
-    if any(layer.activity_regularizer is not None for layer in layers):  # divides by rows, a loss may by weights
-        return False
-    if len(losses) > 1 and any(getattr(layer, "mask_zero", False) or _masks(layer) for layer in layers):
-        return False
-    return all(_plain_operation(operation) for operation in _operations(model))
-
-
-def _masks(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.Masking)
-
-
-def _operations(model: Any) -> list[Any]:
-    layers = list(model._flatten_layers())
-    nested = [each for layer in layers for each in getattr(layer, "operations", None) or []]
-    return [layer for layer in layers if layer is not model] + nested
-
-
-def _plain_operation(operation: Any) -> bool:
-    if not isinstance(operation, keras.Layer) or isinstance(operation, keras.layers.Lambda):
-        return False
-    if not _of_keras(type(operation)) or not _of_keras(type(operation).call):
-        return False
-    axes = [getattr(operation, name, None) for name in ("axis", "axes")]
-    if any(axis is not None and 0 in np.atleast_1d(axis) for axis in axes):
-        return False
-    functions = [getattr(operation, name, None) for name in ("activation", "activity_regularizer", "cell")]
-    return all(part is None or _of_keras(part) or _of_keras(type(part)) for part in functions)
-
-
-def _of_keras(part: Any) -> bool:
-    return part is None or str(getattr(part, "__module__", "")).partition(".")[0] == "keras"
-
-
 def source(model: Any) -> str:
     """Name the user's own part that makes the loss, as the subject of a sentence."""
     kind = type(model)
     for name in ("train_step", "compute_loss"):
-        if not _of_keras(getattr(kind, name)):
+        if not of_keras(getattr(kind, name)):
             return f"The loss of {kind.__name__}.{name} of model {model.name!r}"
     foreign = [entry.loss for entry in compiled_losses(model) if not known(entry.loss)]
     if foreign:

@@ -26,12 +26,11 @@ from choros.backend.exact import (
     DECLARED,
     WEIGHTED,
     check_together,
-    compiled_losses,
     declared,
     kind,
-    model_divisor,
     refuse_sum,
 )
+from choros.backend.plain import compiled_losses, model_divisor
 from choros.errors import NotExact
 from choros.types import Array
 

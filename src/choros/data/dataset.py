@@ -96,6 +96,14 @@ class PyDatasetSource:
         x, y, weight, rows = self._read(0)
         return Batch(x, y, weight, rows=rows, total=rows)
 
+    def some(self, count: int) -> Iterator[Batch]:
+        """Up to ``count`` batches besides batch 0, spread over all; the first ones where the dataset has no end."""
+        last = self._count()
+        places = range(1, count + 1) if last is None else np.unique(np.linspace(0, last - 1, count + 1).round())[1:]
+        for index in places:
+            x, y, weight, rows = self._read(int(index))
+            yield Batch(x, y, weight, rows=rows, total=rows)
+
     def epoch(
         self,
         *,

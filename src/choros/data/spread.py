@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from choros.data.arrays import ArraySource
-from choros.data.tree import leaves
+from choros.data.tree import leaves, map_leaves
 from choros.types import Array, Batch
 
 ROWS = 32
 CANDIDATES = 1024  # rows that are looked at, of which the least alike are taken
 BYTES = 1 << 23  # that these may have
+BATCHES = 8  # of a PyDataset that are read
 
 
 def spread(source: Any, sample: Batch) -> Batch:
@@ -23,7 +24,8 @@ def spread(source: Any, sample: Batch) -> Batch:
     in different halves, so that a loss that divides by valid entries divides the halves by different numbers.
 
     Args:
-        source: of batches. A stream has its first batch only, as reading on would lose rows.
+        source: of batches. Of a PyDataset some batches are read, from the first to the last. A stream has its first
+            batch only, as reading on would lose rows.
         sample: its first rows.
 
     Example:
@@ -35,27 +37,52 @@ def spread(source: Any, sample: Batch) -> Batch:
     """
     if isinstance(source, ArraySource):
         return _of_arrays(source)
-    if not source.indexed or not hasattr(source, "epoch"):  # rows of a DataFrame are read by the workers
+    if not hasattr(source, "some"):  # a stream; or a DataFrame, whose rows are read by the workers
         return sample
-    how = {"rank": 0, "size": 1, "together": True, "batch_size": ROWS, "seed": 1, "epoch": 0, "shuffle": True}
-    with contextlib.closing(source.epoch(**how, steps=1)) as batches:
-        batch: Batch = next(iter(batches), sample)
-    return batch
+    return _of_batches(source.some(BATCHES), sample)
 
 
 def _of_arrays(source: ArraySource) -> Batch:
     every = [array for _, array in leaves((source.x, source.y, source.sample_weight))]
     size = sum(array.nbytes for array in every) // max(source.rows, 1) + 1
     count = min(source.rows, CANDIDATES, max(ROWS, BYTES // size))
-    order = np.random.default_rng(1).permutation(count)
     places = np.sort((np.arange(count) * source.rows + source.rows // 2) // count)
-    filled: Array = np.zeros(count)
-    for array in every:
-        taken = array[places].reshape(count, -1)
-        filled += np.count_nonzero(taken, axis=1) / max(taken.shape[1], 1)
-    order = order[np.argsort(filled[order], kind="stable")]
-    if count > ROWS:
-        quarter = ROWS // 4
-        middle = np.random.default_rng(2).choice(count - 2 * quarter, ROWS // 2, replace=False)
-        order = np.concatenate([order[:quarter], order[quarter + np.sort(middle)], order[-quarter:]])
+    order = _unlike([array[places] for array in every], ROWS)
     return Batch(*source.taken(places[order]), rows=len(order), total=len(order))
+
+
+def _of_batches(batches: Iterator[Batch], sample: Batch) -> Batch:
+    """Rows of several batches: of each those that are least alike, then the same of all these together."""
+    taken = [_rows(sample, ROWS)]
+    alike = (batch for batch in batches if _form(batch) == _form(sample))  # not sequences of another length
+    taken.extend(_rows(batch, ROWS // 2) for batch in alike)
+    parts = [(batch.x, batch.y, batch.sample_weight) for batch in taken]
+    x, y, weight = (map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
+    rows = sum(batch.rows for batch in taken)
+    return _rows(Batch(x, y, weight, rows=rows, total=rows), ROWS)
+
+
+def _rows(batch: Batch, count: int) -> Batch:
+    order = _unlike([array for _, array in leaves((batch.x, batch.y, batch.sample_weight))], count)
+    x, y, weight = (map_leaves(lambda a: a[order], part) for part in (batch.x, batch.y, batch.sample_weight))
+    return Batch(x, y, weight, rows=len(order), total=len(order))
+
+
+def _form(batch: Batch) -> list[tuple[str, tuple[int, ...], Any]]:
+    return [(name, a.shape[1:], a.dtype) for name, a in leaves((batch.x, batch.y, batch.sample_weight))]
+
+
+def _unlike(every: list[Array], count: int) -> Array:
+    """Return the places of so many rows: a quarter with the most zeros, a quarter with the fewest, some others."""
+    rows = len(every[0])
+    filled: Array = np.zeros(rows)
+    for array in every:
+        flat = array.reshape(rows, -1)
+        filled += np.count_nonzero(flat, axis=1) / max(flat.shape[1], 1)
+    order = np.random.default_rng(1).permutation(rows)
+    order = order[np.argsort(filled[order], kind="stable")]
+    if rows > count:
+        quarter = count // 4
+        middle = np.random.default_rng(2).choice(rows - 2 * quarter, count // 2, replace=False)
+        order = np.concatenate([order[:quarter], order[quarter + np.sort(middle)], order[-quarter:]])
+    return order

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import re
 import types
@@ -34,7 +36,7 @@ def layers_of(model: Any) -> list[Told]:
     """Return class and settings of a model and of each of its layers, as plain JSON, the model first.
 
     Of the same code it is the same in every process: names that Keras draws and seeds are left out. A part without a
-    ``get_config`` is its class and what it holds.
+    ``get_config`` is its class, what it holds, and its attributes with the names of its arguments.
 
     Args:
         model: keras.Model.
@@ -87,19 +89,31 @@ def short(told: Any) -> str:
 
 
 def settings(thing: Any) -> dict[str, Any]:
-    """Return what an object of Keras was made with, as what JSON can hold; nothing where it cannot tell."""
+    """Return what an object of Keras was made with, as what JSON can hold.
+
+    Where its ``get_config`` raises, what it holds under the names of its arguments is compared instead.
+    """
     try:
         with lean(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras warns of a lambda, as if it were to be saved
             config = dict(thing.get_config())
     except Exception:  # whatever a user's own get_config raises
-        return {}
+        config = _given(thing)
     found = {}
     for name, value in config.items():
         if name not in (*_DRAWN, *_NOT_OWN):
             own = getattr(thing, name, None)
             found[name] = _plain(own if _is_lambda(own) else value)
     return found
+
+
+def _given(thing: Any) -> dict[str, Any]:
+    """Return the attributes that an object has under the names of its arguments: numbers, texts, arrays, functions."""
+    kinds = (str, bool, int, float, list, tuple, dict, np.generic, np.ndarray, types.FunctionType)
+    with contextlib.suppress(TypeError, ValueError):
+        names = inspect.signature(type(thing).__init__).parameters
+        return {name: value for name, value in vars(thing).items() if name in names and isinstance(value, kinds)}
+    return {}
 
 
 def named(part: Any) -> Any:

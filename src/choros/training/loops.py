@@ -92,6 +92,7 @@ class TogetherLoop:
                     self.keeper.stepped(epoch, number + 1)
             if self.reducing is not None:
                 self.reducing.settle()
+            self.check_end(epoch, epoch == run.job.epochs - 1 or run.leaving)
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
             logs = self.end_epoch(epoch, run.tally.rows - self.rows_before)
@@ -100,9 +101,19 @@ class TogetherLoop:
             if self.keeper is not None:
                 self.keeper.ended(epoch, orders.stop)
             if orders.stop:
+                self.check_end(epoch, True)
                 break
         if self.meeting is not None and self.schedule.pending:
             self.meet()
+
+    def check_end(self, epoch: int, last: bool) -> None:
+        """Check the loss at the end of the first epoch, and of the last one of a stream."""
+        if self.recheck is None:
+            return
+        if last and not self.run.source.indexed:
+            self.recheck.finish()
+        elif epoch == self.run.job.initial_epoch:
+            self.recheck.end()
 
     def report(self, epoch: int, step: int) -> Orders:
         """Report a step; where callbacks want each batch, all ranks wait for what they decide and do it."""
