@@ -15,7 +15,8 @@ from choros.backend.caller import assign_average, assign_optimizer, assign_vecto
 from choros.backend.optimizers import model_variables, optimizer_variables
 from choros.backend.state import Groups
 from choros.data import StreamSource, packing
-from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
+from choros.errors import BadInput, MeetingTimeout, PeerFailed, WorkerFailed
+from choros.training.best import Best, best_of
 from choros.training.conductor import values
 from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
@@ -125,11 +126,21 @@ class Engine:
             self.nurse = Nurse(self, self.centre)
             if job.watched:
                 self.snapshots = Snapshots.create(*flat_vectors(self.model))
+        self.best = Best(Best.create(nbytes), self.layout, self.board) if job.ensemble else None
 
     def close(self) -> None:
         """Let the segments go."""
         self.buffer = np.empty(0)
-        for part in (self.feeder, self.centre, self.snapshots, self.board, self.weights, self.data, self.meeting):
+        for part in (
+            self.feeder,
+            self.centre,
+            self.snapshots,
+            self.best,
+            self.board,
+            self.weights,
+            self.data,
+            self.meeting,
+        ):
             if part is not None:
                 part.close()
 
@@ -218,9 +229,10 @@ class Engine:
             "again": self.job.alone and self.saver.latest is not None,
             "state": {},
             "snapshots": self.snapshots is not None,
+            "best": self.best is not None,
         }
         ring = self.feeder and self.feeder.ring.segment
-        kept = self.snapshots and self.snapshots.segment
+        kept = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
         parts = (self.board.segment, self.weights, self.data, ring, self.meeting, kept)
         segments = [part for part in parts if part]
         blobs = [self.cargo.model, self.cargo.custom, *self.cargo.blobs]
@@ -271,7 +283,7 @@ class Engine:
                     self.begun_once = True
                     self.tell(orders, everyone=True)
             elif event == "batch":
-                self.asking = rank if self.job.together and self.job.per_batch else None
+                self.asking = rank if self.job.per_batch and not self.job.alone else None
                 orders = self.conductor.batch(message["epoch"], message["step"], message["logs"])
                 self.asking = None
                 if self.job.per_batch:
@@ -315,6 +327,11 @@ class Engine:
 
     def tell(self, orders: Orders, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Give orders: to all who wait for them, and on the board for those who never wait."""
+        if orders.weights and self.job.ensemble and not everyone:
+            raise BadInput(
+                "A callback has set weights of an Ensemble, whose members never take any: set those that all are to "
+                "begin with before training begins, or use an algorithm whose workers meet."
+            )
         if orders.weights:
             packing.write(self.layout, values(self.variables), self.buffer)
             if self.centre is not None:
@@ -343,8 +360,19 @@ class Engine:
             return
         if self.asking is not None:
             self.have_written(self.asking)
+        elif self.best is not None:
+            self.show_best(self.best, epoch)
+            return
         for variable, view in zip(self.variables, packing.views(self.layout, self.buffer), strict=True):
             variable.assign(np.array(view))
+
+    def show_best(self, best: Best, epoch: int | None) -> None:
+        """Bring into the given model what is kept of an Ensemble's best member; the learning rate stays."""
+        found = best.read(max(self.losses, default=None) if epoch is None else epoch) or best.read(None)
+        rate = self.model.optimizer.learning_rate
+        for variable, value in zip(self.variables, found or [], strict=found is not None):
+            if variable is not rate:
+                variable.assign(value)
 
     def have_written(self, rank: int) -> None:
         """Have a rank that waits for orders write its weights for the callbacks that touch them.
@@ -407,7 +435,7 @@ class Engine:
             for variable, value in zip(model_variables(models[-1]), self.members[rank][1], strict=True):
                 variable.assign(value)
         if models:
-            best = min(self.members, key=lambda rank: self.members[rank][0])
+            best = best_of([self.members[rank][0] for rank in sorted(self.members)])
             for variable, value in zip(self.variables, self.members[best][1], strict=True):
                 variable.assign(value)
         return models

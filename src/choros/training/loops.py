@@ -255,6 +255,7 @@ class AloneLoop:
         self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
         self.solo = LocalGroup()
         self.at = run.begin  # the epoch, and how many of its batches are done
+        self.values = len(run.replica.metric_state())  # without the tally of evaluated batches, of which there are none
         self.finite = finite(run)
 
     def train(self) -> None:
@@ -285,7 +286,8 @@ class AloneLoop:
                     self.meet()
                 if run.job.per_batch and run.rank == 0:
                     begun = time.perf_counter()
-                    run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()))
+                    show = run.write_weights if run.job.ensemble else None
+                    run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
                     run.tally.calling += time.perf_counter() - begun
                 else:
                     run.progress(epoch, number)
@@ -361,6 +363,9 @@ class AloneLoop:
             if run.job.validates(epoch):
                 members = run.validate(self.solo)
                 run.score = members.get("val_loss", math.inf)
+            if run.best is not None:
+                self.wait_for_room(epoch)
+                run.best.put(epoch, run.rank, run.score, replica.snapshot)
         validation = np.zeros(len(state))
         validation[: len(members)] = list(members.values())
         if run.board.add(index, run.rank, state, validation):
@@ -369,12 +374,13 @@ class AloneLoop:
     def report(self, epoch: int, members: dict[str, float]) -> None:
         """Report an epoch that all have ended."""
         run, replica = self.run, self.replica
-        train, valid = run.board.sums(epoch - run.job.initial_epoch)
-        replica.set_metric_state(train)
+        index = epoch - run.job.initial_epoch
+        best = None if run.best is None else run.best.rank(epoch)
+        train, valid = run.board.sums(index) if best is None else run.board.part(index, best)
+        replica.set_metric_state(train[: self.values])
         logs: dict[str, float] = replica.metrics()
-        if members:
-            means = (valid / run.job.workers).tolist()
-            logs |= dict(zip(members, means, strict=False))
+        if best is not None:
+            logs |= dict(zip(members, valid.tolist(), strict=False))
         elif run.snapshots is not None or run.job.validates(epoch):
             shown = self.snapshot(epoch)
             if run.job.validates(epoch):
@@ -390,7 +396,15 @@ class AloneLoop:
         if run.snapshots is None:
             run.centre.read(centre, others)
             return centre, others
-        limit = time.monotonic() + run.job.first_timeout
+        self.wait_for_room(epoch)
+        if not run.snapshots.read(epoch, centre, others):
+            run.centre.read(centre, others)
+            run.snapshots.put(epoch, centre, others)
+        return centre, others
+
+    def wait_for_room(self, epoch: int) -> None:
+        """Wait until the slot of an epoch may be written."""
+        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         while not self.has_room(epoch):
             run.reporter.look()
             if time.monotonic() > limit:
@@ -400,10 +414,6 @@ class AloneLoop:
                     "faster."
                 )
             time.sleep(_LOOK)
-        if not run.snapshots.read(epoch, centre, others):
-            run.centre.read(centre, others)
-            run.snapshots.put(epoch, centre, others)
-        return centre, others
 
     def has_room(self, epoch: int) -> bool:
         """Tell whether the slot of an epoch may be written: callbacks have seen what is in it, or will never."""
