@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.backend import averages_of
 from choros.backend.caller import assign_average, assign_optimizer, assign_vectors, flat_vectors, split_vector
 from choros.backend.optimizers import model_variables, optimizer_variables
 from choros.backend.state import Groups
@@ -18,6 +19,7 @@ from choros.data import StreamSource, packing
 from choros.errors import BadInput, MeetingTimeout, PeerFailed, WorkerFailed
 from choros.training.best import Best, best_of
 from choros.training.conductor import values
+from choros.training.ended import Ended
 from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.mending import Mender
@@ -83,6 +85,7 @@ class Engine:
         self.losses: dict[int, tuple[float, int, float]] = {}
         self.slots: dict[int, list[Array]] = {}  # by rank, of asynchronous ones: their optimizers' variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
+        self.ended, self.goes_on = Ended(), False  # the same, as it was at epochs' ends; from a checkpoint
         self.saver: Saver = plan.saver or Saver(None)
         self.mender = Mender(restarts, plan.job.workers)
         self.given: list[Array] = []
@@ -106,6 +109,7 @@ class Engine:
         initial = [now[index] for index in self.places]
         self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
         self.averages = self.saver.averages()
+        self.ended, self.goes_on = Ended(), self.saver.latest is not None
         for index, array in zip(self.places, self.slots[0], strict=True):
             now[index] = array
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
@@ -354,9 +358,13 @@ class Engine:
             if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
                 self.centre.read(*vectors)
             assign_vectors(self.model, *vectors)
-            assign_optimizer(self.model, self.slots[0])
-            if self.averages:
-                assign_average(self.model, mean_of(self.averages))
+            optimizer, averages = None, self.averages
+            if epoch is not None:
+                self.hear_of(epoch)
+                optimizer, averages = self.ended.optimizer(epoch), {**averages, **self.ended.averages(epoch)}
+            assign_optimizer(self.model, optimizer or self.slots[0])
+            if averages:
+                assign_average(self.model, mean_of(averages))
             return
         if self.asking is not None:
             self.have_written(self.asking)
@@ -394,12 +402,44 @@ class Engine:
             f"rank {rank} has not written the weights that a callback reads in {self.job.timeout:g} s."
         )
 
+    def hear_of(self, epoch: int) -> None:
+        """Take off the pipes what optimizers held at an epoch's end: all have sent it before they ended the epoch.
+
+        Where training goes on from a checkpoint, a rank may have ended that epoch in the run before.
+        """
+        wanted = self.ranks if averages_of(self.model.optimizer) else self.ranks[:1]
+        limit = time.monotonic() + self.job.timeout
+
+        def missing(rank: int) -> bool:
+            last = self.ended.last(rank)
+            return last < epoch and (last >= 0 or not self.goes_on)
+
+        while any(map(missing, wanted)):
+            try:
+                rank, event, blobs = self.pool.receive(0.5)
+            except MeetingTimeout:
+                if time.monotonic() > limit:
+                    return
+                continue
+            except PeerFailed:  # all have ended
+                return
+            if event["event"] == "optimizer":
+                self.take_optimizer(rank, *from_blobs(event["part"], blobs))
+                continue
+            self.later.append((rank, event, blobs))
+            if event["event"] in ("failed", "died") and rank in wanted:
+                return
+
     def take_optimizer(self, rank: int, facts: dict[str, Any], groups: Groups) -> None:
         """Take what an asynchronous worker's optimizer holds: see ``Reporter.optimizer``."""
         if groups["average"]:
             self.averages[rank] = (facts["rows"], np.array(groups["average"][0]))
         if groups["optimizer"]:
             self.slots[rank] = [np.array(array) for array in groups["optimizer"]]
+        if (epoch := facts["epoch"]) is not None:
+            average = [self.averages[rank][1]] if groups["average"] else []
+            part = facts, {"optimizer": self.slots[rank] if groups["optimizer"] else [], "average": average}
+            self.ended.put(rank, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
 
     def slots_of(self, rank: int) -> Part:
         """Return what a worker that trains alone left of its optimizers, with which it or its new process goes on."""

@@ -298,7 +298,7 @@ class AloneLoop:
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
                 self.meet()
             if run.job.watched or run.job.keep is not None:
-                self.give_optimizer()
+                self.give_optimizer(epoch)
             self.end_epoch(epoch)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:
                 self.wait_for_all(epoch)
@@ -444,16 +444,22 @@ class AloneLoop:
         self.replica.finish()
         self.give_optimizer()
 
-    def give_optimizer(self) -> None:
-        """Give the caller what it needs of this worker's optimizer; in a job rank 0 holds the caller's model."""
+    def give_optimizer(self, epoch: int | None = None) -> None:
+        """Give the caller what it needs of this worker's optimizer, at an epoch's end or (None) at the end of all.
+
+        In a job rank 0 holds the caller's model: it keeps what callbacks are to see of the epoch's end.
+        """
         run, replica = self.run, self.replica
-        kept = run.job.keep is not None
-        if self.meeting is None or run.weights is None or (run.rank and not replica.averages and not kept):
+        in_job = run.weights is None
+        kept = run.job.keep is not None and not in_job
+        if self.meeting is None or (in_job and (run.rank or epoch is None)):
+            return
+        if run.rank and not replica.averages and not kept:
             return
         groups: Groups = {"optimizer": [] if run.rank and not kept else replica.optimizer_state(), "average": []}
         if replica.averages:
             groups["average"] = [average_of(replica)]
-        run.reporter.optimizer(({"rows": run.tally.rows}, groups))
+        run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))
 
 
 def finite(run: Run) -> Finite:
