@@ -37,6 +37,7 @@ from choros.training.arguments import (
     check_launcher,
     check_layers,
     check_meet,
+    check_member_callbacks,
     check_model,
     check_numbers,
     check_place,
@@ -267,6 +268,7 @@ class Trainer:
         check_rest(initial_batch, steps)
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
+            check_member_callbacks(callbacks if self.workers > 1 else None, self._apart)
         check_batch_shape(self.model, self._replicas)
         sample = source.sample(fixed_rows(self.model) or min(batch_size, 32))
         algorithm = self._bind(sample, partial(spread, source, sample))
@@ -320,6 +322,11 @@ class Trainer:
         if verbose:
             print(record.line())
         return conductor.history
+
+    @property
+    def _apart(self) -> bool:
+        """Whether each member of an Ensemble has callbacks of its own, in a task elsewhere."""
+        return hasattr(self._launcher, "train")
 
     @property
     def _replicas(self) -> int:

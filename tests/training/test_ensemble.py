@@ -1,10 +1,14 @@
 """Ensemble: members on disjoint shards, their mean predicts, the best is given to the model."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
 
 import choros
+
+K = keras.callbacks
 
 
 def test_members_their_mean_and_the_best(make_model, data, pools):
@@ -20,7 +24,7 @@ def test_members_their_mean_and_the_best(make_model, data, pools):
     best = trainer.models[int(np.argmin(scores))]
     for mine, theirs in zip(given.get_weights(), best.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    assert history.history["val_loss"][-1] == pytest.approx(np.mean(scores), abs=1e-4)
+    assert history.history["val_loss"][-1] == pytest.approx(min(scores), abs=1e-4)  # of the one that is given
     assert history.run.meet == "never"
     assert history.run.exchanges == 0
     assert history.run.rows == 180  # every row by one member, twice
@@ -75,3 +79,133 @@ def test_single_has_one_worker(make_model, data, pools, same, same_history):
     same_history(trainer.fit(x, y, **how), plain.fit(x, y, **how))
     same(given, plain)
     assert trainer.models == []
+
+
+def loss_of(model, x, y):
+    """Return the loss without ``evaluate``, which resets the metrics."""
+    found = model.loss(y, model(x, training=False))
+    return float(np.mean(keras.ops.convert_to_numpy(found)))
+
+
+class Judge(K.Callback):
+    """Evaluates what it sees, at each epoch's end or after some batches."""
+
+    def __init__(self, x, y, pause=0.0):
+        super().__init__()
+        self.x, self.y, self.pause, self.seen, self.logged, self.counts = x, y, pause, [], [], []
+
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(self.pause)
+        self.seen.append(loss_of(self.model, self.x, self.y))
+        self.logged.append(logs["val_loss"])
+        self.counts.append(int(self.model.optimizer.iterations))
+
+
+def compiled(make_model, rate=0.05):
+    model = make_model()
+    model.compile(keras.optimizers.SGD(rate), keras.losses.SparseCategoricalCrossentropy())
+    return model
+
+
+def test_callbacks_see_the_best_member(make_model, data, pools, tmp_path):
+    """What they save and restore is what was logged; without them training goes the same way."""
+    x, y = data(96)
+    given, plain = (compiled(make_model) for _ in range(2))
+    before = loss_of(given, x, y)
+    how = {"batch_size": 8, "epochs": 4, "seed": 3, "validation_data": (x, y), "verbose": 0}
+    judge = Judge(x, y, 0.03)
+    saved = K.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True)
+    restored = K.EarlyStopping("val_loss", patience=100, restore_best_weights=True)
+    trainer = choros.Trainer(given, "ensemble", workers=2, pool=pools(2))
+    history = trainer.fit(x, y, callbacks=[judge, saved, restored], **how).history
+    np.testing.assert_allclose(judge.seen, judge.logged, rtol=1e-5)
+    assert judge.counts == [12, 24, 36, 48]
+    assert loss_of(given, x, y) == pytest.approx(min(history["val_loss"]), rel=1e-5)
+    assert loss_of(given, x, y) < 0.9 * before
+    assert loss_of(keras.models.load_model(tmp_path / "best.keras"), x, y) == pytest.approx(
+        min(history["val_loss"]), rel=1e-5
+    )
+    other = choros.Trainer(plain, "ensemble", workers=2, pool=pools(2))
+    assert other.fit(x, y, **how).history == history
+    for mine, theirs in zip(trainer.models, other.models, strict=True):
+        for value, expected in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_without_validation_the_lowest_loss_is_the_best(make_model, data, pools):
+    x, y = data(64)
+    model, seen = compiled(make_model, 0.5), []
+    look = K.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(model.get_weights()[0]))
+    trainer = choros.Trainer(model, "ensemble", workers=2, pool=pools(2))
+    trainer.fit(x, y, batch_size=8, epochs=3, seed=1, callbacks=[look], verbose=0)
+    assert any(np.array_equal(seen[-1], member.get_weights()[0]) for member in trainer.models)
+    np.testing.assert_array_equal(seen[-1], model.get_weights()[0])
+    assert np.abs(seen[0] - seen[1]).max() > 0
+
+
+def test_after_a_batch_callbacks_see_the_first_member(make_model, data, pools):
+    x, y = data(64)
+    model, seen = compiled(make_model), []
+    look = K.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(model.get_weights()[0]))
+    choros.Trainer(model, "ensemble", workers=2, pool=pools(2)).fit(
+        x, y, batch_size=8, epochs=2, seed=1, callbacks=[look], verbose=0
+    )
+    assert len(seen) == 16
+    assert len({each.tobytes() for each in seen}) == 16
+
+
+def test_a_stop_shows_and_gives_the_best(make_model, data, pools):
+    x, y = data(64)
+    model = compiled(make_model, 0.2)
+
+    class Stop(Judge):
+        def on_epoch_end(self, epoch, logs=None):
+            super().on_epoch_end(epoch, logs)
+            self.model.stop_training = epoch == 1
+
+    judge = Stop(x, y)
+    history = choros.Trainer(model, "ensemble", workers=2, pool=pools(2)).fit(
+        x, y, batch_size=8, epochs=50, validation_data=(x, y), callbacks=[judge], verbose=0
+    )
+    assert history.epoch == [0, 1]
+    np.testing.assert_allclose(judge.seen, judge.logged, rtol=1e-5)
+    assert loss_of(model, x, y) < 1.1 * judge.seen[0]
+
+
+def test_an_interrupt_leaves_the_best_so_far(make_model, data, pools):
+    x, y = data(64)
+    model = compiled(make_model, 0.2)
+
+    class Interrupt(Judge):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    judge = Interrupt(x, y)
+    with pytest.raises(KeyboardInterrupt):
+        choros.Trainer(model, "ensemble", workers=2).fit(
+            x, y, batch_size=8, epochs=5, validation_data=(x, y), callbacks=[judge], verbose=0
+        )
+    assert loss_of(model, x, y) == pytest.approx(judge.seen[-1], rel=1e-5)
+
+
+def test_what_members_cannot_take_is_refused(make_model, data, pools, tmp_path):
+    x, y = data(64)
+    trainer = choros.Trainer(make_model(), "ensemble", workers=2, pool=pools(2))
+    backup = K.BackupAndRestore(tmp_path / "backup")
+    limit = choros.callbacks.BeforeTimeLimit(tmp_path / "limit.keras")
+    for callback in (backup, limit):
+        with pytest.raises(choros.errors.BadInput, match=f"{type(callback).__name__}.*members of an Ensemble"):
+            trainer.fit(x, y, callbacks=[callback], verbose=0)
+    setter = K.LambdaCallback(on_epoch_end=lambda epoch, logs: trainer.model.layers[0].bias.assign(np.ones(6)))
+    with pytest.raises(choros.errors.BadInput, match="set weights of an Ensemble"):
+        trainer.fit(x, y, callbacks=[setter], verbose=0)
+
+
+@pytest.mark.parametrize("algorithm", ["ensemble", "aeasgd"])
+def test_a_model_compiled_again_with_fewer_metrics(algorithm, make_model, data, pools):
+    x, y = data(64)
+    history = choros.Trainer(compiled(make_model), algorithm, workers=2, pool=pools(2)).fit(
+        x, y, batch_size=8, epochs=2, verbose=0
+    )
+    assert len(history.history["loss"]) == 2

@@ -320,3 +320,21 @@ def test_in_a_job_callbacks_see_what_was_validated(job):
         """
     )
     assert "judged 10" in text, text
+
+
+def test_in_a_job_slow_callbacks_see_the_optimizer_of_the_epoch(job):
+    text = job(
+        """
+        class Slow(keras.callbacks.Callback):
+            seen = []
+
+            def on_epoch_end(self, epoch, logs=None):
+                self.seen.append(int(self.model.optimizer.iterations))
+                time.sleep(0.3)
+
+        slow = Slow()
+        model, _ = fit(choros.AEASGD(window=2), [slow], "adam", epochs=4)
+        print("seen", rank or slow.seen, int(model.optimizer.iterations), flush=True)
+        """
+    )
+    assert "seen [8, 16, 24, 32] 32" in text, text

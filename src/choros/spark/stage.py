@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from choros.errors import BadInput, WorkerFailed
 from choros.pickling import dumps
 from choros.spark import barrier
@@ -19,6 +17,7 @@ from choros.spark.process import keras_here
 from choros.spark.rank import Rank, results
 from choros.spark.rows import Held, Sent
 from choros.spark.slots import is_connect
+from choros.training.best import best_of
 from choros.training.conductor import Conductor, values
 from choros.training.job import Job, Plan, Tally
 from choros.training.line import Line, Told
@@ -177,11 +176,9 @@ class Stage:
         conductor, tallies, losses = plan.conductor, told["tallies"], told["losses"]
         if plan.job.ensemble:
             members = [results(payload) for payload in found]
-            best = min(range(len(members)), key=lambda rank: members[rank][0]["score"])
+            best = best_of([one["score"] for one, _ in members])
             tallies = [{**one["tallies"][0], "rank": rank} for rank, (one, _) in enumerate(members)]
-            histories = [one["history"]["history"] for one, _ in members]
-            means = {name: np.mean([each[name] for each in histories], axis=0).tolist() for name in histories[0]}
-            told["history"] = {"epoch": told["history"]["epoch"], "history": means}
+            told["history"] = members[best][0]["history"]
             models = [copy_model(plan.model) for _ in members]
             for model, (_, weights) in zip(models, members, strict=True):
                 put(model, weights)

@@ -108,6 +108,10 @@ class FrameTrainer(Trainer):
     def _where(self, *_: Any) -> Place:
         return Place()
 
+    @property
+    def _apart(self) -> bool:
+        return True
+
     def _train(self, plan: Plan) -> RunRecord:
         frame = plan.source
         stage = Stage(

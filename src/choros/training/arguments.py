@@ -272,6 +272,32 @@ def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
     return swaps
 
 
+def check_member_callbacks(callbacks: Any, apart: bool) -> None:
+    """Refuse callbacks that cannot keep what an Ensemble's members hold.
+
+    Args:
+        callbacks: as ``fit`` takes them.
+        apart: whether each member has callbacks of its own, in a task elsewhere.
+
+    Raises:
+        BadInput: with the name of the callback.
+    """
+    import keras
+
+    for callback in listed(callbacks):
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.BackupAndRestore) or callback in limits_of(callback):
+            raise BadInput(
+                f"{name} keeps one model, and training would go on without what the other members of an Ensemble have "
+                "learnt: leave it out, and save the members after fit (trainer.models)."
+            )
+        if apart and isinstance(callback, keras.callbacks.ModelCheckpoint):
+            raise BadInput(
+                f"{name} would have all members of an Ensemble write the same file, each where its task runs: leave it "
+                "out, and save the model or the members after fit (trainer.models)."
+            )
+
+
 def check_held(model: Any, replicas: int) -> None:
     """Refuse averages of weights that an optimizer besides the compiled one keeps, where several models have some.
 

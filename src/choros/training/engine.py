@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from choros.backend import averages_of
 from choros.backend.caller import assign_average, assign_optimizer, assign_vectors, flat_vectors, split_vector
 from choros.backend.optimizers import model_variables, optimizer_variables
 from choros.backend.state import Groups
 from choros.data import StreamSource, packing
-from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
+from choros.errors import BadInput, MeetingTimeout, PeerFailed, WorkerFailed
 from choros.training.batch_line import BatchLine
+from choros.training.best import Best, best_of
 from choros.training.conductor import values
+from choros.training.ended import Ended
 from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.mending import Mender
@@ -84,6 +87,7 @@ class Engine:
         self.losses: dict[int, tuple[float, int, float]] = {}
         self.slots: dict[int, list[Array]] = {}  # by rank, of asynchronous ones: their optimizers' variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
+        self.ended, self.goes_on = Ended(), False  # the same, as it was at epochs' ends; from a checkpoint
         self.saver: Saver = plan.saver or Saver(None)
         self.mender = Mender(restarts, plan.job.workers)
         self.given: list[Array] = []
@@ -107,6 +111,7 @@ class Engine:
         initial = [now[index] for index in self.places]
         self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
         self.averages = self.saver.averages()
+        self.ended, self.goes_on = Ended(), self.saver.latest is not None
         for index, array in zip(self.places, self.slots[0], strict=True):
             now[index] = array
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
@@ -128,14 +133,15 @@ class Engine:
             self.nurse = Nurse(self, self.centre)
             if job.watched:
                 self.snapshots = Snapshots.create(*flat_vectors(self.model))
+        self.best = Best(Best.create(nbytes), self.layout, self.board) if job.ensemble else None
 
     def close(self) -> None:
         """Let the segments go."""
         self.buffer = np.empty(0)
         if self.line is not None:
             self.pool.unwatch(self.line.records)
-        parts = (self.feeder, self.centre, self.snapshots, self.line, self.board, self.weights, self.data, self.meeting)
-        for part in parts:
+        parts = (self.feeder, self.centre, self.snapshots, self.best, self.line, self.board, self.weights, self.data)
+        for part in (*parts, self.meeting):
             if part is not None:
                 part.close()
 
@@ -225,9 +231,10 @@ class Engine:
             "again": self.job.alone and self.saver.latest is not None,
             "state": {},
             "snapshots": self.snapshots is not None,
+            "best": self.best is not None,
         }
         ring = self.feeder and self.feeder.ring.segment
-        kept = self.snapshots and self.snapshots.segment
+        kept = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
         parts = (self.board.segment, self.weights, self.data, ring, self.meeting, kept)
         segments = [part for part in parts if part]
         blobs = [self.cargo.model.code, *self.cargo.blobs]
@@ -291,11 +298,10 @@ class Engine:
             elif event == "batch":
                 if self.line is not None:
                     self.line.learn(message["logs"])
+                if self.job.per_batch:
                     self.batch(rank, message["epoch"], message["step"], message["logs"])
                 else:
-                    orders = self.conductor.batch(message["epoch"], message["step"], message["logs"])
-                    if self.job.per_batch:
-                        self.tell(orders, ranks=[rank])
+                    self.conductor.batch(message["epoch"], message["step"], message["logs"])
             elif event == "epoch_end":
                 if "loss" in message["logs"]:
                     self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
@@ -328,7 +334,7 @@ class Engine:
 
     def batch(self, rank: int, epoch: int, step: int, logs: dict[str, float]) -> None:
         """Run the callbacks of a batch, and answer the rank that waits for what they decide."""
-        self.asking = rank
+        self.asking = None if self.job.alone else rank
         orders = self.conductor.batch(epoch, step, logs)
         self.asking = None
         if self.line is not None and orders == _GO_ON:
@@ -351,6 +357,11 @@ class Engine:
 
     def tell(self, orders: Orders, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Give orders: to all who wait for them, and on the board for those who never wait."""
+        if orders.weights and self.job.ensemble and not everyone:
+            raise BadInput(
+                "A callback has set weights of an Ensemble, whose members never take any: set those that all are to "
+                "begin with before training begins, or use an algorithm whose workers meet."
+            )
         if orders.weights:
             packing.write(self.layout, values(self.variables), self.buffer)
             if self.centre is not None:
@@ -373,14 +384,29 @@ class Engine:
             if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
                 self.centre.read(*vectors)
             assign_vectors(self.model, *vectors)
-            assign_optimizer(self.model, self.slots[0])
-            if self.averages:
-                assign_average(self.model, mean_of(self.averages))
+            optimizer, averages = None, self.averages
+            if epoch is not None:
+                self.hear_of(epoch)
+                optimizer, averages = self.ended.optimizer(epoch), {**averages, **self.ended.averages(epoch)}
+            assign_optimizer(self.model, optimizer or self.slots[0])
+            if averages:
+                assign_average(self.model, mean_of(averages))
             return
         if self.asking is not None:
             self.have_written(self.asking)
+        elif self.best is not None:
+            self.show_best(self.best, epoch)
+            return
         for variable, view in zip(self.variables, packing.views(self.layout, self.buffer), strict=True):
             variable.assign(np.array(view))
+
+    def show_best(self, best: Best, epoch: int | None) -> None:
+        """Bring into the given model what is kept of an Ensemble's best member; the learning rate stays."""
+        found = best.read(max(self.losses, default=None) if epoch is None else epoch) or best.read(None)
+        rate = self.model.optimizer.learning_rate
+        for variable, value in zip(self.variables, found or [], strict=found is not None):
+            if variable is not rate:
+                variable.assign(value)
 
     def have_written(self, rank: int) -> None:
         """Have a rank that waits for orders write its weights for the callbacks that touch them.
@@ -402,12 +428,44 @@ class Engine:
             f"rank {rank} has not written the weights that a callback reads in {self.job.timeout:g} s."
         )
 
+    def hear_of(self, epoch: int) -> None:
+        """Take off the pipes what optimizers held at an epoch's end: all have sent it before they ended the epoch.
+
+        Where training goes on from a checkpoint, a rank may have ended that epoch in the run before.
+        """
+        wanted = self.ranks if averages_of(self.model.optimizer) else self.ranks[:1]
+        limit = time.monotonic() + self.job.timeout
+
+        def missing(rank: int) -> bool:
+            last = self.ended.last(rank)
+            return last < epoch and (last >= 0 or not self.goes_on)
+
+        while any(map(missing, wanted)):
+            try:
+                rank, event, blobs = self.pool.receive(0.5)
+            except MeetingTimeout:
+                if time.monotonic() > limit:
+                    return
+                continue
+            except PeerFailed:  # all have ended
+                return
+            if event["event"] == "optimizer":
+                self.take_optimizer(rank, *from_blobs(event["part"], blobs))
+                continue
+            self.later.append((rank, event, blobs))
+            if event["event"] in ("failed", "died") and rank in wanted:
+                return
+
     def take_optimizer(self, rank: int, facts: dict[str, Any], groups: Groups) -> None:
         """Take what an asynchronous worker's optimizer holds: see ``Reporter.optimizer``."""
         if groups["average"]:
             self.averages[rank] = (facts["rows"], np.array(groups["average"][0]))
         if groups["optimizer"]:
             self.slots[rank] = [np.array(array) for array in groups["optimizer"]]
+        if (epoch := facts["epoch"]) is not None:
+            average = [self.averages[rank][1]] if groups["average"] else []
+            part = facts, {"optimizer": self.slots[rank] if groups["optimizer"] else [], "average": average}
+            self.ended.put(rank, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
 
     def slots_of(self, rank: int) -> Part:
         """Return what a worker that trains alone left of its optimizers, with which it or its new process goes on."""
@@ -443,7 +501,7 @@ class Engine:
             for variable, value in zip(model_variables(models[-1]), self.members[rank][1], strict=True):
                 variable.assign(value)
         if models:
-            best = min(self.members, key=lambda rank: self.members[rank][0])
+            best = best_of([self.members[rank][0] for rank in sorted(self.members)])
             for variable, value in zip(self.variables, self.members[best][1], strict=True):
                 variable.assign(value)
         return models

@@ -171,8 +171,8 @@ class Reporter(Protocol):
         """Give the caller what an asynchronous worker's optimizer holds.
 
         Args:
-            part: the "rows" that the worker trained; of rank 0 the variables of the "optimizer", and with ``use_ema``
-                the worker's moving "average" of the weights.
+            part: the "rows" that the worker trained, and the "epoch" that it ends, None at the end of all; of rank 0
+                the variables of the "optimizer", and with ``use_ema`` the worker's moving "average" of the weights.
         """
         ...
 

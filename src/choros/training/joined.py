@@ -23,6 +23,7 @@ from choros.data import FileSource
 from choros.errors import PeerFailed
 from choros.training.agreement import agree, facts_of
 from choros.training.conductor import Conductor, values
+from choros.training.ended import Ended
 from choros.training.halting import HostsKeeper, Resting
 from choros.training.job import Orders, Plan, Tally
 from choros.training.loops import mean_average, train
@@ -62,6 +63,7 @@ class JoinedReporter:
         self.set: list[Array] = []  # rank 0's variables as the callbacks left them
         self.orders = Orders()  # what the callbacks of the last batch decided
         self.looked = 0.0
+        self.ended = Ended()  # what rank 0's optimizer held at epochs' ends
 
     def begin(self) -> Orders:
         """All are ready: training begins."""
@@ -191,7 +193,9 @@ class JoinedReporter:
             raise Leaving(code)
 
     def optimizer(self, part: Part) -> None:
-        """Rank 0 holds the caller's model itself."""
+        """Rank 0 holds the caller's model itself: it keeps what callbacks are to see of an epoch's end."""
+        epoch = part[0]["epoch"]
+        self.ended.put(0, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
 
     def look(self) -> None:
         """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""
@@ -324,7 +328,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             if epoch is None or one.snapshots is None or not one.snapshots.read(epoch, trainable, others):
                 centre.read(trainable, others)
             assign_vectors(model, trainable, others)
-            assign_optimizer(model, replica.optimizer_state())
+            kept = None if epoch is None else reporter.ended.optimizer(epoch)
+            assign_optimizer(model, kept or replica.optimizer_state())
         elif one.latest:
             for variable, value in zip(model_variables(model), one.latest, strict=True):
                 variable.assign(value)

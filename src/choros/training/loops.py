@@ -266,6 +266,7 @@ class AloneLoop:
         self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
         self.solo = LocalGroup()
         self.at = run.begin  # the epoch, and how many of its batches are done
+        self.values = len(run.replica.metric_state())  # without the tally of evaluated batches, of which there are none
         self.finite = finite(run)
 
     def train(self) -> None:
@@ -296,7 +297,8 @@ class AloneLoop:
                     self.meet()
                 if run.job.per_batch and run.rank == 0:
                     begun = time.perf_counter()
-                    run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()))
+                    show = run.write_weights if run.job.ensemble else None
+                    run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
                     run.tally.calling += time.perf_counter() - begun
                 else:
                     run.progress(epoch, number)
@@ -307,7 +309,7 @@ class AloneLoop:
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
                 self.meet()
             if run.job.watched or run.job.keep is not None:
-                self.give_optimizer()
+                self.give_optimizer(epoch)
             self.end_epoch(epoch)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:
                 self.wait_for_all(epoch)
@@ -372,6 +374,9 @@ class AloneLoop:
             if run.job.validates(epoch):
                 members = run.validate(self.solo)
                 run.score = members.get("val_loss", math.inf)
+            if run.best is not None:
+                self.wait_for_room(epoch)
+                run.best.put(epoch, run.rank, run.score, replica.snapshot)
         validation = np.zeros(len(state))
         validation[: len(members)] = list(members.values())
         if run.board.add(index, run.rank, state, validation):
@@ -380,12 +385,13 @@ class AloneLoop:
     def report(self, epoch: int, members: dict[str, float]) -> None:
         """Report an epoch that all have ended."""
         run, replica = self.run, self.replica
-        train, valid = run.board.sums(epoch - run.job.initial_epoch)
-        replica.set_metric_state(train)
+        index = epoch - run.job.initial_epoch
+        best = None if run.best is None else run.best.rank(epoch)
+        train, valid = run.board.sums(index) if best is None else run.board.part(index, best)
+        replica.set_metric_state(train[: self.values])
         logs: dict[str, float] = replica.metrics()
-        if members:
-            means = (valid / run.job.workers).tolist()
-            logs |= dict(zip(members, means, strict=False))
+        if best is not None:
+            logs |= dict(zip(members, valid.tolist(), strict=False))
         elif run.snapshots is not None or run.job.validates(epoch):
             shown = self.snapshot(epoch)
             if run.job.validates(epoch):
@@ -401,7 +407,15 @@ class AloneLoop:
         if run.snapshots is None:
             run.centre.read(centre, others)
             return centre, others
-        limit = time.monotonic() + run.job.first_timeout
+        self.wait_for_room(epoch)
+        if not run.snapshots.read(epoch, centre, others):
+            run.centre.read(centre, others)
+            run.snapshots.put(epoch, centre, others)
+        return centre, others
+
+    def wait_for_room(self, epoch: int) -> None:
+        """Wait until the slot of an epoch may be written."""
+        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         while not self.has_room(epoch):
             run.reporter.look()
             if time.monotonic() > limit:
@@ -411,10 +425,6 @@ class AloneLoop:
                     "faster."
                 )
             time.sleep(_LOOK)
-        if not run.snapshots.read(epoch, centre, others):
-            run.centre.read(centre, others)
-            run.snapshots.put(epoch, centre, others)
-        return centre, others
 
     def has_room(self, epoch: int) -> bool:
         """Tell whether the slot of an epoch may be written: callbacks have seen what is in it, or will never."""
@@ -445,16 +455,22 @@ class AloneLoop:
         self.replica.finish()
         self.give_optimizer()
 
-    def give_optimizer(self) -> None:
-        """Give the caller what it needs of this worker's optimizer; in a job rank 0 holds the caller's model."""
+    def give_optimizer(self, epoch: int | None = None) -> None:
+        """Give the caller what it needs of this worker's optimizer, at an epoch's end or (None) at the end of all.
+
+        In a job rank 0 holds the caller's model: it keeps what callbacks are to see of the epoch's end.
+        """
         run, replica = self.run, self.replica
-        kept = run.job.keep is not None
-        if self.meeting is None or run.weights is None or (run.rank and not replica.averages and not kept):
+        in_job = run.weights is None
+        kept = run.job.keep is not None and not in_job
+        if self.meeting is None or (in_job and (run.rank or epoch is None)):
+            return
+        if run.rank and not replica.averages and not kept:
             return
         groups: Groups = {"optimizer": [] if run.rank and not kept else replica.optimizer_state(), "average": []}
         if replica.averages:
             groups["average"] = [average_of(replica)]
-        run.reporter.optimizer(({"rows": run.tally.rows}, groups))
+        run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))
 
 
 def finite(run: Run) -> Finite:

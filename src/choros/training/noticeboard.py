@@ -34,7 +34,8 @@ class Noticeboard:
         segment: Segment. Made by ``Noticeboard.create``.
         workers: int. Ranks.
         epochs: int. Rows of the tables.
-        values: int. Metric values of one rank.
+        values: int. Metric values of one rank, or more: a model that was compiled again may keep metrics that the
+            workers' do not have.
 
     Attributes:
         timeout: float. Seconds to wait for the lock, which is held for microseconds.
@@ -171,7 +172,8 @@ class Noticeboard:
         """Add a rank's metric state to its epoch; True for the rank that completes it, also when it adds once more."""
         with self.locked():
             if not self._ended[epoch, rank]:
-                self._parts[epoch, rank] = train, validation
+                self._parts[epoch, rank, 0, : len(train)] = train
+                self._parts[epoch, rank, 1, : len(validation)] = validation
                 others = np.delete(self._ended[epoch], rank)
                 self._ended[epoch, rank] = _LAST if others.all() else 1  # now: one killed before it has added nothing
             return bool(self._ended[epoch, rank] == _LAST)
@@ -189,6 +191,11 @@ class Noticeboard:
         train, validation = self._parts[epoch].sum(axis=0)
         return train, validation
 
+    def part(self, epoch: int, rank: int) -> tuple[Array, Array]:
+        """Return what a rank has added to an epoch: its metric state, and its figures of validation."""
+        train, validation = self._parts[epoch, rank].copy()
+        return train, validation
+
     # -- what a rank would need to begin anew
     def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
         """Leave a rank's tally and metric state of the epoch in which it is; one that was killed here left the last.
@@ -202,7 +209,8 @@ class Noticeboard:
         """
         turn = int(self._turns[rank])
         spare = self._left[rank, 1 - turn % 2]
-        spare[:3], spare[3 : 3 + len(tally)], spare[_NOW:] = (*place, iterations), tally, state
+        spare[:3], spare[3 : 3 + len(tally)] = (*place, iterations), tally
+        spare[_NOW : _NOW + len(state)] = state
         fence()
         self._turns[rank] = turn + 1
 

@@ -49,7 +49,7 @@ def take_up(run: Run) -> bool:
         run.before = run.tally.seconds
     if epoch != run.begin[0]:
         return False
-    run.replica.set_metric_state(state)
+    run.replica.set_metric_state(state[: len(run.replica.metric_state())])
     return True
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from choros.backend.optimizers import learning_rates, model_variables, optimizer_variables
 from choros.data import feed, packing
+from choros.training.best import Best
 from choros.training.job import Job, Orders, Reporter, Tally
 from choros.training.noticeboard import Noticeboard
 from choros.training.snapshots import Slots
@@ -43,6 +44,7 @@ class Run:
         state: what this rank left when the run was cut short, or None.
         again: whether it has met the centre before, in another process.
         snapshots: where the center of an epoch's end is kept for callbacks, or None.
+        best: where the best member of an Ensemble at an epoch's end is kept, or None.
     """
 
     rank: int
@@ -60,6 +62,7 @@ class Run:
     state: Part | None = None
     again: bool = False
     snapshots: Slots | None = None
+    best: Best | None = None
 
     def __post_init__(self) -> None:
         self.tally = Tally(self.rank, host=platform.node())

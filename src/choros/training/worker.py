@@ -18,6 +18,7 @@ from choros.backend import forget
 from choros.backend.devices import choose_devices
 from choros.data import packing
 from choros.training.batch_line import WorkerBatchLine
+from choros.training.best import Best
 from choros.training.feeding import FedSource
 from choros.training.job import Job, Orders
 from choros.training.layout import laid_out
@@ -173,10 +174,13 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         replica.fold_seeds(first_replica(job, link.rank), job.fold_seed)
         replica.seed_generators(link.rank, job.seed)
         meeting = fds[3 + (message["depth"] > 0) :]
-        snapshots = None
+        snapshots = best = None
         if message["snapshots"]:
             snapshots = Snapshots(Segment.attach(meeting.pop()))
             held.append(snapshots)
+        if message["best"]:
+            best = Best(Segment.attach(meeting.pop()), message["weights"], board)
+            held.insert(0, best)
         group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
         held[:0] = [part for part in (group, centre) if part is not None]
         one = Run(
@@ -195,6 +199,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             state=None if job.alone else state,
             again=message["again"],
             snapshots=snapshots,
+            best=best,
         )
         if one.again:  # other random numbers than the first time
             again = first_replica(job, link.rank) + first_replica(job, job.workers)
