@@ -32,6 +32,7 @@ from choros.types import Array, aligned, dtype_of
 
 # Attributes of a keras.Model that fit, evaluate and predict make anew.
 _REMADE = ("train_function", "test_function", "predict_function")
+_ADDRESSES = ("stored_ids", "_trainable_variables_indices", "_exclude_from_weight_decay_cache")  # of parts
 _PER_CALL = ("_eval_epoch_iterator", "history")
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
@@ -231,18 +232,15 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         getstate = getattr(type(part), "__getstate__", None)
         if getstate is not getattr(object, "__getstate__", None):
             return part.__getstate__()
-        state = dict(vars(part))
-        for name in [name for name in state if name.startswith("_self_") and not isinstance(state[name], bool)]:
-            del state[name]  # TensorFlow's own list of what the object has
+        state = {name: value for name, value in vars(part).items() if name not in _ADDRESSES}
+        tracked = [name for name, value in state.items() if name.startswith("_self_") and not isinstance(value, bool)]
+        state = {name: value for name, value in state.items() if name not in tracked}  # TensorFlow's own list of parts
         if isinstance(part, self.model):
             state |= {name: None for name in _REMADE if name in state}
             for name in _PER_CALL:
                 state.pop(name, None)
         if "_loss_ids" in state:
             state |= {"_losses": [], "_loss_ids": set()}
-        state.pop("stored_ids", None)  # of a Tracker
-        state.pop("_trainable_variables_indices", None)  # of an optimizer
-        state.pop("_exclude_from_weight_decay_cache", None)
         if excluded := state.get("_exclude_from_weight_decay"):
             variables = {
                 part._var_key(variable): variable for variable in (*part._trainable_variables, *self.variables)

@@ -120,7 +120,7 @@ class Stage:
         if line.latest:
             put(plan.model, line.latest)
         callbacks = None
-        with suppress(Exception):  # whatever an object's own __reduce__ raises: then they run here or not at all
+        with suppress(Exception):  # of an object's own __reduce__: then they run in this process only
             callbacks = dumps(plan.conductor.user)
         return Rank(
             job.json(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -106,10 +107,8 @@ def versions() -> dict[str, str]:
     backend = keras.backend.backend()
     found = {"python": platform.python_version().rpartition(".")[0], "keras": keras.__version__, "backend": backend}
     for name in ("numpy", "cloudpickle", *_LIBRARIES.get(backend, (backend,))):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
