@@ -232,9 +232,9 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         getstate = getattr(type(part), "__getstate__", None)
         if getstate is not getattr(object, "__getstate__", None):
             return part.__getstate__()
-        state = {name: value for name, value in vars(part).items() if name not in _ADDRESSES}
-        tracked = [name for name, value in state.items() if name.startswith("_self_") and not isinstance(value, bool)]
-        state = {name: value for name, value in state.items() if name not in tracked}  # TensorFlow's own list of parts
+        tracked = [name for name in vars(part) if name.startswith("_self_") and not isinstance(vars(part)[name], bool)]
+        left_out = {*_ADDRESSES, *tracked}  # the latter are TensorFlow's own list of parts
+        state = {name: value for name, value in vars(part).items() if name not in left_out}
         if isinstance(part, self.model):
             state |= {name: None for name in _REMADE if name in state}
             for name in _PER_CALL:
@@ -242,9 +242,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if "_loss_ids" in state:
             state |= {"_losses": [], "_loss_ids": set()}
         if excluded := state.get("_exclude_from_weight_decay"):
-            variables = {
-                part._var_key(variable): variable for variable in (*part._trainable_variables, *self.variables)
-            }
+            variables = {part._var_key(each): each for each in (*part._trainable_variables, *self.variables)}
             state["_exclude_from_weight_decay"] = [variables[key] for key in excluded if key in variables]
         return state
 

@@ -602,6 +602,14 @@ def test_two_workers_train_what_one_process_does(make, pools, same, same_history
     assert model.optimizer.iterations != 0
 
 
+def test_a_model_may_hold_the_trainer_that_trains_it(pools):
+    model = compiled(sequential())
+    model.trainer = choros.Trainer(model, workers=2, pool=pools(2))
+    pools(2).start()
+    model.trainer.fit(*data(), verbose=0)
+    assert copy_model(model).trainer.workers == 2
+
+
 @pytest.mark.parametrize("make", [bare, distilled, callables], ids=lambda make: make.__name__)
 def test_ranks_of_a_launcher_train_what_one_process_does(make, same):
     x, y = data(48)

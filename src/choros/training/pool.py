@@ -60,6 +60,10 @@ class WorkerPool:
         self._pool: Pool | None = None
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the pool without its processes: a model may hold the Trainer that trains it."""
+        return vars(self) | {"_pool": None}
+
     @property
     def backend(self) -> str:
         """The Keras backend of the workers."""
