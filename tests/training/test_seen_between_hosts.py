@@ -97,6 +97,20 @@ def test_callbacks_see_what_was_validated(way, name, data, tmp_path):
     assert evaluate(saved, x, y) == pytest.approx(min(history.history["val_loss"]), rel=1e-5)
 
 
+def test_rare_exchanges_are_tried(way, data):
+    x, y = data(64)
+    model, judge = make(keras.optimizers.SGD(0.1 if way != "divided" else 1e-4), units(way)), Judge(x, y)
+    stop = K.EarlyStopping("val_loss", patience=1)
+    rule = choros.DOWNPOUR(window=1000)
+    history = fit(model, rule, x, y, epochs=5, validation_data=(x, y), callbacks=[judge, stop])
+    assert history.run.group == MET[way]
+    assert history.run.exchanges == 2  # at the end
+    losses = history.history["val_loss"]
+    assert len(losses) == 5, losses
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose(judge.seen, losses, rtol=1e-5)
+
+
 def test_the_optimizer_comes_back_and_goes_on(way, data):
     x, y = data(64)
     model = make(keras.optimizers.Adam(1e-3), units(way))

@@ -338,3 +338,28 @@ def test_in_a_job_slow_callbacks_see_the_optimizer_of_the_epoch(job):
         """
     )
     assert "seen [8, 16, 24, 32] 32" in text, text
+
+
+def test_in_a_job_rare_exchanges_are_tried(job):
+    text = job(
+        """
+        class Judge(keras.callbacks.Callback):
+            found = []
+
+            def on_epoch_end(self, epoch, logs=None):
+                loss = self.model.loss(y, self.model(x, training=False))
+                self.found.append((float(keras.ops.convert_to_numpy(loss)), logs["val_loss"]))
+
+        judge, stop = Judge(), keras.callbacks.EarlyStopping("val_loss", patience=1)
+        model = make("sgd")
+        model.compile(keras.optimizers.SGD(0.05), keras.losses.SparseCategoricalCrossentropy())
+        history = choros.Trainer(model, choros.DOWNPOUR(window=1000)).fit(
+            x, y, batch_size=8, epochs=5, validation_data=(x, y), callbacks=[judge, stop], verbose=0
+        )
+        near = all(abs(a - b) < 1e-5 for a, b in judge.found)
+        print("tried", rank or [near, len(judge.found), judge.found[-1][1] < judge.found[0][1]], flush=True)
+        print("exchanges", history.run.exchanges, flush=True)
+        """
+    )
+    assert "tried [True, 5, True]" in text, text
+    assert text.count("exchanges 2") == 2, text

@@ -102,6 +102,67 @@ def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
         np.testing.assert_allclose(others, one.others, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
+def test_a_trial_is_the_centre_with_what_all_have_left(hosts, kind, cuts):
+    """Rank 2 has exchanged since, and counts no more; nothing is kept, and the exchanges that come are the same."""
+    rule = kind().bound(WORKERS, 0.01, strict=False)
+    if not rule.elementwise and cuts == "two":
+        return
+    rng = np.random.default_rng(4)
+    begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    one = MemoryCentre(rule, begin, WORKERS, own)
+    at = hosts(rule, begin, own, CUTS[cuts])
+    centres = [at(0, 0), at(1, 1), at(2, 1)]
+    out, mean = np.empty_like(begin), np.empty_like(own)
+    mine, theirs = ([(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)] for _ in range(2))
+    for rank in (1, 2, 0, 2, 1):
+        step = rng.standard_normal(SIZE).astype("float32")
+        for vectors in (mine[rank], theirs[rank]):
+            vectors[0][:] += step
+        centres[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
+        one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
+    for rank in range(WORKERS):
+        step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+        for vectors in (mine[rank], theirs[rank]):
+            vectors[0][:] += step
+            vectors[2][:] += more
+        centres[rank].leave(*mine[rank][:2], 4, mine[rank][2])
+        np.testing.assert_array_equal(mine[rank][0], theirs[rank][0])
+    centres[2].exchange(*mine[2][:2], 4, mine[2][2])
+    one.exchange(2, *theirs[2][:2], 4, theirs[2][2])
+    centres[1].trial(out, mean)
+    again = out.copy(), mean.copy()
+    centres[0].trial(out, mean)
+    np.testing.assert_array_equal(out, again[0])
+    assert centres[0].read(out, mean) == 6
+    np.testing.assert_allclose(out, one.centre, rtol=0, atol=2e-6)
+    for rank in (0, 1):
+        centres[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
+        one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
+    np.testing.assert_allclose(again[0], one.centre, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(again[1], one.others, rtol=0, atol=4e-6)
+    centres[2].trial(out, mean)  # nobody has left anything since
+    centres[0].read(*again)
+    np.testing.assert_array_equal(out, again[0])
+    np.testing.assert_array_equal(mean, again[1])
+
+
+def test_what_was_left_is_void_where_the_centre_was_set(hosts):
+    rule = algorithms.DOWNPOUR()
+    zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
+    at = hosts(rule, zero, none, CUTS["two"])
+    lead, far = at(0, 0), at(1, 1)
+    for centre in (lead, far):
+        centre.leave(np.ones(SIZE, "float32"), zero, 4, none)
+    out = zero.copy()
+    lead.trial(out, none)
+    assert set(out) == {2.0}
+    lead.replace(np.full(SIZE, 5, "float32"), none)
+    far.trial(out, none)
+    assert set(out) == {5.0}
+
+
 def test_a_centre_that_was_set_is_taken_as_it_is(hosts):
     rule = algorithms.DOWNPOUR()
     zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")

@@ -147,7 +147,8 @@ class TogetherLoop:
         if self.meeting is None or not self.schedule.pending or not wanted:
             return self.centre()
         self.replica.get(self.local)
-        self.trial = self.meeting.trial(self.local, self.schedule.pending, self.rows)
+        window = trial_window(self.run, epoch, self.schedule.pending)
+        self.trial = self.meeting.trial(self.local, window, self.rows)
         return self.trial
 
     def window(self, batch: Batch) -> None:
@@ -310,6 +311,7 @@ class AloneLoop:
                 self.meet()
             if run.job.watched or run.job.keep is not None:
                 self.give_optimizer(epoch)
+            self.leave_pending(epoch)
             self.end_epoch(epoch)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:
                 self.wait_for_all(epoch)
@@ -318,6 +320,15 @@ class AloneLoop:
         if self.schedule.pending:
             self.replica.reset_metrics()  # who validated the last epoch has more of them than the board has room for
             self.meet()
+
+    def leave_pending(self, epoch: int) -> None:
+        """At an epoch's end, leave what the next exchange is to bring, for who validates and shows that epoch."""
+        run, pending = self.run, self.schedule.pending
+        if self.meeting is None or not pending or not (run.job.watched or run.job.validates(epoch)):
+            return
+        self.replica.get(self.local)
+        self.replica.get_others(self.others)
+        run.centre.leave(self.local, self.meeting.seen, trial_window(run, epoch, pending), self.others)
 
     def wait_for_all(self, epoch: int) -> None:
         """Wait until all have ended an epoch, and what the centre then is has gone to the callbacks."""
@@ -399,17 +410,17 @@ class AloneLoop:
         run.reporter.epoch_end(epoch, logs, run.clock())
 
     def snapshot(self, epoch: int) -> tuple[Array, Array]:
-        """Return the center of an epoch's end, and keep it for callbacks.
+        """Return the center of an epoch's end, with what all had yet to bring, and keep it for callbacks.
 
         Where the epoch is reported once more, as its first reporter died, it is the same one.
         """
         run, centre, others = self.run, np.empty_like(self.local), np.empty_like(self.others)
         if run.snapshots is None:
-            run.centre.read(centre, others)
+            run.centre.trial(centre, others)
             return centre, others
         self.wait_for_room(epoch)
         if not run.snapshots.read(epoch, centre, others):
-            run.centre.read(centre, others)
+            run.centre.trial(centre, others)
             run.snapshots.put(epoch, centre, others)
         return centre, others
 
@@ -471,6 +482,15 @@ class AloneLoop:
         if replica.averages:
             groups["average"] = [average_of(replica)]
         run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))
+
+
+def trial_window(run: Run, epoch: int, pending: int) -> int:
+    """Return the steps of a window by which a trial in the middle of it divides, for rules that take the mean step.
+
+    They are those of the whole window, of which this much has been learnt; by the few steps of one that has just begun
+    the first trials would be the best. At the end of training the exchange that comes is by those that there are.
+    """
+    return pending if epoch + 1 == run.job.epochs else max(pending, int(run.algorithm.window))
 
 
 def finite(run: Run) -> Finite:

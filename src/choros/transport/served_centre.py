@@ -81,7 +81,7 @@ class ServedCentre(SharedCentre):
         """Answer one question; the same one, asked again, has the same answer and is done once.
 
         Args:
-            head: what is asked: "exchange", "read", "times" (how often the centre was set) or "replace".
+            head: what is asked: "exchange", "leave", "trial", "read", "replace" or "times" (how often it was set).
             arrays: a message or a vector, and moving statistics.
 
         Raises:
@@ -97,6 +97,15 @@ class ServedCentre(SharedCentre):
                 self._given = None
             taken = self._set != int(head["set"])
             return {"staleness": staleness, "taken": taken, **self._counts()}, [self._shown, others]
+        if head["op"] == "leave":
+            self._sent, self._last_seen, self._set = int(head["sent"]), int(head["clock"]), int(head["set"])
+            message, others = arrays
+            self.leave(message, message, int(head["window"]), others)
+            return {}, []
+        if head["op"] == "trial":
+            vector, others = self.blank()
+            self.trial(vector, others)
+            return {}, [vector, others]
         if head["op"] == "read":
             vector, others = self.blank()
             self.read(vector, others)

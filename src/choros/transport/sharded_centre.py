@@ -110,6 +110,25 @@ class ShardedCentre:
             staleness = int(head["staleness"]) if i == 0 else staleness
         return staleness
 
+    def leave(self, local: Array, seen: Array, window: int, others: Array) -> None:
+        """Leave what an exchange now would bring, for ``trial``. See ``SharedCentre.leave``."""
+        for i, far in self._far:
+            message = self._propose(far, local[far.part], seen[far.part], window)
+            far.line.tell({"op": "leave", "window": window, **far.counts()}, [message, _mine(i, others)])
+        for i, part, centre in self._near:
+            centre.leave(local[part], seen[part], window, _mine(i, others))
+        self._heard()
+
+    def trial(self, out: Array, others: Array) -> None:
+        """Copy out the centre with what all workers have left. See ``SharedCentre.trial``."""
+        for _, far in self._far:
+            far.line.tell({"op": "trial"})
+        for i, part, centre in self._near:
+            centre.trial(out[part], _mine(i, others))
+        for i, far, _, (vector, mean) in self._heard():
+            out[far.part] = vector
+            _mine(i, others)[:] = mean
+
     def _heard(self) -> list[tuple[int, _Far, dict[str, Any], list[Array]]]:
         """Return all answers; what one host has to complain of comes after all have answered."""
         found, wrong = [], None

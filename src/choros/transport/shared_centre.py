@@ -11,6 +11,7 @@ The meeting in its own time is that of DOWNPOUR (Dean et al. 2012, NIPS, section
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -30,6 +31,7 @@ from choros.types import Array
 
 BLOCK = 1 << 15
 _OPTIMISTIC = 3
+_WRITES = 1.0  # seconds in which a worker has written what it leaves
 
 
 class Meeting(NamedTuple):
@@ -130,6 +132,14 @@ class SharedCentre:
             for (k, n), pair in zip(vectors, layout.areas, strict=True)
         ]
         self._fixed = [tuple(read_only(buffer) for buffer in pair) for pair in self._buffers]
+        self._pending = segment.array("int64", self.workers * at.LEFT, layout.pending).reshape(self.workers, at.LEFT)
+        self._messages = [
+            (
+                segment.array(kind, self.count, message),
+                segment.array(kind_others, self.others, mean if self.others else 0),
+            )
+            for message, mean in layout.messages
+        ]
         self._seen_at = at.ACTIVE + len(vectors) + (self.rank or 0)
         self._sent_at = self._seen_at + self.workers
         self._place_at = self._sent_at + self.workers
@@ -249,6 +259,84 @@ class SharedCentre:
             self._commit(commit, header)
         self._last_seen, self._sent, self._met = int(header[at.CLOCK]), self._sent + 1, True
         return staleness
+
+    def leave(self, local: Array, seen: Array, window: int, others: Array) -> None:
+        """Leave what an exchange now would bring, for ``trial``; nothing is merged, and the arguments stay as they are.
+
+        It counts until this worker's next exchange. The arguments are those of ``exchange``.
+        """
+        if self._rule is None or self.rank is None:
+            raise BadInput(
+                "A controller reads the centre; only a worker, which has a rule and a rank, leaves a message."
+            )
+        head, (message, mean) = self._pending[self.rank], self._messages[self.rank]
+        head[0] += 1 + head[0] % 2  # also where one was killed here
+        fence()
+        for part in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
+            message[part] = self._rule.propose(local[part], seen[part], window)
+        mean[:] = others
+        head[at.LEFT_SENT], head[at.LEFT_SET], head[at.LEFT_SEEN] = self._sent, self._set, self._last_seen
+        fence()
+        head[0] += 1
+
+    def trial(self, out: Array, others: Array) -> None:
+        """Copy out the centre as it would be with what all workers have left since their last exchange; none is kept.
+
+        Args:
+            out: receives the centre.
+            others: receives the averaged moving statistics.
+
+        Raises:
+            BadInput: for vectors that do not fit, or on a controller.
+            MeetingTimeout: if the lock stays held; names the holder.
+        """
+        if self._rule is None:
+            raise BadInput("A controller reads the centre; only a worker, which has a rule, makes a trial.")
+        self._fit(out, others)
+        with self._lock.hold(self.timeout, "a copy of the centre"):
+            header = self._header().copy()
+            out[:] = self._buffers[0][int(header[at.ACTIVE])]
+            others[:] = self._buffers[1][int(header[at.ACTIVE + 1])]
+            left = [rank for rank in range(self.workers) if self._counts_still(header, rank)]
+            rest = enumerate(self._buffers[2:] if left else [], at.ACTIVE + 2)
+            memory = tuple(pair[int(header[i])].copy() for i, pair in rest)
+        message, mean, clock = np.empty_like(out), np.empty_like(others), int(header[at.CLOCK])
+        for rank in left:
+            seen = self._copy_left(header, rank, message, mean)
+            if seen is None:  # it has exchanged meanwhile
+                continue
+            told = self._meeting(workers=1, staleness=clock - seen, sender=rank)
+            with np.errstate(all="ignore"):
+                for part in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
+                    was = tuple(vector[part] for vector in memory)
+                    new, now = self._rule.merge(out[part], message[part], told, was)
+                    for old, fresh in zip(was, now, strict=True):
+                        if fresh is not old:
+                            old[...] = fresh
+                    out[part] = new
+            others += (mean - others) / self.workers
+            clock += 1
+
+    def _counts_still(self, header: Array, rank: int) -> bool:
+        """Tell whether what a worker left is not in the centre of this header, and would be taken."""
+        turn, sent, times_set = self._pending[rank, :3].tolist()
+        first = self._sent_at - (self.rank or 0)
+        return bool(turn > 0 and sent == header[first + rank] and times_set == header[at.SET])
+
+    def _copy_left(self, header: Array, rank: int, message: Array, mean: Array) -> int | None:
+        """Copy what a worker left; returns the clock that it saw last, or None where that counts no more."""
+        head, limit = self._pending[rank], time.monotonic() + _WRITES
+        while self._counts_still(header, rank):
+            turn, seen = int(head[0]), int(head[at.LEFT_SEEN])
+            fence()
+            message[:], mean[:] = self._messages[rank]
+            fence()
+            if turn % 2 == 0 and int(head[0]) == turn:
+                return seen
+            if time.monotonic() > limit:  # it was killed while it wrote
+                break
+            time.sleep(1e-4)
+        return None
 
     def _again(self, header: Array, others: Array) -> int:
         """Answer an exchange of a rank that has made another number of them than it knows of."""
