@@ -33,6 +33,19 @@ from choros.types import Array, aligned, dtype_of
 # Attributes of a keras.Model that fit, evaluate and predict make anew.
 _REMADE = ("train_function", "test_function", "predict_function")
 _ADDRESSES = ("stored_ids", "_trainable_variables_indices", "_exclude_from_weight_decay_cache")  # of parts
+# TensorFlow's own list of what an object has. KerasHub has attributes of its own that begin with _self_ too.
+_OF_TRACKABLE = frozenset(
+    {
+        "_self_last_wrapped_dict_snapshot",
+        "_self_name_based_restores",
+        "_self_saveable_object_factories",
+        "_self_tracked_trackables",
+        "_self_unconditional_checkpoint_dependencies",
+        "_self_unconditional_deferred_dependencies",
+        "_self_unconditional_dependency_names",
+        "_self_update_uid",
+    }
+)
 _PER_CALL = ("_eval_epoch_iterator", "history")
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
@@ -207,7 +220,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def variable_state(self, variable: Any) -> tuple[dict[str, Any], Any]:
         """Return a variable's attributes, and where its value is to be found: a Parameter, or the place of an array."""
         state = {name: value for name, value in vars(variable).items() if name not in ("_value", "_layout")}
-        state = {name: value for name, value in state.items() if not name.startswith("_self_")}
+        state = {name: value for name, value in state.items() if name not in _OF_TRACKABLE}
         value = variable._value
         if value is not None and not (self.parameter and isinstance(value, self.parameter)):
             value = self.value_of(variable)
@@ -232,8 +245,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         getstate = getattr(type(part), "__getstate__", None)
         if getstate is not getattr(object, "__getstate__", None):
             return part.__getstate__()
-        tracked = [name for name in vars(part) if name.startswith("_self_") and not isinstance(vars(part)[name], bool)]
-        left_out = {*_ADDRESSES, *tracked}  # the latter are TensorFlow's own list of parts
+        left_out = {*_ADDRESSES, *_OF_TRACKABLE}
         state = {name: value for name, value in vars(part).items() if name not in left_out}
         if isinstance(part, self.model):
             state |= {name: None for name in _REMADE if name in state}
@@ -501,5 +513,5 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
             (f".layers[{number}]", layer) for number, layer in enumerate(layers if isinstance(layers, list) else ())
         )
         for name in sorted(attributes, key=lambda name: str(name).startswith("_")):
-            if not str(name).startswith("_self_"):
+            if name not in _OF_TRACKABLE:
                 yield f".{name}", attributes[name]

@@ -33,6 +33,7 @@ from choros.training.arguments import (
     check_devices,
     check_distribution,
     check_epochs,
+    check_fit,
     check_held,
     check_launcher,
     check_layers,
@@ -234,6 +235,7 @@ class Trainer:
             WorkerFailed: a worker failed; the model is unchanged and ``error.weights`` holds the last centre.
         """
         begun = time.perf_counter()
+        check_fit(self.model)  # once more: a preprocessor may have been put back
         batch_size = 32 if batch_size is None else batch_size  # as in Keras
         together = self.meet == "together" or self.workers == 1
         checks.check(

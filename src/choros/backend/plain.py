@@ -9,7 +9,7 @@ import numpy as np
 
 NOTHING = object()
 TRIED = {"Dice", "Tversky", "dice", "tversky"}  # Keras' losses over the whole batch, unless an axis is given
-AXES = ("axis", "axes", "attention_axes", "_attention_axes")  # of a layer's input
+AXES = ("axis", "axes", "attention_axes")  # of a layer's input
 # What takes one number of each row as it is. Another layer would take the axis of the rows for that of the features.
 FLAT = {"Embedding", "Flatten", "Functional", "Identity", "InputLayer", "Model", "Rescaling", "Reshape", "Sequential"}
 

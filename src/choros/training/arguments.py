@@ -93,7 +93,9 @@ def check_fit(model: Any) -> None:
     replaced = [f"{kind.__name__}.{name}" for kind in kinds for name in _DRIVING if name in vars(kind)]
     if not replaced:
         return
-    if callable(getattr(model, "preprocess_samples", None)):
+    names = (*_DRIVING, "preprocess_samples")
+    packages = {kind.__module__.partition(".")[0] for kind in kinds if any(name in vars(kind) for name in names)}
+    if callable(getattr(model, "preprocess_samples", None)) and len(packages) == 1:  # a user's subclass changes nothing
         if getattr(model, "preprocessor", model) is None:
             return
         raise BadInput(
