@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from choros.backend import make_replica
 from choros.types import Batch
 
 pytestmark = [
@@ -112,3 +113,33 @@ def test_a_wholly_masked_rank_weighs_nothing(lab):
     together = np.sum(slots, 0)
     assert np.isfinite(together).all()
     np.testing.assert_allclose(together, slots[0], rtol=1e-6)
+
+
+def test_float16_gradients_overflow_at_the_scale_of_one_process(lab):
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = lab.compiled(lab.dense(out=2, activation=None), keras.optimizers.SGD(1e-3), "mse")
+    finally:
+        keras.config.set_dtype_policy(policy)
+    x = np.repeat(lab.X[:1], 16, 0)
+    y = np.array(keras.ops.convert_to_numpy(model(x)), "float32")
+    y[:4] += 3  # only the rows of the first of four ranks have a gradient
+    replica = make_replica(model, 4)
+    replica.build(Batch(x, y, None, 16, 16))
+
+    def gradient(rows):
+        slot = np.empty(replica.size + 2, np.float32)
+        with np.errstate(all="ignore"):
+            replica.gradients(Batch(x[:rows], y[:rows], None, rows, 16), slot)
+        return slot
+
+    found = []
+    for power in range(8, 20):
+        replica._assign([model.optimizer.dynamic_scale], [np.float32(2.0**power)])
+        together, share = gradient(16), gradient(4)
+        found.append(bool(np.isfinite(together).all()))
+        if found[-1]:
+            largest = np.abs(together[:-2]).max()
+            np.testing.assert_allclose(share[:-2], together[:-2], rtol=2e-2, atol=1e-2 * largest)
+    assert len(set(found)) == 2

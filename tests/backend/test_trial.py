@@ -223,6 +223,34 @@ def test_what_is_a_mean_or_says_what_it_divides_by_passes_without_a_word(make):
         np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mask_of_which_both_halves_have_as_much_is_found(seed):
+    x = np.random.default_rng(seed).normal(size=X.shape).astype("float32")
+    x[8:] = -x[:8]  # the first and the last half have equally many valid entries where a mask is of the sign
+    x[:, 0] = np.tile([1, 1, 1, -1], 4) * np.abs(x[:, 0])
+
+    class Masks(layers.Layer):
+        def call(self, inputs):
+            valid = ops.cast(inputs[:, :1] > 0, inputs.dtype)
+            self.add_loss(ops.sum(valid * ops.square(inputs)) / ops.sum(valid))
+            return inputs
+
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    model = keras.Model(
+        inputs,
+        layers.Dense(2)(
+            layers.Dense(7)(
+                Masks(name="masks")(layers.EinsumDense("ab,b->ab", (6,), kernel_initializer="ones")(inputs))
+            )
+        ),
+    )
+    model.compile("sgd", "mse")
+    model._symbolic_build(data_batch=(x, Y))
+    with pytest.raises(NotExact, match="'masks' gives"):
+        check_exact(model, 2, batch(x=x))
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_passes_and_hides_nothing(policy):
     before = keras.config.dtype_policy()

@@ -197,3 +197,60 @@ def test_a_stream_whose_padding_begins_late_ends_with_the_weights(normalised, de
     with pytest.raises(WorkerFailed, match=r"NotExact.*MaskedMean\.compute_loss") as error:
         trainer.fit(batches(), steps_per_epoch=3000, verbose=0)
     assert [w.shape for w in error.value.weights][:2] == [(4, 6), (6,)]
+
+
+class Halves(keras.utils.PyDataset):
+    """From the middle of the data on, padding in the rows that one of two workers has."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.y = RNG.normal(size=(640, 4)).astype("float32"), RNG.normal(size=(640, 3)).astype("float32")
+        place = np.arange(640)
+        self.y[(place >= 320) & (place % 16 < 8), 1:] = 0
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        part = slice(16 * index, 16 * index + 16)
+        return self.x[part], self.y[part]
+
+
+def test_padding_in_later_batches_of_a_dataset_is_found_at_the_start():
+    with pytest.raises(NotExact, match=r"MaskedMean\.compute_loss"):
+        choros.Trainer(make(), workers=2).fit(Halves(), shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("steps", [40, None])
+def test_a_short_stream_is_checked_before_it_ends(steps):
+    data = Halves()
+
+    def batches():
+        yield from map(data.__getitem__, range(40))
+
+    with pytest.raises(WorkerFailed, match=r"NotExact.*MaskedMean\.compute_loss") as error:
+        choros.Trainer(make(), workers=2).fit(batches(), steps_per_epoch=steps, verbose=0)
+    assert [w.shape for w in error.value.weights][:2] == [(4, 6), (6,)]
+
+
+def test_the_last_epoch_of_a_stream_is_checked_too():
+    x, y = rows(16, 16)
+    padded = np.where(np.arange(16)[:, None] < 8, y, y * [1, 0, 0]).astype("float32")
+    replica = built(make(normalised=True), batch(x, y))
+    check = Recheck(replica, 0, 2)
+    check(batch(x, y), 0)
+    check.end()
+    check(batch(x, padded), 1)
+    with pytest.raises(NotExact, match=r"MaskedMean\.compute_loss"):
+        check.finish()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_rows_are_checked_with_those_of_the_first_batch(count):
+    x, y = rows(3, 3)
+    replica = built(make(), batch(x[:count], y[:count]))
+    check = Recheck(replica, 0, 2)
+    check(batch(x[:count], y[:count]), 0)
+    check(batch(x[:count], (y * [1, 0, 0]).astype("float32")[:count]), 0)
+    with pytest.raises(NotExact, match=r"MaskedMean\.compute_loss"):
+        check.end()

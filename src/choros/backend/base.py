@@ -221,7 +221,7 @@ class BaseReplica(Metrics):
 
     @contextmanager
     def _scaled(self, batch: Batch) -> Iterator[float]:
-        """For a while, scale a float16 loss by this rank's share of the rows; gives by what the gradients are too small.
+        """For a while, scale a float16 loss by this rank's share of the rows; the gradients are to be divided by it.
 
         A loss that is a mean has gradients of each row that are inverse to its rows. So they overflow at the scale at
         which they do in one process, whose batch is the global one.

@@ -67,7 +67,7 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
         try:
             whole = attempt(cut(sample, order))
             for one, other in ways(half, count):
-                parts = [attempt(cut(sample, r)) for r in (one, other)]
+                parts = attempt(cut(sample, one)), attempt(cut(sample, other))
                 apart = difference(model, whole, *parts, attempt.sums)
                 if apart is not None and apart > off:
                     off, halves, (first, second) = apart, (order, one, other), parts
