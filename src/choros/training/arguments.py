@@ -90,22 +90,24 @@ def check_fit(model: Any) -> None:
     A KerasHub task whose ``preprocessor`` is None is let through, as its ``fit`` is then that of Keras.
     """
     kinds = [kind for kind in type(model).__mro__ if kind.__module__.partition(".")[0] not in ("keras", "choros")]
-    replaced = [f"{kind.__name__}.{name}" for kind in kinds for name in _DRIVING if name in vars(kind)]
-    if not replaced:
-        return
     names = (*_DRIVING, "preprocess_samples")
-    packages = {kind.__module__.partition(".")[0] for kind in kinds if any(name in vars(kind) for name in names)}
+    replaced = [(kind, name) for kind in kinds for name in names if name in vars(kind)]
+    driving = [kind for kind, name in replaced if name in _DRIVING]
+    if not driving:
+        return
+    packages = {kind.__module__.partition(".")[0] for kind, _ in replaced}
     if callable(getattr(model, "preprocess_samples", None)) and len(packages) == 1:  # a user's subclass changes nothing
         if getattr(model, "preprocessor", model) is None:
             return
         raise BadInput(
-            f"{replaced[0]} preprocesses the samples, and a Trainer runs train_step without it. Preprocess them "
-            "before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this returns. Then set "
+            f"{driving[0].__name__}.fit preprocesses the samples, and a Trainer runs train_step without it. Preprocess "
+            "them before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this returns. Then set "
             "`model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed samples."
         )
+    kind, name = replaced[0]
     raise BadInput(
-        f"The model {model.name!r} has its own {replaced[0]}, which a Trainer would leave out, as it runs train_step "
-        "itself: do what it does to the data before Trainer.fit, or in train_step, test_step and predict_step."
+        f"The model {model.name!r} has its own {kind.__name__}.{name}, which a Trainer would leave out, as it runs "
+        "train_step itself: do what it does to the data before Trainer.fit, or in train_step, test_step and predict_step."
     )
 
 
