@@ -101,13 +101,14 @@ def check_fit(model: Any) -> None:
             return
         raise BadInput(
             f"{driving[0].__name__}.fit preprocesses the samples, and a Trainer runs train_step without it. Preprocess "
-            "them before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this returns. Then set "
-            "`model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed samples."
+            "them before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this returns. Then "
+            "set `model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed samples."
         )
     kind, name = replaced[0]
     raise BadInput(
         f"The model {model.name!r} has its own {kind.__name__}.{name}, which a Trainer would leave out, as it runs "
-        "train_step itself: do what it does to the data before Trainer.fit, or in train_step, test_step and predict_step."
+        "train_step itself: do what it does to the data before Trainer.fit, or in train_step, test_step and "
+        "predict_step."
     )
 
 
