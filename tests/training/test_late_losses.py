@@ -233,6 +233,23 @@ def test_a_short_stream_is_checked_before_it_ends(steps):
     assert [w.shape for w in error.value.weights][:2] == [(4, 6), (6,)]
 
 
+@pytest.mark.parametrize(("algorithm", "workers"), [("allreduce", 1), ("localsgd", 2), ("aeasgd", 2)])
+def test_devices_that_divide_the_rows_of_a_worker_are_checked(algorithm, workers):
+    data = Halves()
+
+    def batches():
+        for index in range(40):
+            x, y = data[index]
+            yield x, np.where(np.arange(16)[:, None] % 8 < 4, y, y * [1, 0, 0] if index >= 20 else y)
+
+    trainer = choros.Trainer(make(), algorithm, workers=workers, devices_per_worker=2)
+    if keras.backend.backend() == "jax":  # one program spans the devices: it divides by what is in the whole batch
+        trainer.fit(batches(), steps_per_epoch=40, verbose=0)
+        return
+    with pytest.raises(WorkerFailed, match=r"NotExact.*MaskedMean\.compute_loss"):
+        trainer.fit(batches(), steps_per_epoch=40, verbose=0)
+
+
 def test_the_last_epoch_of_a_stream_is_checked_too():
     x, y = rows(16, 16)
     padded = np.where(np.arange(16)[:, None] < 8, y, y * [1, 0, 0]).astype("float32")

@@ -55,6 +55,7 @@ class Recheck:
         workers: int. How many ranks there are; each takes the epochs in its turn.
         length: int, optional. Steps of an epoch; None where that is not known.
         clock: gives seconds.
+        parts: int, optional. How many models a batch is divided among. Defaults to ``workers``.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class Recheck:
         workers: int,
         length: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        parts: int | None = None,
     ) -> None:
         self.whole: Any = replica
         self.replica = self.whole.lead
         self.rank, self.workers, self.length, self.clock = rank, workers, length, clock
-        apt = workers > 1 and not plain(self.replica.model) and self.replica.weigher.refusal is None
+        self.parts = workers if parts is None else parts
+        apt = self.parts > 1 and not plain(self.replica.model) and self.replica.weigher.refusal is None
         self.tests: dict[str, Callable[[Batch], float | None]] = {}
         if apt and replica.others:
             self.tests = {"labels": self.look_at_labels, "parts": self.look_at_parts}
@@ -233,7 +236,7 @@ class Recheck:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the caller's process has said it at the start
-                try_parts(replica.model, lambda: batch, self.workers, count)
+                try_parts(replica.model, lambda: batch, self.parts, count)
         finally:
             replica._assign(held, before)
             replica.set_generators(generators)

@@ -18,7 +18,7 @@ from choros.training import drift
 from choros.training.finite import Finite
 from choros.training.job import Orders
 from choros.training.keeping import Keeper
-from choros.training.parts import adding
+from choros.training.parts import adding, dividing
 from choros.training.reducing import Reducing
 from choros.training.revival import leave, take_up
 from choros.training.run import Run
@@ -43,6 +43,22 @@ def train(run: Run) -> None:
     loop.finish()
 
 
+def late_check(run: Run, length: int | None) -> Recheck | None:
+    """Return the check of the loss while training, where several models divide a step's batch."""
+    parts = dividing(run.job, run.algorithm, run.rank)
+    return Recheck(run.replica, run.rank, run.job.workers, length, parts=parts) if parts > 1 else None
+
+
+def check_epoch(recheck: Recheck | None, run: Run, epoch: int, last: bool) -> None:
+    """Check the loss at the end of the first epoch, and of the last one of a stream."""
+    if recheck is None:
+        return
+    if last and not run.source.indexed:
+        recheck.finish()
+    elif epoch == run.job.initial_epoch:
+        recheck.end()
+
+
 class TogetherLoop:
     """Every global batch is sliced among the ranks, and all go through the epochs together."""
 
@@ -50,7 +66,7 @@ class TogetherLoop:
         self.run, self.replica = run, run.replica
         self.gradients = adding(run.job, run.algorithm) > 1
         length = run.job.steps or run.source.steps(run.job.batch_size)
-        self.recheck = Recheck(run.replica, run.rank, run.job.workers, length) if self.gradients else None
+        self.recheck = late_check(run, length)
         self.local, _ = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0
@@ -92,7 +108,7 @@ class TogetherLoop:
                     self.keeper.stepped(epoch, number + 1)
             if self.reducing is not None:
                 self.reducing.settle()
-            self.check_end(epoch, epoch == run.job.epochs - 1 or run.leaving)
+            check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
             logs = self.end_epoch(epoch, run.tally.rows - self.rows_before)
@@ -101,19 +117,10 @@ class TogetherLoop:
             if self.keeper is not None:
                 self.keeper.ended(epoch, orders.stop)
             if orders.stop:
-                self.check_end(epoch, True)
+                check_epoch(self.recheck, run, epoch, True)
                 break
         if self.meeting is not None and self.schedule.pending:
             self.meet()
-
-    def check_end(self, epoch: int, last: bool) -> None:
-        """Check the loss at the end of the first epoch, and of the last one of a stream."""
-        if self.recheck is None:
-            return
-        if last and not self.run.source.indexed:
-            self.recheck.finish()
-        elif epoch == self.run.job.initial_epoch:
-            self.recheck.end()
 
     def report(self, epoch: int, step: int) -> Orders:
         """Report a step; where callbacks want each batch, all ranks wait for what they decide and do it."""
@@ -153,6 +160,8 @@ class TogetherLoop:
 
     def window(self, batch: Batch) -> None:
         """One local step, and a meeting when the window is full."""
+        if self.recheck is not None:
+            self.recheck(batch, self.at[0])
         self.replica.step(batch)
         self.rows += batch.rows
         if self.meeting is None:
@@ -269,6 +278,7 @@ class AloneLoop:
         self.at = run.begin  # the epoch, and how many of its batches are done
         self.values = len(run.replica.metric_state())  # without the tally of evaluated batches, of which there are none
         self.finite = finite(run)
+        self.recheck = late_check(run, None)
 
     def train(self) -> None:
         """Go through the epochs, waiting for nobody."""
@@ -290,6 +300,8 @@ class AloneLoop:
                 self.replica.reset_metrics()
             again = False
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
+                if self.recheck is not None:
+                    self.recheck(batch, epoch)
                 self.replica.step(batch)
                 self.at = (epoch, number + 1)
                 if batch.rows and run.algorithm.momentum:
@@ -305,6 +317,7 @@ class AloneLoop:
                     run.progress(epoch, number)
                 run.reporter.look()
                 run.leaving = run.board.stopped
+            check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.board.stopped)
             if run.board.stopped and epoch >= run.board.last:
                 break
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):

@@ -55,6 +55,13 @@ def adding(job: Job, algorithm: Algorithm) -> int:
     return job.workers if algorithm.level == "gradients" else 1
 
 
+def dividing(job: Job, algorithm: Algorithm, rank: int) -> int:
+    """Return how many models one step's batch of a rank is divided among: all ranks' where gradients are added."""
+    ranks = range(job.workers) if algorithm.level == "gradients" else [rank]
+    several = job.devices and several_models(max(job.devices))
+    return sum(job.devices[each] for each in ranks) if several else len(ranks)
+
+
 def first_replica(job: Job, rank: int) -> int:
     """Return how many models the ranks before this one have: the number of its first, by which seeds differ.
 
