@@ -378,7 +378,7 @@ class Trainer:
             check_exact(self.model, self._replicas, sample, wide)
         check_held(self.model, self._replicas)
         if self._replicas > 1 and self.meet != "never":
-            check_scales(self.model)
+            check_scales(self.model.trainable_variables)
         if self._layout is not None:
             check_layout(self._layout, self.model)
         try:

@@ -269,6 +269,11 @@ def test_ranks_agree_or_are_told(trained):
                 self.model.jax_state_sync()
             self.model.optimizer.iterations.assign_add(1)
 
+    model = make(hvd.DistributedOptimizer(SGD(0.1)))
+    model.quantize("float8")
+    model.compile(model.optimizer, model.loss)
+    said["float8"] = wrong(lambda: fit(model))
+
     said["past"] = wrong(lambda: fit(make(hvd.DistributedOptimizer(SGD(0.1))), Past()))
 
     class Stop(keras.callbacks.Callback):
@@ -298,6 +303,7 @@ def test_ranks_agree_or_are_told(trained):
     first, second = trained(2, script)
     for one in (first, second):
         assert "RanksDiffer: The weights of ranks [1]" in one["unequal weights"]
+        assert "NotExact: Variable" in one["float8"]
         assert "BroadcastGlobalVariablesCallback" in one["unequal weights"]
         assert "hvd.shard" in one["unequal reading"]
         assert one["unequal epochs"].startswith("RanksDiffer: Rank 1 on ")

@@ -8,7 +8,7 @@ and that of the other five together, each weighted by what it divides by.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -66,7 +66,7 @@ def check_exact(
     try_parts(model, wide or (lambda: batch), workers)
 
 
-def check_scales(model: Any) -> None:
+def check_scales(variables: Iterable[Any]) -> None:
     """Refuse float8 scales, whose next values the gradients hand over.
 
     A scale follows from the largest value over a batch. The mean of several workers' scales belongs to none of their
@@ -76,11 +76,11 @@ def check_scales(model: Any) -> None:
     Raises:
         NotExact: names the variable.
     """
-    scales = [v.path for v in model.trainable_variables if getattr(v, "overwrite_with_gradient", False)]
+    scales = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
     if scales:
         raise NotExact(
             f"Variable {scales[0]!r} holds float8 scales, whose next values are the largest over a batch, and no mean "
-            "over workers: quantise to float8 after training, or train with workers=1."
+            "over workers: quantise to float8 after training, or train in one process."
         )
 
 

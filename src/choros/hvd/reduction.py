@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend.absent import keep, leave_out
+from choros.backend.exact import check_scales
 from choros.collectives import AVERAGE, Op
 from choros.errors import CallsDifferError, RanksDiffer
 from choros.hvd.compression import Compression, Compressor, checked, warn_of_bytes
@@ -83,6 +84,19 @@ class Reduction:
         local = [*self.local, *(v for layer in self.local_layers for v in layer.trainable_variables)]
         own = {id(one) for v in local for one in (v, getattr(v, "value", v))}  # TensorFlow's own variable also
         return [id(v) in own for v in variables]
+
+    def refuse_scales(self, variables: Sequence[Any], local: Sequence[bool]) -> None:
+        """Refuse float8 scales that several ranks would average.
+
+        Args:
+            variables: that are trained.
+            local: for each, whether it is not reduced.
+
+        Raises:
+            NotExact: names the variable.
+        """
+        if self.size > 1:
+            check_scales(v for v, is_local in zip(variables, local, strict=True) if not is_local)
 
     @contextmanager
     def through(self) -> Iterator[None]:

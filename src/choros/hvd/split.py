@@ -138,6 +138,7 @@ class SplitStep:
         replica.take_up()
         self._synced = any(isinstance(layer, SyncBatchNormalization) for layer in self.model._flatten_layers())
         local = self.how.are_local(replica.trainable)
+        self.how.refuse_scales(replica.trainable, local)
         count = f"{len(local)} variables, {replica.size} values, {sum(local)} local"
         name = f"gradients of {alike(self.model.name)} ({count})"
         self.flat = Flat(self.how, replica.slices, local, name, replica.dtype)
