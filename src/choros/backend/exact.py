@@ -46,7 +46,7 @@ def check_exact(
     """
     if workers < 2:
         return
-    check_scales(model)
+    check_scales(model.trainable_variables)
     losses = [entry.loss for entry in compiled_losses(model)]
     losses = losses or [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
     declares = model_divisor(model) != (None, False)  # what its whole step divides by, which the trial tests
