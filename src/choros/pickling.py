@@ -90,7 +90,8 @@ def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = 
         TooLargeError: the pickle is larger than the limit.
         Exception: whatever an object's own ``__reduce__`` raises.
     """
-    buffer = _Limited(limit)
+    buffer = _Limited()
+    buffer.limit = limit
     with _modules_by_value() as by_value:
         pickler = ModelPickler(buffer, known, by_value)
         pickler.dump_all(thing)
@@ -128,9 +129,7 @@ class TooLargeError(NotSerializable):
 
 
 class _Limited(io.BytesIO):
-    def __init__(self, limit: int | None) -> None:
-        super().__init__()
-        self.limit = limit
+    limit: int | None = None
 
     def write(self, data: Any) -> int:
         if self.limit is not None and self.tell() + memoryview(data).nbytes > self.limit:

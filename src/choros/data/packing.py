@@ -19,6 +19,7 @@ from choros.data.mapped import open_place, place_in_file
 from choros.data.stored import FileSource, reopen
 from choros.data.streams import StreamSource
 from choros.errors import NotSerializable
+from choros.pickling import dumps, loads
 from choros.types import Array, Batch
 
 ALIGN = 64
@@ -94,9 +95,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
         >>> source.x
         (array([1., 1.], dtype=float32), None)
     """
-    from choros import pickling
-
-    code = None if spec.get("blob") is None else pickling.loads(blobs[spec["blob"]])
+    code = None if spec.get("blob") is None else loads(blobs[spec["blob"]])
     if spec["kind"] == "ahead":
         return AheadSource(unpack(spec["inner"], arrays, blobs), spec["depth"], code)
     if spec["kind"] in ("files", "pydataset"):
@@ -221,8 +220,6 @@ def _code(code: Any, blobs: list[bytes]) -> int | None:
     """Append what is code, by cloudpickle, and return its number; None for none."""
     if code is None:
         return None
-    from choros.pickling import dumps
-
     try:
         blob = dumps(code)
     except Exception as error:

@@ -30,7 +30,7 @@ class PackedModel:
     """A model for another process.
 
     Attributes:
-        code: the pickle.
+        code: the pickle, which only this user's own processes may have written.
         arrays: values of variables that are not the model's own, as those of a teacher that its loss uses.
     """
 
@@ -38,8 +38,12 @@ class PackedModel:
     arrays: list[Array] = field(default_factory=list)
 
     def unpack(self, weights: Sequence[Array] | None = None) -> Any:
-        """Return the model; see ``unpack_model``."""
-        return unpack_model(self.code, self.arrays, weights)
+        """Return the model.
+
+        Args:
+            weights: values of the model's variables, in the order of ``model_variables``. None leaves them at zero.
+        """
+        return pickling.loads(self.code, self.arrays, weights)
 
 
 def pack_model(model: Any) -> PackedModel:
@@ -63,17 +67,6 @@ def pack_model(model: Any) -> PackedModel:
         ) from None
     except Exception as error:  # whatever an object's own __reduce__ raises
         raise pickling.refusal(name, model, "model", error) from error
-
-
-def unpack_model(code: bytes, arrays: Sequence[Array], weights: Sequence[Array] | None = None) -> Any:
-    """Return the model that ``pack_model`` wrote.
-
-    Args:
-        code: the pickle, from this user's own process.
-        arrays: the arrays beside it.
-        weights: values of the model's variables, in the order of ``model_variables``. None leaves them at zero.
-    """
-    return pickling.loads(code, arrays, weights)
 
 
 def copy_model(model: Any) -> Any:
