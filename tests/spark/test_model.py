@@ -11,7 +11,7 @@ from pyspark.ml.feature import StandardScaler, VectorAssembler
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 
-from choros.errors import BadData, BadInput
+from choros.errors import BadData, BadInput, NotSerializable
 from choros.spark import KerasModel
 from choros.spark.model import _ARROW_UDF
 from choros.spark.outputs import describe, outputs_of
@@ -238,8 +238,10 @@ def test_what_cannot_work_is_told(spark, frame):
         KerasModel().transform(frame)
     with pytest.raises(BadInput, match="'auto'"):
         KerasModel(model, task="classes").transform(frame)
-    with pytest.raises(BadInput, match="is not compiled and cannot be copied"):
-        KerasModel(keras.Sequential([keras.Input((4,)), Held(object()), keras.layers.Dense(1)])).transform(frame)
+    lines = (line for line in "ab")  # no pickle takes a generator
+    with pytest.raises(NotSerializable, match=r"layers\[0\]\.held, a generator, cannot be pickled"):
+        KerasModel(keras.Sequential([keras.Input((4,)), Held(lines), keras.layers.Dense(1)])).transform(frame)
+    assert KerasModel(keras.Sequential([keras.Input((4,)), Held(object())])).transform(frame).count() == ROWS
     nulls = frame.withColumn("x1", F.when(F.col("id") != 7, F.col("x1")))
     names = ["x0", "x1", "x2", "x3"]
     assert KerasModel(model, featuresCol=names, nulls="drop").transform(nulls).count() == ROWS - 1
