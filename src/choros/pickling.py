@@ -438,15 +438,15 @@ def culprit(root: Any, name: str, size: int | None = None) -> tuple[str, Any, Ex
     while True:
         children = [each for each in _parts(part) if id(each[1]) not in seen and not isinstance(each[1], _ATOMS)]
         costs = ((label, child, _cost(child, seen)) for label, child in children)
-        if size is None:
-            best = next((each for each in costs if isinstance(each[2], Exception)), None)
-        else:
-            large = [each for each in costs if isinstance(each[2], int) and each[2] > size]
-            best = max(large, key=lambda each: each[2], default=None)  # type: ignore[arg-type, return-value]
+        best = next((each for each in costs if _is_reason(each[2], size)), None)
         if best is None:
             return place, part, reason
         place, part, reason = place + best[0], best[1], best[2]
         seen.add(id(part))
+
+
+def _is_reason(cost: Exception | int, size: int | None) -> bool:
+    return isinstance(cost, Exception) if size is None else isinstance(cost, int) and cost > size
 
 
 def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializable:

@@ -510,6 +510,10 @@ def test_data_that_a_model_captures_are_named(monkeypatch):
     model.rows = {"train": x_train}
     with pytest.raises(NotSerializable, match=r"model.rows\['train'\], a ndarray"):
         pack_model(model)
+    scale = keras.layers.Lambda(lambda inputs: inputs * float(x_train[0]))
+    model = compiled(keras.Sequential([keras.Input((4,)), scale, keras.layers.Dense(1)]))
+    with pytest.raises(NotSerializable, match=r"model.layers\[0\].function \(its variable 'x_train'\), a ndarray"):
+        pack_model(model)
 
 
 def test_other_versions_are_refused_before_anything_is_unpickled():
