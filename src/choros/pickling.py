@@ -218,8 +218,8 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def variable_state(self, variable: Any) -> tuple[dict[str, Any], Any]:
         """Return a variable's attributes, and where its value is to be found: a Parameter, or the place of an array."""
-        state = {name: value for name, value in vars(variable).items() if name not in ("_value", "_layout")}
-        state = {name: value for name, value in state.items() if name not in _OF_TRACKABLE}
+        left_out = {"_value", "_layout", *_OF_TRACKABLE}
+        state = {name: value for name, value in vars(variable).items() if name not in left_out}
         value = variable._value
         if value is not None and not (self.parameter and isinstance(value, self.parameter)):
             value = self.value_of(variable)
@@ -244,12 +244,11 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         getstate = getattr(type(part), "__getstate__", None)
         if getstate is not getattr(object, "__getstate__", None):
             return part.__getstate__()
-        left_out = {*_ADDRESSES, *_OF_TRACKABLE}
+        is_model = isinstance(part, self.model)
+        left_out = {*_ADDRESSES, *_OF_TRACKABLE, *(_PER_CALL if is_model else ())}
         state = {name: value for name, value in vars(part).items() if name not in left_out}
-        if isinstance(part, self.model):
+        if is_model:
             state |= {name: None for name in _REMADE if name in state}
-            for name in _PER_CALL:
-                state.pop(name, None)
         if "_loss_ids" in state:
             state |= {"_losses": [], "_loss_ids": set()}
         if excluded := state.get("_exclude_from_weight_decay"):
@@ -508,9 +507,8 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     attributes = getattr(thing, "__dict__", {})
     if isinstance(attributes, dict) and not isinstance(thing, types.FunctionType):
         layers = getattr(thing, "layers", None)  # before Keras' own lists of them
-        yield from (
-            (f".layers[{number}]", layer) for number, layer in enumerate(layers if isinstance(layers, list) else ())
-        )
+        if isinstance(layers, list):
+            yield from ((f".layers[{number}]", layer) for number, layer in enumerate(layers))
         for name in sorted(attributes, key=lambda name: str(name).startswith("_")):
             if name not in _OF_TRACKABLE:
                 yield f".{name}", attributes[name]
