@@ -13,7 +13,7 @@ import choros
 from choros.checking import load_model, made_rows
 from choros.checking.fitting import differences
 from choros.cli import main
-from choros.errors import BadInput
+from choros.errors import BadData, BadInput
 
 
 @pytest.fixture
@@ -131,6 +131,21 @@ def test_arguments_that_cannot_work(make, rows):
             choros.check(make(), *rows, **how)
     with pytest.raises(BadInput, match="several times"):
         choros.check(make(), (row for row in rows))
+    with pytest.raises(BadData, match="rows"):
+        choros.check(make(), rows[0], rows[1][:20])
+
+
+def test_a_dataset_brings_its_own_batches(make, rows, pools):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return rows[0][index * 7 : index * 7 + 7], rows[1][index * 7 : index * 7 + 7]
+
+    report = choros.check(make(), Batches(), workers=(2,), resume=False, pool=pools(3))
+    assert report.passed
+    assert "AllReduce: 2 epochs, batches of the data set" in report.table()
 
 
 def test_rows_are_drawn_by_inputs_outputs_and_losses():

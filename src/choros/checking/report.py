@@ -82,7 +82,8 @@ class CheckReport:
 
     Attributes:
         model, backend, algorithm: str. Names.
-        rows, batch_size, epochs: int. What was trained; ``batch_size`` is the global batch.
+        rows, batch_size, epochs: int. What was trained; ``batch_size`` is the global batch. 0 where a data set brings
+            batches of its own.
         comparisons: tuple of Comparison. One a run.
         notes: tuple of str. What limits the check, such as random layers that were switched off.
         seconds: float. Wall-clock time of the whole check.
@@ -122,9 +123,10 @@ class CheckReport:
 
     def table(self) -> str:
         """Return the report as text for a terminal."""
+        batches = f"global batches of {self.batch_size}" if self.batch_size else "batches of the data set"
+        rows = f"{self.rows} rows, " if self.rows else ""
         lines = [
-            f"{self.model} on {self.backend}, {self.algorithm}: {self.rows} rows, {self.epochs} epochs, "
-            f"global batches of {self.batch_size}",
+            f"{self.model} on {self.backend}, {self.algorithm}: {rows}{self.epochs} epochs, {batches}",
             "",
             f"{'run':<20} {'compared with':<14} {'verdict':<8} {'largest':>9} {'tolerance':>9}  where",
         ]
