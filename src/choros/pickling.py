@@ -460,7 +460,10 @@ def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializabl
     place, part, reason = culprit(root, name)
     cause = brief(reason if isinstance(reason, Exception) else error)
     kind = type(part).__qualname__
-    return NotSerializable(f"{what} cannot travel to a worker: {place}, a {kind}, cannot be pickled ({cause}).")
+    return NotSerializable(
+        f"{what} cannot travel to a worker: {place}, a {kind}, cannot be pickled ({cause}). Make it where it is used, "
+        "or delete it before fit."
+    )
 
 
 class _Probe(ModelPickler):

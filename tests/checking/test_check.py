@@ -59,7 +59,7 @@ def test_a_refusal_is_a_verdict_with_its_name(make, rows, pools):
 
     report = choros.check(make(mixed), *rows, workers=(2,), pool=pools(3))
     (each,) = report.comparisons
-    assert (each.verdict, each.error, report.exit_code) == ("refused", "NotExact", 2)
+    assert (each.verdict, each.error, report.exit_code) == ("refused", "NotExact", 3)
     assert "mixed" in str(report)
 
 

@@ -181,7 +181,8 @@ def test_weights_set_after_a_batch(make_model, data, pools, same):
     same(given, plain)
 
 
-def test_alone_a_rate_reaches_the_workers(make_model, data, pools):
+@pytest.mark.parametrize("rate", [1e-12, 0.0])
+def test_alone_a_rate_reaches_the_workers(rate, make_model, data, pools):
     """Once the rate is nothing, nothing changes any more."""
     x, y = data(400)
     seen = []
@@ -189,7 +190,7 @@ def test_alone_a_rate_reaches_the_workers(make_model, data, pools):
     class Freeze(K.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 1:
-                self.model.optimizer.learning_rate = 1e-12
+                self.model.optimizer.learning_rate = rate
             seen.append([np.array(w) for w in self.model.get_weights()])
 
     given = make_model(keras.optimizers.SGD(0.1))

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from choros import algorithms
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
 from choros.training.far import FarBoard, FarMail, answer
+from choros.training.job import Orders
 from choros.training.mail import LINE, Mail
 from choros.training.noticeboard import Noticeboard
 from choros.transport.centre_state import take
@@ -207,6 +209,9 @@ def test_notes_of_another_host_are_left_once(host, when):
     assert mail.take() == [(0, {"loss": 0.25}, 3.0)]
     assert [part.tolist() for part in board.sums(1)] == [[2.0] * 3] * 2
     assert not board.stopped
+    one.board.order(Orders(learning_rate=0.0))
+    time.sleep(0.06)  # orders that were read hold so long
+    assert board.rate() == 0.0
     assert one.mail.take() == [(1, {"loss": 0.5}, 2.0), (0, {"loss": 0.25}, 3.0)]
     assert (one.harm, one.came) == ({}, 7)
 

@@ -112,10 +112,10 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """0 where all passed, 2 where a run was refused and nothing else is wrong, else 1."""
+        """0 where all passed, 3 where a run was refused and nothing else is wrong, else 1."""
         if self.passed:
             return 0
-        return 2 if all(each.passed or each.verdict == "refused" for each in self.comparisons) else 1
+        return 3 if all(each.passed or each.verdict == "refused" for each in self.comparisons) else 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON holds them, with ``verdict`` and ``passed``."""

@@ -13,7 +13,8 @@ _HELP = """\
 Runs a Python file that defines `model`, compiled (or `build()` or `make_model()`, which returns one), and `x` and `y`
 (or `data()`, which returns them), trains the model in one process by plain fit, by 1, 2 and 3 workers and after a
 resume, and compares weights, optimizer slots and metrics. Without data, rows are drawn by the shapes of the model's
-inputs and outputs. Exit code: 0 where all agree, 2 where the model was refused, 1 where something differs or failed.
+inputs and outputs. Exit code: 0 where all agree, 1 where something differs or failed, 2 where the command or the file
+is wrong, 3 where the model was refused.
 """
 
 

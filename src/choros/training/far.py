@@ -107,7 +107,7 @@ class FarBoard:
         if head[0] == self._version:
             return None
         self._version = head[0]
-        return head[2] or None
+        return head[2] if head[9] else None
 
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to its epoch; True for the rank that makes the sum complete."""

@@ -21,7 +21,8 @@ from choros.transport.segment import Segment
 from choros.transport.waiting import fence
 from choros.types import Array
 
-_HEAD = 16  # before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch, halt
+# Before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch, halt, has a rate
+_HEAD = 16
 _LAST = 2  # of the rank that ended an epoch last; the others have a 1
 _NOW = 16  # values before a rank's metric state: epoch, batch, iterations of the optimizer, tally
 DONE = float(1 << 52)  # at rest for good
@@ -90,6 +91,7 @@ class Noticeboard:
             self._head[1] = 1.0
         if orders.learning_rate is not None:
             self._head[2] = orders.learning_rate
+            self._head[9] = 1.0  # zero is a rate too
         if orders != Orders():
             self._head[0] += 1
 
@@ -160,8 +162,13 @@ class Noticeboard:
             return None
         self._version = version
         fence()  # the rate is read after the version that it came with
+        return self.ordered_rate
+
+    @property
+    def ordered_rate(self) -> float | None:
+        """The learning rate of the latest orders that have one, or None."""
         rate = float(self._head[2])
-        return rate if rate and math.isfinite(rate) else None
+        return rate if self._head[9] and math.isfinite(rate) else None
 
     def head(self) -> list[float]:
         """Return the orders as they stand, for who reads them elsewhere."""

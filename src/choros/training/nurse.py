@@ -12,6 +12,7 @@ import numpy as np
 from choros.errors import WorkerFailed
 from choros.training.job import Orders
 from choros.training.revival import state_of
+from choros.training.saver import kept_rate
 from choros.training.state import Part, State, to_blobs
 from choros.transport import centre_state
 from choros.transport.shared_centre import SharedCentre
@@ -41,7 +42,7 @@ class CentreKeeper:
             _, groups = saver.latest.parts[0]
             state_of(centre).put(centre, groups["header"][0], groups["centre"])
             board.put_back(groups["board"])
-            board.order(Orders(learning_rate=saver.latest.facts.get("rate") or None))
+            board.order(Orders(learning_rate=kept_rate(saver.latest.facts)))
 
     def look(self) -> None:
         """Keep the state, if it is time."""
@@ -73,7 +74,7 @@ class CentreKeeper:
         own, groups = parts[0]
         parts[0] = own, {"centre": vectors, "header": [header], "board": board, **groups}
         stopped = over and self.board.stopped
-        facts = {"epoch": epoch, "batch": 0, "over": stopped, "rate": self.board.head()[2]}
+        facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.board.ordered_rate}
         self.saver.kept(State(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun
 

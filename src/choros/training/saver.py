@@ -164,8 +164,8 @@ class Saver:
         if "model" in groups:
             for variable, value in zip(model_variables(model), groups["model"], strict=True):
                 variable.assign(value)
-        elif facts.get("rate") and hasattr(rate, "assign"):  # none where it follows a schedule
-            rate.assign(facts["rate"])
+        elif (kept := kept_rate(facts)) is not None and hasattr(rate, "assign"):  # none where it follows a schedule
+            rate.assign(kept)
         if optimizer := self.optimizer():
             assign_optimizer(model, optimizer)
         if averages := self.averages():
@@ -331,3 +331,13 @@ def _backend() -> str:
     import keras
 
     return str(keras.backend.backend())
+
+
+def kept_rate(facts: dict[str, Any]) -> float | None:
+    """Return the learning rate that callbacks had set when the state was kept, or None.
+
+    Args:
+        facts: of a checkpoint; older ones have 0 under another name where no rate was set.
+    """
+    rate: float | None = facts.get("ordered_rate", facts.get("rate") or None)
+    return rate
