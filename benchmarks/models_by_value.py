@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import resource
 import statistics
 import time
@@ -35,6 +34,7 @@ def main() -> None:
     import numpy as np
 
     import choros
+    from choros.machine import peak_memory
     from choros.training.model_io.serialization import pack_model
 
     def make(megabytes: int) -> Any:
@@ -48,27 +48,26 @@ def main() -> None:
     megabytes = 16 if options.quick else options.megabytes
     seconds: dict[int, list[float]] = {}
     peaks: dict[int, tuple[int, int]] = {}
-    pickles: list[tuple[float, float]] = []
     for size in (SMALL, megabytes):
         model = make(size)
         with choros.WorkerPool(1) as pool:
             trainer = choros.Trainer(model, workers=1, pool=pool)
             trainer.fit(x, y, batch_size=8, verbose=0)  # the worker starts and compiles
             Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted anew
-            before = memory("VmHWM")
+            before = peak_memory()
             times = seconds[size] = []
             for _ in range(options.rounds or 5):
                 begun = time.perf_counter()
                 trainer.fit(x, y, batch_size=8, verbose=0)
                 times.append(time.perf_counter() - begun)
-            caller = memory("VmHWM") - before
+            caller = peak_memory() - before
         peaks[size] = caller, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
-        begun = time.perf_counter()
-        packed = pack_model(model)
-        middle = time.perf_counter()
-        if size == SMALL:
-            packed.unpack()
-            pickles.append((middle - begun, time.perf_counter() - middle))
+    model = make(SMALL)
+    begun = time.perf_counter()
+    packed = pack_model(model)
+    packing = time.perf_counter() - begun
+    packed.unpack()
+    unpacking = time.perf_counter() - begun - packing
     source = np.ones(megabytes << 18, "float32")
     target = np.zeros_like(source)
     begun = time.perf_counter()
@@ -78,8 +77,8 @@ def main() -> None:
     more = megabytes - SMALL
     result = {
         "megabytes": megabytes,
-        "pickle_ms": round(1e3 * pickles[0][0], 1),
-        "unpickle_ms": round(1e3 * pickles[0][1], 1),
+        "pickle_ms": round(1e3 * packing, 1),
+        "unpickle_ms": round(1e3 * unpacking, 1),
         "fit_ms": {str(size): round(1e3 * each, 1) for size, each in fits.items()},
         "ms_per_mb": round(1e3 * (fits[megabytes] - fits[SMALL]) / more, 3),
         "copy_ms_per_mb": round(1e3 * copy / megabytes, 3),
@@ -89,12 +88,6 @@ def main() -> None:
     where = {"python": platform.python_version(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
     head = {"benchmark": "models_by_value", "backend": options.backend, "quick": options.quick}
     print(json.dumps({**head, **where, **result}, indent=1))
-
-
-def memory(name: str) -> int:
-    """Return a figure of this process' memory, in bytes."""
-    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(match[1]) << 10 if match else 0
 
 
 if __name__ == "__main__":

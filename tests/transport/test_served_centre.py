@@ -209,6 +209,8 @@ def test_notes_of_another_host_are_left_once(host, when):
     assert mail.take() == [(0, {"loss": 0.25}, 3.0)]
     assert [part.tolist() for part in board.sums(1)] == [[2.0] * 3] * 2
     assert not board.stopped
+    for op in ("exchange", "pending", "trial", "read", "replace", "times"):  # the center's, which comes after the notes
+        assert answer(one.board, one.mail, {"op": op}, []) == (None, [])
     one.board.order(Orders(learning_rate=0.0))
     time.sleep(0.06)  # orders that were read hold so long
     assert board.rate() == 0.0

@@ -41,7 +41,8 @@ class Loop:
             variables: as many.
         """
         local = self.how.are_local(variables)
-        self.how.refuse_scales(variables, local)
+        if not self._flats:  # the variables are the same in each step
+            self.how.refuse_scales(variables, local)
         dense = [None if g is None else _dense(g) for g in grads]
         given = [i for i, g in enumerate(dense) if g is not None]
         tensors = [dense[i] for i in given]

@@ -81,7 +81,7 @@ class ServedCentre(SharedCentre):
         """Answer one question; the same one, asked again, has the same answer and is done once.
 
         Args:
-            head: what is asked: "exchange", "keep", "trial", "read", "replace" or "times" (how often it was set).
+            head: what is asked: "exchange", "pending", "trial", "read", "replace" or "times" (how often it was set).
             arrays: a message or a vector, and moving statistics.
 
         Raises:
@@ -97,7 +97,7 @@ class ServedCentre(SharedCentre):
                 self._given = None
             taken = self._set != int(head["set"])
             return {"staleness": staleness, "taken": taken, **self._counts()}, [self._shown, others]
-        if head["op"] == "keep":
+        if head["op"] == "pending":
             self._sent, self._last_seen, self._set = int(head["sent"]), int(head["clock"]), int(head["set"])
             message, others = arrays
             self.leave(message, message, int(head["window"]), others)

@@ -114,7 +114,7 @@ class ShardedCentre:
         """Leave what an exchange now would bring, for ``trial``. See ``SharedCentre.leave``."""
         for i, far in self._far:
             message = self._propose(far, local[far.part], seen[far.part], window)
-            far.line.tell({"op": "keep", "window": window, **far.counts()}, [message, _mine(i, others)])
+            far.line.tell({"op": "pending", "window": window, **far.counts()}, [message, _mine(i, others)])
         for i, part, centre in self._near:
             centre.leave(local[part], seen[part], window, _mine(i, others))
         self._heard()
