@@ -95,7 +95,6 @@ def check(  # noqa: D417 - those of fit are named together
         x, y = made_rows(model)
         notes.append("the rows were drawn at random by the shapes of the model's inputs and outputs: give x and y.")
     if not brings_targets(x):
-        make_source(x, y, sample_weight, options.get("class_weight"))  # which refuses what does not fit together
         batch_size, (x, y, sample_weight) = few_rows(x, y, sample_weight, batch_size, rows)
     source = make_source(x, y, sample_weight, options.get("class_weight"))
     if isinstance(source, StreamSource):

@@ -15,7 +15,7 @@ from choros.backend.caller import build_model
 from choros.checking.fitting import Result, Setting, collect, differences, plain_fit
 from choros.checking.report import Comparison, Difference
 from choros.checking.state import Snapshot, batch_statistics, random_layers, switched_off
-from choros.data import Source
+from choros.data import Source, checks
 from choros.data.convert import as_arrays
 from choros.data.tree import leaves, map_leaves
 from choros.errors import BadInput, WorkerFailed
@@ -199,6 +199,7 @@ def few_rows(
     Raises:
         BadData: the arrays do not fit together.
     """
+    checks.check(x, y, sample_weight)
     parts = (as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight"))
     count = len(next(leaves(parts[0], "x"))[1])
     size = batch_size or min(16, max(2, count // 2))
