@@ -84,13 +84,15 @@ def test_a_job_trains_on_two_nodes_by_mpi(slurm, submit, tmp_path):
     assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", said
     assert "--mpi=pmi2" in (tmp_path / "train.slurm.sh").read_text()
     lines = re.findall(r"(\d): rank (\d) of 4 on (n\d) 1 (\w+)", said)
-    assert sorted((rank, node) for _, rank, node, _ in lines) == [("0", "n1"), ("1", "n1"), ("2", "n2"), ("3", "n2")]
+    assert sorted(rank for _, rank, _, _ in lines) == ["0", "1", "2", "3"]
+    node = {rank: node for _, rank, node, _ in lines}  # which two nodes are free is up to SLURM
+    assert node["0"] == node["1"] < node["2"] == node["3"]
     assert all(label == rank for label, rank, _, _ in lines)
     assert len({weights for *_, weights in lines}) == 1
     assert said.rstrip().endswith("choros: the ranks ended with code 0")
     assert slurm.choros("log", job, cwd=tmp_path) == said
     status = slurm.choros("status", job).strip()
-    assert re.fullmatch(rf"job {job} \(train\): COMPLETED, 00:00:\d\d of 00:10:00, on n\[1-2\]", status)
+    assert re.fullmatch(rf"job {job} \(train\): COMPLETED, 00:00:\d\d of 00:10:00, on n\[\d[-,]\d\]", status)
 
 
 def test_a_rank_that_fails_ends_the_job_and_says_so_at_the_end(slurm, submit, tmp_path):
@@ -185,7 +187,7 @@ def test_choros_run_by_srun_keeps_the_code_of_the_rank_that_failed(slurm, tmp_pa
     (tmp_path / "fail.py").write_text(FAIL.replace('raise RuntimeError("no more room")', "raise SystemExit(3)"))
     run = f"{sys.executable} -m choros run -n 4 --launcher srun"
     out = slurm.run("salloc", "-N2", "-n4", "sh", "-c", f"{run} fail.py; echo code $?", cwd=tmp_path, check=False)
-    assert "rank 2 (host n2) ended with code 3" in out
+    assert re.search(r"rank 2 \(host n\d\) ended with code 3", out)
     assert "code 3" in out.splitlines(), out
 
 

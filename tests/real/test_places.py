@@ -46,7 +46,7 @@ def places(slurm, tmp_path):
 
 
 def test_a_step_on_two_nodes(slurm):
-    said = slurm.run("srun", "-N2", "-n3", "--distribution=block", "--label", *WHERE)
+    said = slurm.run("srun", "--nodelist=n1,n2", "-n3", "--distribution=block", "--label", *WHERE)
     found = {}
     for rank in range(3):
         lines = [line.partition(":")[2] for line in said.splitlines() if line.startswith(f"{rank}:")]
@@ -94,7 +94,7 @@ def test_a_step_with_a_terminal(slurm):
     master, terminal = pty.openpty()
     environment = {**os.environ, **slurm.environment}
     with subprocess.Popen(
-        ["srun", "--pty", *WHERE], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
+        ["srun", "--nodelist=n1", "--pty", *WHERE], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
     ) as p:
         os.close(terminal)
         said = b""
