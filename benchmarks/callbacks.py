@@ -4,6 +4,8 @@
 callback, in turn first and last, on the same worker processes; a figure is the median of the rounds' ratios. "wall" is
 the clock's time, "cpu" that of all processors in the caller and the workers, which other processes disturb less.
 
+"own_ms" is the floor: the processor time of the callback itself in plain ``fit``, which Choros cannot save.
+
 Callbacks: ``pass`` does nothing; ``logger`` is as W&B's and MLflow's, it copies the logs and reads the learning rate;
 ``reader`` reads all weights at each batch, so it shows what is saved where nobody does.
 """
@@ -85,6 +87,10 @@ def main() -> None:
                     without, with_it = fit([]), fit(extra)
                 plain.append(without["wall"])
                 found[name].append({key: with_it[key] / without[key] for key in with_it})
+    own = {
+        name: own_time(kind, made, x[: workload.batch * steps], y[: workload.batch * steps])
+        for name, kind in kinds.items()
+    }
     result = {
         name: {key: round(statistics.median(each[key] for each in rounds), 3) for key in ("wall", "cpu")}
         for name, rounds in found.items()
@@ -92,7 +98,21 @@ def main() -> None:
     where = {"python": platform.python_version(), "cores": len(cores()), "load": round(os.getloadavg()[0], 2)}
     head = {"benchmark": "callbacks", "backend": options.backend, "quick": options.quick, "target": TARGET}
     more = {"model": options.model, "algorithm": options.algorithm, "step_ms": round(1e3 * statistics.median(plain), 2)}
-    print(json.dumps({**head, **where, **more, "ratios": result}, indent=1))
+    print(json.dumps({**head, **where, **more, "ratios": result, "own_ms": own}, indent=1))
+
+
+def own_time(kind: Any, model: Any, x: Any, y: Any) -> float:
+    """Measure a callback in plain ``fit``: its processor time for each batch, in ms."""
+    seconds: list[float] = []
+
+    class Timed(kind):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            before = time.thread_time()
+            super().on_train_batch_end(batch, logs)
+            seconds.append(time.thread_time() - before)
+
+    model.fit(x, y, batch_size=128, epochs=1, verbose=0, callbacks=[Timed()])
+    return round(1e3 * statistics.median(seconds), 3)
 
 
 def used(pid: int) -> float:

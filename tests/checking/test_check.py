@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
 
 import choros
-from choros.checking import load_model, made_rows
+from choros.checking import CheckReport, load_model, made_rows
 from choros.checking.fitting import differences
 from choros.cli import main
 from choros.errors import BadData, BadInput
@@ -61,6 +62,27 @@ def test_a_refusal_is_a_verdict_with_its_name(make, rows, pools):
     (each,) = report.comparisons
     assert (each.verdict, each.error, report.exit_code) == ("refused", "NotExact", 3)
     assert "mixed" in str(report)
+    twice = CheckReport("m", "jax", "AllReduce", 50, 16, 2, (each, replace(each, run="3 workers")))
+    assert str(twice).count("'mixed'") == 1
+    assert "2 workers, 3 workers: NotExact" in str(twice)
+
+
+def test_a_sum_and_a_lambda_are_named_with_the_remedy(make, rows, pools):
+    report = choros.check(make(lambda y, p: keras.ops.sum((y - p) ** 2)), *rows, workers=(2,), pool=pools(3))
+    (each,) = report.comparisons
+    assert "the lambda in test_check.py, line" in each.message
+    assert "reduction='sum'" in each.message
+
+
+def test_a_layer_that_mixes_rows_is_named(rows, pools):
+    class Centers(keras.layers.Layer):
+        def call(self, x):
+            return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+    model = keras.Sequential([keras.Input((4,)), Centers(name="centers"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    report = choros.check(model, *rows, workers=(2,), pool=pools(3))
+    assert "whose layers 'centers' (Centers) may mix rows" in report.comparisons[0].message
 
 
 def test_what_differs_is_found_and_said_where(make, rows, pools, monkeypatch):
@@ -180,7 +202,7 @@ def test_a_file_with_a_builder_or_with_data(tmp_path):
     assert model.compiled
     assert data == ([1, 2], [3, 4])
     file.write_text("x = 1\n")
-    with pytest.raises(BadInput, match="model"):
+    with pytest.raises(BadInput, match="model.*__main__"):
         load_model(file)
     assert main(["check", str(tmp_path / "none.py")]) == 2
 
@@ -188,8 +210,9 @@ def test_a_file_with_a_builder_or_with_data(tmp_path):
 def test_the_command_prints_the_table_and_ends_with_the_verdict(tmp_path):
     file = tmp_path / "model.py"
     file.write_text(MODEL.format(units=1, loss="mse"))
-    command = [sys.executable, "-m", "choros", "check", str(file), "--workers", "2", "--batch-size", "8"]
+    command = [sys.executable, "-m", "choros", "check", str(file), "--workers", "2", "--batch-size", "8", "--variables"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("2 workers, resumed", "Verdict: equal", "drawn at random"):
+    for words in ("2 workers, resumed", "Verdict: equal", "drawn at random", "2 of 2 weights", "dense/kernel"):
         assert words in done.stdout
+    assert "choros-check-" not in done.stdout + done.stderr  # a folder that is gone

@@ -96,7 +96,7 @@ def test_validation_is_not_augmented():
     ("call", "message"),
     [
         (lambda: prefetch(np.ones(3), depth=0), "depth=0: give a whole number"),
-        (lambda: prefetch(np.ones(3), augment=3), "augment is a int: give a function"),
+        (lambda: prefetch(np.ones(3), augment=3), "augment is of type int: give a function"),
         (lambda: prefetch((1, 2, 3, 4)), "4 parts were given"),
     ],
 )

@@ -204,8 +204,8 @@ def test_batches_of_inputs_only(batch):
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (None, "batch 0 of Odd is a NoneType"),
-        ((1, 2, 3, 4), "batch 0 of Odd is a tuple"),
+        (None, "batch 0 of Odd is of type NoneType"),
+        ((1, 2, 3, 4), "batch 0 of Odd is of type tuple"),
         ((np.ones(3), np.ones(2)), "In batch 0 of Odd: x has 3 rows and y has 2"),
         ((np.array(["a"]), None), "x of batch 0 of Odd holds str"),
     ],

@@ -91,9 +91,9 @@ class Bad(IterableDataset):
     ("stream", "message"),
     [
         (iter([]), "yields no batch"),
-        (iter([3]), "batch 1 of the list_iterator given as x is a int: yield"),
+        (iter([3]), "batch 1 of the list_iterator given as x is of type int: yield"),
         (iter([(X, Y[:3])]), "In batch 1 .*: x has 10 rows and y has 3"),
-        (range(3), "batch 1 of the range given as x is a int"),
+        (range(3), "batch 1 of the range given as x is of type int"),
     ],
 )
 def test_malformed_batches(stream, message):

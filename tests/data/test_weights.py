@@ -43,7 +43,7 @@ def test_class_and_sample_weights_are_multiplied(shape):
         ({"a": Y}, TABLE, "single output"),
         ([Y, Y], TABLE, "single output"),
         (None, TABLE, "without y"),
-        (Y, [1.0, 2.0], "is a list: give a dict"),
+        (Y, [1.0, 2.0], "is of type list: give a dict"),
         (Y, {"cat": 1.0}, "the key 'cat'"),
         (Y, {0: "heavy"}, "'heavy': give a finite number"),
         (Y, {0: float("nan")}, "nan: give a finite number"),

@@ -198,7 +198,7 @@ REFUSED = {
     "devices=True: there are": lambda: parallel.make_parallel(SERIAL, True),
     "gdev_list and devices are the same": lambda: parallel.make_parallel(SERIAL, 2, devices=2),
     "devices=.*: give two or more": lambda: parallel.ModelMGPU(SERIAL, 0),
-    "serial_model is a str: give a keras.Model": lambda: parallel.ModelMGPU("model", devices=2),
+    "serial_model is of type str: give a keras.Model": lambda: parallel.ModelMGPU("model", devices=2),
 }
 
 

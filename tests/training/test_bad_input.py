@@ -40,7 +40,7 @@ def refused(make_model, data, monkeypatch):
 def test_models(refused):
     layers = [keras.Input((8,)), keras.layers.Dense(3)]
     refused(BadInput, "not compiled: call model.compile", keras.Sequential(layers))
-    refused(BadInput, "is a int: give a compiled", 7)
+    refused(BadInput, "is of type int: give a compiled", 7)
 
     numbers = iter(number for number in range(3))
     model = keras.Sequential([keras.Input((8,)), keras.layers.Lambda(lambda v: v if numbers else -v)])
@@ -117,8 +117,8 @@ def test_numbers_of_workers(workers, refused):
         ({"y": np.zeros(59)}, "x has 60 rows and y has 59"),
         ({"x": np.array(["text"] * 60)}, "convert"),
         ({"x": [1.0, 2.0], "y": None}, r"np\.array"),
-        ({"x": (row for row in range(3)), "y": None}, r"batch 1 of the generator .* is a int: yield \(x,\)"),
-        ({"validation_data": 7}, "validation_data is a int"),
+        ({"x": (row for row in range(3)), "y": None}, r"batch 1 of the generator .* is of type int: yield \(x,\)"),
+        ({"validation_data": 7}, "validation_data is of type int"),
         ({"validation_data": (np.zeros((4, 8)), np.zeros(3))}, "4 rows and y has 3"),
         ({"class_weight": [1.0]}, "give a dict"),
         ({"sample_weight": np.ones((60, 2))}, "sample_weight"),

@@ -109,7 +109,7 @@ def test_a_layout_divides_the_weights_and_changes_nothing(
         ({"dens_1": ("model",)}, "'dens_1' matches no variable of .*: they are .*dense/kernel"),
         ({"dense/kernel": (None, "wide")}, "along 'wide': the mesh has batch, model"),
         ({"dense/kernel": ("model",)}, "has 1 dimensions, and .*dense/kernel has the shape \\(8, 6\\)"),
-        ([("dense/kernel", ("model",))], "The layout is a list: give a keras.distribution.LayoutMap"),
+        ([("dense/kernel", ("model",))], "The layout is of type list: give a keras.distribution.LayoutMap"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused(layout, message, backend, make, data, children):

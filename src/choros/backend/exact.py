@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.backend.plain import compiled_losses, flat, flat_outputs, known, model_divisor, name_of
+from choros.backend.plain import compiled_losses, flat, flat_outputs, known, model_divisor, name_of, title
 from choros.errors import NotExact
 from choros.types import Batch
 
@@ -169,7 +169,7 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
     predicted = keras.tree.map_structure(drawn, outputs)
     labels = keras.tree.map_structure(spread, y)
     weights = None if weight is None else keras.tree.map_structure(drawn, weight)
-    mixed: list[str] = []
+    mixed: list[tuple[Any, bool]] = []
     try:
         entries[:] = [entry._replace(loss=_trial(entry.loss, mixed)) for entry in plain]
         model._compile_loss(labels, predicted, weights)
@@ -177,14 +177,21 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
         entries[:] = plain
     if not mixed:
         return None
+    loss, adds = mixed[0]
+    axis = ONE_AXIS if rows_only else ""
+    if adds:
+        return NotExact(
+            f"Loss {title(loss)} of a batch is the sum of its rows' losses, and its reduction does not say so: {axis}"
+            "return one loss for each row, in a keras.losses.Loss with reduction='sum', or use another algorithm."
+        )
     return NotExact(
-        f"Loss {mixed[0]!r} of a batch is not the mean of its rows' losses (or mixes the mean of the weights with "
-        f"it), so AllReduce would not be exact: {ONE_AXIS if rows_only else ''}return one loss for each row, give it a "
-        "method divisor(y_true, y_pred, sample_weight) that returns what it divides by, or use another algorithm."
+        f"Loss {title(loss)} of a batch is not the mean of its rows' losses, each times its sample weight, so "
+        f"AllReduce would not be exact: {axis}return one loss for each row, give it a method "
+        "divisor(y_true, y_pred, sample_weight) that returns what it divides by, or use another algorithm."
     )
 
 
-def _trial(loss: Any, mixed: list[str]) -> Any:
+def _trial(loss: Any, mixed: list[tuple[Any, bool]]) -> Any:
     divisor = declared(loss)
 
     def tried(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -201,7 +208,7 @@ def _trial(loss: Any, mixed: list[str]) -> Any:
         (whole, n), (first, a), (rest, b) = part(slice(ROWS)), part(slice(FIRST)), part(slice(FIRST, ROWS))
         expected = first + rest if loss.reduction == "sum" else (a * first + b * rest) / n
         if math.isfinite(whole) and not math.isclose(whole, expected, rel_tol=1e-4, abs_tol=1e-6):
-            mixed.append(loss.name)
+            mixed.append((loss, divisor is None and math.isclose(whole, first + rest, rel_tol=1e-4, abs_tol=1e-6)))
         return keras.ops.zeros(())
 
     return tried

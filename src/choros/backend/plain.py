@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
@@ -60,6 +61,20 @@ def name_of(loss: Any) -> str:
     function = getattr(loss, "fn", None)
     wrapped = type(loss).__name__ == "LossFunctionWrapper" and function is not None
     return str(getattr(function, "__name__", "")) if wrapped else type(loss).__name__
+
+
+def title(loss: Any) -> str:
+    """Return a loss' name for messages; of a lambda, which has none, with its file and line.
+
+    Example:
+        >>> title(keras.losses.MeanSquaredError())
+        "'mean_squared_error'"
+    """
+    code = getattr(getattr(loss, "fn", loss), "__code__", None)
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+    if code is None or code.co_name != "<lambda>":
+        return repr(name)
+    return f"{name!r} (the lambda in {os.path.basename(code.co_filename)}, line {code.co_firstlineno})"
 
 
 def flat(outputs: Any) -> bool:

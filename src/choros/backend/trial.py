@@ -24,7 +24,7 @@ import numpy as np
 from keras.src import backend as keras_backend
 
 from choros.backend import make_replica
-from choros.backend.plain import compiled_losses, known, model_divisor, of_keras, plain
+from choros.backend.plain import compiled_losses, known, model_divisor, of_keras, plain, title
 from choros.errors import NotExact, brief, warn
 from choros.types import Array, Batch
 
@@ -152,8 +152,12 @@ def source(model: Any) -> str:
             return f"The loss of {kind.__name__}.{name} of model {model.name!r}"
     foreign = [entry.loss for entry in compiled_losses(model) if not known(entry.loss)]
     if foreign:
-        return f"Loss {getattr(foreign[0], 'name', foreign[0])!r}"
-    return f"The loss of model {model.name!r} ({kind.__name__})"
+        return f"Loss {title(foreign[0])}"
+    own = [layer for layer in model._flatten_layers() if layer is not model and not of_keras(type(layer))]
+    if not own:
+        return f"The loss of model {model.name!r} ({kind.__name__})"
+    layers = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer in own[:3])
+    return f"The loss of model {model.name!r}, whose layers {layers} may mix rows,"
 
 
 def cut(batch: Batch, rows: Any) -> Batch:

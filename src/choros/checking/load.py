@@ -34,7 +34,10 @@ def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
     builder = next((names[name] for name in _BUILDERS if callable(names.get(name))), None)
     model = names.get("model") if names.get("model") is not None else builder and builder()
     if model is None:
-        raise BadInput(f"{path} defines no `model` and no `build()` or `make_model()`: give it one of them.")
+        raise BadInput(
+            f"{path} defines no `model` and no `build()` or `make_model()`: give it one of them, outside of any "
+            "`if __name__ == '__main__'` block, which is not run here."
+        )
     if callable(names.get("data")):
         data = names["data"]()
         return model, tuple(data) if isinstance(data, (tuple, list)) else (data,)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+_LISTED = 20  # differences printed of each run
 PASSED = ("equal", "inexact", "trained")
 MEANING = {
     "equal": "all weights and metrics agree within the tolerance",
@@ -121,8 +123,12 @@ class CheckReport:
         """Return all fields as JSON holds them, with ``verdict`` and ``passed``."""
         return {**asdict(self), "verdict": self.verdict, "passed": self.passed}
 
-    def table(self) -> str:
-        """Return the report as text for a terminal."""
+    def table(self, variables: bool = False) -> str:
+        """Return the report as text for a terminal.
+
+        Args:
+            variables: list each variable and metric of each run, not only those that differ. Defaults to False.
+        """
         batches = f"global batches of {self.batch_size}" if self.batch_size else "batches of the data set"
         rows = f"{self.rows} rows, " if self.rows else ""
         lines = [
@@ -137,21 +143,40 @@ class CheckReport:
                 figures = f"{worst.largest:>9.1e} {worst.tolerance:>9.1e}  {worst.kind} {worst.name} {worst.where}"
             lines.append(f"{each.run:<20} {each.reference:<14} {each.verdict:<8} {figures}".rstrip())
         for each in self.comparisons:
-            wrong = [] if each.passed else sorted((d for d in each.differences if not d.passed), key=_excess)[::-1]
-            if wrong:
-                lines += ["", f"{each.run}: {len(wrong)} of {len(each.differences)} differ from {each.reference}"]
-                lines += [
-                    f"  {d.kind:<9} {d.name:<40} {d.where:<12} {d.expected:.7g} became {d.found:.7g}"
-                    for d in wrong[:20]
-                ]
+            wrong = sum(not difference.passed for difference in each.differences)
+            if each.differences and (variables or not each.passed):
+                lines += ["", f"{each.run}: {_agreement(each.differences)} agree with {each.reference}"]
+                listed = sorted(each.differences, key=_excess, reverse=True)
+                lines += [_line(difference) for difference in (listed if variables else listed[: min(wrong, _LISTED)])]
+        messages: dict[str, list[str]] = {}  # runs by message: a model is refused with the same words in each
+        for each in self.comparisons:
             if each.message:
-                lines += ["", f"{each.run}: {each.error + ': ' if each.error else ''}{each.message}"]
+                message = f"{each.error + ': ' if each.error else ''}{each.message}"
+                messages.setdefault(message, []).append(each.run)
+        for message, runs in messages.items():
+            lines += ["", f"{', '.join(runs)}: {message}"]
         lines += ["", *(f"Note: {note}" for note in self.notes)]
         lines.append(f"Verdict: {self.verdict} ({MEANING[self.verdict]}), in {self.seconds:.0f} s")
         return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.table()
+
+
+def _agreement(differences: Sequence[Difference]) -> str:
+    """Count the variables and metrics that agree, by kind: "4 of 4 weights, 9 of 9 optimizer variables"."""
+    parts = []
+    for kind, name in (("weight", "weights"), ("optimizer", "optimizer variables"), ("metric", "metrics")):
+        of_kind = [difference.passed for difference in differences if difference.kind == kind]
+        if of_kind:
+            parts.append(f"{sum(of_kind)} of {len(of_kind)} {name}")
+    return ", ".join(parts)
+
+
+def _line(difference: Difference) -> str:
+    d = difference
+    sizes = f"{d.largest:>9.1e} {d.tolerance:>9.1e}"
+    return f"  {d.kind:<9} {d.name:<52} {sizes}  {d.where:<12} {d.expected:.7g} became {d.found:.7g}"
 
 
 def _excess(difference: Difference) -> float:

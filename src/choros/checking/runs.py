@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -188,7 +190,8 @@ class Runs:
         with tempfile.TemporaryDirectory(prefix="choros-check-") as folder:
             self._workers(number, epochs=self.setting.epochs - 1, checkpoint=folder)
             self.state.restore()
-            return self._workers(number, checkpoint=folder, resume=True)
+            with contextlib.redirect_stderr(io.StringIO()):  # names a folder that is gone when the user reads it
+                return self._workers(number, checkpoint=folder, resume=True)
 
 
 def few_rows(

@@ -35,6 +35,7 @@ def add_parser(subparsers: Any) -> None:
     add("--epochs", type=count, default=2, metavar="N", help="how many (default: 2)")
     add("--rows", type=count, metavar="N", help="rows used of those given (default: four batches and two rows)")
     add("--no-resume", action="store_true", help="leave out the run that is cut in two by a checkpoint")
+    add("--variables", action="store_true", help="list each variable and metric, not only those that differ")
     add("--json", action="store_true", help="the report as JSON")
 
 
@@ -66,5 +67,5 @@ def main(args: argparse.Namespace) -> int:
         epochs=args.epochs,
         rows=args.rows,
     )
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.table())
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.table(args.variables))
     return report.exit_code

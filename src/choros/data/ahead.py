@@ -58,7 +58,7 @@ def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Pre
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
         raise BadData(f"depth={depth!r}: give a whole number of batches, 1 or more.")
     if augment is not None and not callable(augment):
-        raise BadData(f"augment is a {type(augment).__name__}: give a function or a Keras layer.")
+        raise BadData(f"augment is of type {type(augment).__name__}: give a function or a Keras layer.")
     if brings_targets(source) or not isinstance(source, tuple):
         source = (source,)
     if not 1 <= len(source) <= 3:

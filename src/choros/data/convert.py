@@ -75,7 +75,7 @@ def as_array(value: Any, name: str = "x") -> Array:
     """
     library = type(value).__module__.split(".")[0]
     if _has_no_rows(value):
-        raise BadData(f"{name} is a {type(value).__name__}, which has no fixed rows: give a dense array instead.")
+        raise BadData(f"{name} is of type {type(value).__name__}, which has no fixed rows: give a dense array instead.")
     if library == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
         if "bfloat16" in str(value.dtype):

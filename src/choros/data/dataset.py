@@ -57,7 +57,7 @@ class PyDatasetSource:
         self, dataset: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32", cuts: int = 1
     ) -> None:
         if not is_py_dataset(dataset):
-            raise BadData(f"x is a {type(dataset).__name__}: give a keras.utils.PyDataset.")
+            raise BadData(f"x is of type {type(dataset).__name__}: give a keras.utils.PyDataset.")
         if class_weight is not None:
             check_class_weight(class_weight, None)
         self.dataset = dataset

@@ -38,7 +38,7 @@ def standard(
     if isinstance(batch, dict) or hasattr(batch, "__array__"):
         batch = (batch,)
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
-        raise BadData(f"{name} is a {type(batch).__name__}: {how}.")
+        raise BadData(f"{name} is of type {type(batch).__name__}: {how}.")
     if is_row(batch):
         raise BadData(
             f"{name} has a single number or text where an array of all its rows is expected: batch rows first, as by "

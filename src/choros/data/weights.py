@@ -58,7 +58,7 @@ def check_class_weight(class_weight: Any, y: Any) -> None:
     """
     if not isinstance(class_weight, Mapping):
         raise BadData(
-            f"class_weight is a {type(class_weight).__name__}: give a dict of class numbers and weights, like "
+            f"class_weight is of type {type(class_weight).__name__}: give a dict of class numbers and weights, like "
             f"{{0: 1.0, 1: 5.0}}."
         )
     if is_nested(y):

@@ -232,7 +232,7 @@ def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) 
         out = calls.broadcast(x, root, name=label)
         assign = getattr(variable, "assign", None)
         if assign is None:
-            raise BadInput(f"Variable {label} is a {type(variable).__name__}, which cannot be assigned.")
+            raise BadInput(f"Variable {label} is of type {type(variable).__name__}, which cannot be assigned.")
         assign(back(out))
 
 

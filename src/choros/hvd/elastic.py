@@ -144,7 +144,7 @@ class KerasState(ObjectState):
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
         if not isinstance(model, keras.Model):
-            raise ValueError(f"The model is a {type(model).__name__}: give a keras.Model.")
+            raise ValueError(f"The model is of type {type(model).__name__}: give a keras.Model.")
         if not model.built:
             raise ValueError(f"Model {model.name!r} is not built: call it on a batch, or give it an Input.")
         self.model = model

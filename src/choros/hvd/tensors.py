@@ -48,10 +48,12 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         raise BadInput(
-            f"{name or 'The value'} is a {type(value).__name__}, of which numpy makes no array: {error}"
+            f"{name or 'The value'} is of type {type(value).__name__}, of which numpy makes no array: {error}"
         ) from None
     if array.dtype.hasobject:
-        raise BadInput(f"{name or 'The value'} is a {type(value).__name__}, which holds no numbers: give an array.")
+        raise BadInput(
+            f"{name or 'The value'} is of type {type(value).__name__}, which holds no numbers: give an array."
+        )
     return array, (lambda out: out) if isinstance(value, np.ndarray) else lambda out: out[()] if not out.ndim else out
 
 
@@ -85,6 +87,6 @@ def _from_torch(value: Any, torch: Any) -> tuple[Array, Back]:
 
 def _symbolic(value: Any, name: str | None, where: str) -> BadInput:
     return BadInput(
-        f"{name or 'The tensor'} is a {type(value).__name__} without values yet (inside a compiled function): "
+        f"{name or 'The tensor'} is of type {type(value).__name__} without values yet (inside a compiled function): "
         f"call the collective {where}."
     )

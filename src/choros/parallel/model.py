@@ -67,7 +67,7 @@ class ModelMGPU:
         import keras
 
         if not isinstance(serial_model, keras.Model):
-            raise BadInput(f"serial_model is a {type(serial_model).__name__}: give a keras.Model.")
+            raise BadInput(f"serial_model is of type {type(serial_model).__name__}: give a keras.Model.")
         self.serial = serial_model
         self.devices = chosen(gdev_list, devices)
         if len(self.devices) < 2:

@@ -79,7 +79,7 @@ def run(
     if not callable(func):
         raise BadInput(f"choros.run was given a {type(func).__name__} to call: give a function")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise BadInput(f"args is a {type(args).__name__}: give a tuple or a list, such as args=({args!r:.40},)")
+        raise BadInput(f"args is of type {type(args).__name__}: give a tuple or a list, such as args=({args!r:.40},)")
     if not (kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs))):
         raise BadInput(f"kwargs={kwargs!r:.40}: give a dict of keyword arguments by name")
     if start_timeout is not None and not 0 < start_timeout < 1e6:

@@ -73,7 +73,7 @@ def check_model(model: Any) -> None:
     import keras
 
     if not isinstance(model, keras.Model):
-        raise BadInput(f"The model is a {type(model).__name__}: give a compiled keras.Model.")
+        raise BadInput(f"The model is of type {type(model).__name__}: give a compiled keras.Model.")
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise BadInput(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
     check_fit(model)

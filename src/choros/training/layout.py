@@ -41,7 +41,7 @@ def describe(layout: Any, devices: int) -> dict[str, Any]:
     elif isinstance(layout, Mapping):
         shape, axes, rules = [1, devices], ["batch", "model"], list(layout.items())
     else:
-        raise BadInput(f"The layout is a {type(layout).__name__}: give a keras.distribution.LayoutMap.")
+        raise BadInput(f"The layout is of type {type(layout).__name__}: give a keras.distribution.LayoutMap.")
     if math.prod(shape) != devices:
         raise BadInput(
             f"The layout's mesh is {' x '.join(map(str, shape))}, which takes {math.prod(shape)} devices: give "

@@ -134,7 +134,7 @@ class Trainer:
 
         given = self.master_model
         if not isinstance(given, keras.Model):
-            raise BadInput(f"keras_model is a {type(given).__name__}: give a keras.Model.")
+            raise BadInput(f"keras_model is of type {type(given).__name__}: give a keras.Model.")
         model = keras.models.clone_model(given)
         if given.built:
             model.set_weights(given.get_weights())
