@@ -6,7 +6,9 @@ step costs nothing that grows with them.
 - ``pickle_ms``, ``unpickle_ms``: the model without weights.
 - ``ms_per_mb``: time of a fit by one worker that has started, less that of a model of 1 MB, for each MB of weights. A
   fit sends the weights and brings them back.
-- ``copy_ms_per_mb``: time of one copy of as many bytes in this process: the floor.
+- ``copy_ms_per_mb``: time of one copy of as many bytes into memory that this process has; ``fresh_ms_per_mb``: into
+  memory that the system has to give first. A worker needs the weights in fresh memory, and so does the segment that
+  both processes share: the floor is two fresh copies and two others. ``ratio`` is the time of the fit over it.
 - ``caller``, ``worker``: the most memory of each process during the fit, above that before it (caller) or that of a
   worker with the small model (worker), in units of the weights. Shared memory counts in both.
 """
@@ -16,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import statistics
 import time
 from pathlib import Path
@@ -60,19 +61,26 @@ def main() -> None:
                 begun = time.perf_counter()
                 trainer.fit(x, y, batch_size=8, verbose=0)
                 times.append(time.perf_counter() - begun)
-            caller = peak_memory() - before
-        peaks[size] = caller, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+            peaks[size] = peak_memory() - before, worker_memory(pool.start().pids[0])
     model = make(SMALL)
     begun = time.perf_counter()
     packed = pack_model(model)
     packing = time.perf_counter() - begun
     packed.unpack()
     unpacking = time.perf_counter() - begun - packing
+    del model, trainer
     source = np.ones(megabytes << 18, "float32")
-    target = np.zeros_like(source)
-    begun = time.perf_counter()
-    target[:] = source
-    copy = time.perf_counter() - begun
+    fresh = []
+    for _ in range(options.rounds or 5):
+        begun = time.perf_counter()
+        target = np.empty_like(source)
+        target[:] = source
+        fresh.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        target[:] = source
+        copy = time.perf_counter() - begun
+        del target
+    floor = 2 * (statistics.median(fresh) + copy)
     fits = {size: statistics.median(times) for size, times in seconds.items()}
     more = megabytes - SMALL
     result = {
@@ -82,12 +90,20 @@ def main() -> None:
         "fit_ms": {str(size): round(1e3 * each, 1) for size, each in fits.items()},
         "ms_per_mb": round(1e3 * (fits[megabytes] - fits[SMALL]) / more, 3),
         "copy_ms_per_mb": round(1e3 * copy / megabytes, 3),
+        "fresh_ms_per_mb": round(1e3 * statistics.median(fresh) / megabytes, 3),
+        "ratio": round((fits[megabytes] - fits[SMALL]) / more / (floor / megabytes), 2),
         "caller": round(peaks[megabytes][0] / (megabytes << 20), 2),
         "worker": round((peaks[megabytes][1] - peaks[SMALL][1]) / (more << 20), 2),
     }
     where = {"python": platform.python_version(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
     head = {"benchmark": "models_by_value", "backend": options.backend, "quick": options.quick}
     print(json.dumps({**head, **where, **result}, indent=1))
+
+
+def worker_memory(pid: int) -> int:
+    """Return the most bytes that a process has had resident."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

@@ -306,7 +306,7 @@ def test_a_worker_loads_keras_without_scikit_learn_and_its_own_imports_find_it()
         """
 import sys
 from choros.launch.worker import find
-find("choros.training.worker:run")
+find("choros.training.worker:serve")
 print("keras" in sys.modules, "sklearn" in sys.modules)
 import sklearn.metrics
 print(sklearn.metrics.f1_score([0, 1], [0, 1]))

@@ -28,7 +28,7 @@ import cloudpickle
 import numpy as np
 
 from choros.errors import NotSerializable, brief
-from choros.types import Array, aligned, dtype_of
+from choros.types import Array, dtype_of
 
 # Attributes of a keras.Model that fit, evaluate and predict make anew.
 _REMADE = ("train_function", "test_function", "predict_function")
@@ -316,8 +316,8 @@ def new_parameter(
     return kind(tensor, requires_grad=requires_grad)
 
 
-def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str) -> Array:
-    """Return a copy of a variable's value: the caller's memory may be read-only, or change.
+def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return a variable's value, an array or a tensor with a copy: the given memory may be read-only, or change.
 
     Args:
         source: the value itself, or whether it is among the known ones.
@@ -331,9 +331,10 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
     if source and known is None:
         return np.zeros(shape, dtype_of(dtype))
     given = (known if source else beside)[index]
-    copy = aligned(given.size, given.dtype)  # where XLA and TensorFlow take it as it lies
-    copy[:] = given.reshape(-1)
-    return copy.reshape(shape)
+    import keras
+
+    module = importlib.import_module(f"choros.backend.{keras.backend.backend()}")
+    return module.copied(given.reshape(shape))
 
 
 def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:

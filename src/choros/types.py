@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+_MB = 1 << 20
 _DTYPE = re.compile(r"[<>=|]?[a-zA-Z]+\w*(\[\w+\])?", re.ASCII)
 
 
@@ -46,6 +47,33 @@ def aligned(count: int, dtype: Any) -> Array:
     dtype = np.dtype(dtype)
     raw = np.zeros(count * dtype.itemsize + 64, np.uint8)
     return raw[-raw.ctypes.data % 64 :][: count * dtype.itemsize].view(dtype)
+
+
+def aligned_copy(array: Array) -> Array:
+    """Return a copy at an address that is a multiple of 64.
+
+    Example:
+        >>> aligned_copy(np.ones((2, 3))).shape
+        (2, 3)
+    """
+    copy = aligned(array.size, array.dtype)
+    copy[:] = array.reshape(-1)
+    return copy.reshape(array.shape)
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Return whether two arrays have the same shape, dtype and bits; ends at the first MB that differs.
+
+    Example:
+        >>> same_bits(np.array([np.nan]), np.array([np.nan])), same_bits(np.zeros(2), np.zeros(3))
+        (True, False)
+    """
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    one, other = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
+    return all(
+        np.array_equal(one[start : start + _MB], other[start : start + _MB]) for start in range(0, one.size, _MB)
+    )
 
 
 def dtype_of(name: Any) -> np.dtype[Any]:

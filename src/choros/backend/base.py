@@ -300,8 +300,12 @@ class BaseReplica(Metrics):
     # Vectors.
 
     def get(self, out: Array) -> None:
-        """Copy the trainable variables into ``out``."""
-        gather(self._values(self.trainable), self.slices, out)
+        """Copy the trainable variables into ``out``: x, where momentum looks ahead."""
+        gather(self._x_values(), self.slices, out)
+
+    def _x_values(self) -> list[Array]:
+        """Return the trainable variables' values, without a copy where that can be: x, where momentum looks ahead."""
+        return self._values(self.trainable)
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables; always copies."""
@@ -393,17 +397,14 @@ class BaseReplica(Metrics):
 
     def snapshot(self) -> list[Array]:
         """Copies of the variables of the model and of its optimizers, in the order of ``model_variables``."""
-        count = len(self.trainable)
-        flat = np.empty(self.size, self.dtype)
-        self.get(flat)
-        trained = dict(zip(map(id, self.trainable), range(count), strict=True))
+        return [np.array(value) for value in self.view()]
+
+    def view(self) -> list[Array]:
+        """Return what ``snapshot`` does, without a copy where that can be: valid until the next change."""
+        trained = dict(zip(map(id, self.trainable), self._x_values(), strict=True))
         everything = model_variables(self.model)
-        arrays = [np.array(value) for value in self._values(everything)]
-        for i, variable in enumerate(everything):
-            if id(variable) in trained:
-                part = flat[self.slices[trained[id(variable)]]]
-                arrays[i] = part.reshape(variable.shape).astype(arrays[i].dtype)
-        return arrays
+        others = iter(self._values([variable for variable in everything if id(variable) not in trained]))
+        return [trained[id(variable)] if id(variable) in trained else next(others) for variable in everything]
 
     def restore(self, arrays: list[Array]) -> None:
         """Set what ``snapshot`` gave."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,7 +14,42 @@ from choros.backend.base import moving_statistics, parts, vector_dtype
 from choros.backend.metrics import gather, scatter, slices_of
 from choros.backend.optimizers import build_held, optimizer_variables
 from choros.errors import BadInput, brief
-from choros.types import Array, Batch
+from choros.types import Array, Batch, aligned_copy, same_bits
+
+
+def host_views(variables: Sequence[Any]) -> list[Array]:
+    """Return values of Keras variables on the host, without a copy where that can be.
+
+    On PyTorch an array changes with its variable; on JAX and TensorFlow it keeps the value that the variable had.
+    """
+    if keras.backend.backend() == "jax":
+        return [np.asarray(variable.value) for variable in variables]
+    backend = importlib.import_module(f"choros.backend.{keras.backend.backend()}")
+    return [backend.read(variable.value) for variable in variables]
+
+
+def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
+    """Set Keras variables to arrays in memory that others write.
+
+    PyTorch copies into the memory that a variable has. JAX and TensorFlow are given a copy, whose memory they use; a
+    variable that has the value already, as a frozen one, keeps its memory.
+    """
+    backend = keras.backend.backend()
+    if backend == "torch":
+        from choros.backend.torch import write
+
+        for variable, view in zip(variables, views, strict=True):
+            write(variable.value.detach(), view)
+        return
+    for variable, view in zip(variables, views, strict=True):
+        if same_bits(host_views([variable])[0], view):
+            continue
+        if backend == "jax":
+            variable.assign(aligned_copy(view))
+        else:
+            from choros.backend.tensorflow import copied
+
+            variable.assign(copied(view))
 
 
 def build_model(model: Any, sample: Batch) -> None:

@@ -223,10 +223,8 @@ class JaxReplica(BaseReplica):
         else:
             self._x, self._state[0] = self._leap(self._state[0], self._x, momentum)
 
-    def get(self, out: Array) -> None:
-        """Copy the trainable variables into ``out``: x, not the look-ahead point."""
-        for value, where in zip(self._state[0] if self._x is None else self._x, self.slices, strict=True):
-            out[where] = np.asarray(value).reshape(-1)
+    def _x_values(self) -> list[Array]:
+        return [np.asarray(value) for value in (self._state[0] if self._x is None else self._x)]
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables, in the memory that they have; with momentum the velocity is kept."""
@@ -299,6 +297,15 @@ class JaxReplica(BaseReplica):
     def _bring(self, part: int) -> None:
         for variable, value in zip(self._variables[part], self._state[part], strict=True):
             variable.assign(value if self.spread is None else np.asarray(value))
+
+
+def copied(array: Array) -> Any:
+    """Return a JAX array in memory of XLA's own, and be done with the given one.
+
+    A step can update such memory in place where it is donated. ``jax.device_put`` would use the given memory, also with
+    ``may_alias=False``.
+    """
+    return jax.block_until_ready(jnp.array(array, copy=True))
 
 
 def clear() -> None:

@@ -189,6 +189,9 @@ class Replica(Protocol):
     def snapshot(self) -> list[Array]:
         """Every variable of model and optimizer, in Keras' order (``model.variables`` + ``optimizer.variables``)."""
 
+    def view(self) -> list[Array]:
+        """Return what ``snapshot`` does, without a copy where that can be: valid until the next change."""
+
     def restore(self, arrays: list[Array]) -> None:
         """Set them; a velocity is forgotten."""
 

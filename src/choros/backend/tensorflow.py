@@ -25,7 +25,7 @@ from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
 from choros.backend.optimizers import model_variables
-from choros.types import Array, Batch
+from choros.types import Array, Batch, aligned_copy
 
 ALIGNMENT = 64  # bytes; TensorFlow's kernels end the process on memory that begins elsewhere
 FEW, LARGE = (
@@ -245,7 +245,7 @@ class TensorFlowReplica(BaseReplica):
     # Variables.
 
     def _values(self, variables: list[Any]) -> list[Array]:
-        return [_read(v.value) for v in variables]
+        return [read(v.value) for v in variables]
 
     def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
         for variable, array in zip(variables, arrays, strict=True):
@@ -272,13 +272,8 @@ class TensorFlowReplica(BaseReplica):
             x.assign(stepped)
             variable.value.assign(ahead)
 
-    def get(self, out: Array) -> None:
-        """Copy the trainable variables into ``out``: x, where momentum looks ahead."""
-        if self._points is None:
-            super().get(out)
-        else:
-            for where, point in zip(self.slices, self._points, strict=True):
-                out[where] = _read(point).reshape(-1)
+    def _x_values(self) -> list[Array]:
+        return super()._x_values() if self._points is None else [read(point) for point in self._points]
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables, and look ahead from there; always copies."""
@@ -353,7 +348,16 @@ def _any_rows(leaf: Any) -> Any:
     return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
 
-def _read(variable: Any) -> Array:
+def copied(array: Array) -> Any:
+    """Return a tensor with a copy of an array, which a variable takes over: ``tf.constant`` would copy once more."""
+    copy = aligned_copy(array)
+    try:
+        return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
+    except (BufferError, TypeError):  # of a type that DLPack does not have, such as bfloat16
+        return tf.constant(copy)
+
+
+def read(variable: Any) -> Array:
     """The variable's own memory; TensorFlow copies before it writes while this view lives."""
     return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 

@@ -20,7 +20,7 @@ from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
 from choros.backend.optimizers import model_variables
-from choros.types import Array
+from choros.types import Array, aligned_copy
 
 _PLAIN = tuple(np.dtype(kind).str for kind in ("float32", "float64", "int64", "int32", "uint8", "bool"))
 
@@ -79,7 +79,7 @@ class TorchReplica(BaseReplica):
         self._mode(True)
         with self._capture as capture, self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(self._differentiate(data))
-            grads = [None if g is None else _array(g) for g in capture.gradients()]
+            grads = [None if g is None else read(g) for g in capture.gradients()]
             return grads, loss.value(), float(self.weigher.divisor(rows, data))
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
@@ -116,12 +116,12 @@ class TorchReplica(BaseReplica):
     # Variables.
 
     def _values(self, variables: list[Any]) -> list[Array]:
-        return [_array(v.value.detach()) for v in variables]
+        return [read(v.value.detach()) for v in variables]
 
     def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
         with torch.no_grad():
             for variable, array in zip(variables, arrays, strict=True):
-                _write(variable.value, array)
+                write(variable.value, array)
 
     def seed_generators(self, rank: int, seed: int) -> None:
         """Set PyTorch's generators, on all devices: Dropout without a seed draws from them."""
@@ -156,13 +156,8 @@ class TorchReplica(BaseReplica):
                 for value, point in zip(values, self._points, strict=True):
                     value.data, point.data = point.data, value.data
 
-    def get(self, out: Array) -> None:
-        """Copy the trainable variables into ``out``: x, where momentum looks ahead."""
-        if self._points is None:
-            super().get(out)
-        else:
-            for where, point in zip(self.slices, self._points, strict=True):
-                out[where] = _array(point).reshape(-1)
+    def _x_values(self) -> list[Array]:
+        return super()._x_values() if self._points is None else [read(point) for point in self._points]
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables, and look ahead from there; always copies."""
@@ -226,7 +221,16 @@ class _Loss:
                 tensor.copy_(before)
 
 
-def _array(tensor: Any) -> Array:
+def copied(array: Array) -> Any:
+    """Return a tensor with a copy of an array: ``keras.ops.convert_to_tensor`` would copy once more."""
+    copy = aligned_copy(array)
+    try:
+        return torch.from_numpy(copy)
+    except TypeError:  # of a type that PyTorch does not take from numpy, such as bfloat16
+        return keras.ops.convert_to_tensor(copy)
+
+
+def read(tensor: Any) -> Array:
     """The tensor's own memory where numpy can read it: on the CPU and of a type that numpy has."""
     tensor = tensor.detach()
     if tensor.dtype in (torch.bfloat16, torch.float16):
@@ -235,7 +239,8 @@ def _array(tensor: Any) -> Array:
     return array
 
 
-def _write(tensor: Any, array: Any) -> None:
+def write(tensor: Any, array: Any) -> None:
+    """Copy an array's values into the memory of a tensor."""
     if tensor.device.type == "cpu" and tensor.dtype is not torch.bfloat16:
         np.copyto(tensor.detach().numpy(), array, casting="unsafe")
     else:

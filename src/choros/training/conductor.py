@@ -236,7 +236,8 @@ def values(variables: Sequence[Any]) -> list[Array]:
     """Return copies of Keras variables, or of what stands for them, on the host."""
     import keras
 
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    arrays = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    return [array if array.flags.owndata and array.flags.writeable else np.array(array) for array in arrays]
 
 
 def _wants_batches(callback: Any) -> bool:

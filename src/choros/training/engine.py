@@ -12,14 +12,21 @@ from typing import Any
 import numpy as np
 
 from choros.backend import averages_of
-from choros.backend.caller import assign_average, assign_optimizer, assign_vectors, flat_vectors, split_vector
+from choros.backend.caller import (
+    assign_average,
+    assign_optimizer,
+    assign_vectors,
+    assign_views,
+    flat_vectors,
+    host_views,
+    split_vector,
+)
 from choros.backend.optimizers import model_variables, optimizer_variables
 from choros.backend.state import Groups
 from choros.data import StreamSource, packing
 from choros.errors import BadInput, MeetingTimeout, PeerFailed, WorkerFailed
 from choros.training.batch_line import BatchLine
 from choros.training.best import Best, best_of
-from choros.training.conductor import values
 from choros.training.ended import Ended
 from choros.training.feeding import Feeder
 from choros.training.job import Job, Orders, Plan, Tally
@@ -104,7 +111,7 @@ class Engine:
         self.later.clear()
         job = self.job
         self.variables = model_variables(self.model)
-        now = values(self.variables)
+        now = host_views(self.variables)
         self.given = self.given or now
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         self.places = [place[id(variable)] for variable in optimizer_variables(self.model)]
@@ -119,9 +126,11 @@ class Engine:
         self.weights = Segment.create(max(nbytes, 64), "choros-weights")
         self.buffer = self.weights.array(np.uint8, nbytes, 0)
         self.nbytes = nbytes
+        self.weights.touch(0, nbytes)
         packing.write(self.layout, now, self.buffer)
         self.entries, self.data_bytes = packing.layout(self.cargo.arrays)
         self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
+        self.data.touch(0, self.data_bytes)
         packing.write(self.entries, self.cargo.arrays, self.data.array(np.uint8, self.data_bytes, 0))
         self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
         self.feeder = None if self.stream is None else Feeder(self.stream, job)
@@ -182,6 +191,7 @@ class Engine:
         try:
             self.send()
             tallies = self.follow()
+            self.given = []  # lets each value go when the trained one replaces it
             self.fetch()
             if self.averages:
                 assign_average(self.model, mean_of(self.averages), finalize=True)
@@ -197,7 +207,7 @@ class Engine:
         except WorkerFailed:
             if not self.mender.retry:
                 self.workers.kill()
-            for variable, value in zip(self.variables, self.given, strict=True):
+            for variable, value in zip(self.variables, self.given, strict=bool(self.given)):
                 variable.assign(value)  # callbacks may have seen later ones
             raise
         except BaseException:
@@ -219,7 +229,7 @@ class Engine:
     def send(self) -> None:
         """Send the job to its ranks."""
         message = {
-            "call": "choros.training.worker:run",
+            "call": "choros.training.worker:serve",
             "job": self.job.json(),
             "weights": self.layout,
             "weights_bytes": self.nbytes,
@@ -363,7 +373,7 @@ class Engine:
                 "begin with before training begins, or use an algorithm whose workers meet."
             )
         if orders.weights:
-            packing.write(self.layout, values(self.variables), self.buffer)
+            packing.write(self.layout, host_views(self.variables), self.buffer)
             if self.centre is not None:
                 self.centre.replace(*flat_vectors(self.model))
         if not self.job.together:
@@ -379,6 +389,7 @@ class Engine:
         Args:
             epoch: int. Whose end it is: of workers that train alone, the center that was validated then. None is now.
         """
+        self.keep_given()
         if self.centre is not None:
             vectors = flat_vectors(self.model)
             if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
@@ -397,8 +408,12 @@ class Engine:
         elif self.best is not None:
             self.show_best(self.best, epoch)
             return
-        for variable, view in zip(self.variables, packing.views(self.layout, self.buffer), strict=True):
-            variable.assign(np.array(view))
+        assign_views(self.variables, packing.views(self.layout, self.buffer))
+
+    def keep_given(self) -> None:
+        """Copy the weights that were given, where they lie in memory that the model is about to change."""
+        if self.workers.backend == "torch":
+            self.given = [array if array.flags.owndata else np.array(array) for array in self.given]
 
     def show_best(self, best: Best, epoch: int | None) -> None:
         """Bring into the given model what is kept of an Ensemble's best member; the learning rate stays."""

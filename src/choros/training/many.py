@@ -297,6 +297,12 @@ class ManyReplicas:
         arrays: list[Array] = self.crew.first(self.lead.snapshot)
         return arrays
 
+    def view(self) -> list[Array]:
+        """Return the same without a copy where that can be."""
+        self._agree()
+        arrays: list[Array] = self.crew.first(self.lead.view)
+        return arrays
+
     def restore(self, arrays: list[Array]) -> None:
         """Set them; random layers of the other devices stay their own."""
         self.rows[:] = 0

@@ -203,7 +203,7 @@ class Run:
             self.latest = self.replica.snapshot()
         else:
             entries, buffer = self.weights
-            packing.write(entries, self.replica.snapshot(), buffer)
+            packing.write(entries, self.replica.view(), buffer)
 
     def vectors(self) -> tuple[Array, Array]:
         """Return this rank's trainable vector and its moving statistics."""
@@ -238,14 +238,14 @@ class Run:
         """Take the weights that the caller's callbacks have set; optimizer and seeds stay this worker's own."""
         if self.weights is not None:
             entries, buffer = self.weights
-            self.take([np.array(view) for view in packing.views(entries, buffer)])
+            self.take(packing.views(entries, buffer))
 
     def take(self, arrays: list[Array]) -> None:
         """Set the model's variables and the rates of its held optimizers from what ``snapshot`` gave.
 
         The states of random layers and the optimizers' slots stay this worker's own.
         """
-        model, mine = self.replica.model, self.replica.snapshot()
+        model, mine = self.replica.model, self.replica.view()
         rates = {id(variable) for variable in learning_rates(model)}
         own = {id(variable) for variable in [*self.replica.seeds, *optimizer_variables(model)]} - rates
         for index, variable in enumerate(model_variables(model)):
