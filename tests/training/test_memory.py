@@ -5,7 +5,6 @@ import re
 
 import keras
 import numpy as np
-import pytest
 
 import choros
 
@@ -25,10 +24,6 @@ def large_model():
     return model
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() == "tensorflow",
-    reason="TensorFlow keeps the variables that the graph of a trace has captured, as long as the process lives",
-)
 def test_a_worker_frees_a_large_model_before_the_next_one():
     x, y = np.zeros((8, 4), "int32"), np.zeros((8, 1), "float32")
     with choros.WorkerPool(1) as pool:

@@ -252,6 +252,17 @@ class TensorFlowReplica(BaseReplica):
             target = variable.value
             target.assign(tf.constant(np.asarray(array), target.dtype))
 
+    def close(self) -> None:
+        """Let go of the variables that traces have captured: the graph of a trace is never collected as garbage."""
+        super().close()
+        if self._capture is None:
+            return
+        steps = (self._train, self._differentiate, self._differentiate_kept, self._test, self._foretell)
+        traces = [trace for step in steps for trace in step.take_traces()]
+        for trace in [*traces, *([self._update] if self._ready else [])]:
+            trace.graph._function_captures = None
+        self._update, self._ready = None, False
+
     # Momentum.
 
     def look_ahead(self, momentum: float) -> None:
@@ -333,6 +344,11 @@ class _Batched:
             opened = keras.tree.map_structure(_any_rows, tensors)
             self._traces[kind] = self._function.get_concrete_function(opened, *more)
         return self._traces[kind](tensors, *more)
+
+    def take_traces(self) -> list[Any]:
+        """Return the traces, and forget them."""
+        traces, self._traces = list(self._traces.values()), {}
+        return traces
 
 
 @functools.lru_cache(maxsize=256)
