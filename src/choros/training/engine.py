@@ -112,10 +112,12 @@ class Engine:
         job = self.job
         self.variables = model_variables(self.model)
         now = host_views(self.variables)
-        self.given = self.given or now
+        self.given = self.given or list(now)
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         self.places = [place[id(variable)] for variable in optimizer_variables(self.model)]
         initial = [now[index] for index in self.places]
+        if job.alone:  # a rank's own are kept until it sends others, and on PyTorch a view changes with its variable
+            initial = [np.array(array) for array in initial]
         self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
         self.averages = self.saver.averages()
         self.ended, self.goes_on = Ended(), self.saver.latest is not None
@@ -128,6 +130,8 @@ class Engine:
         self.nbytes = nbytes
         self.weights.touch(0, nbytes)
         packing.write(self.layout, now, self.buffer)
+        if not job.alone:
+            self.slots = {}
         self.entries, self.data_bytes = packing.layout(self.cargo.arrays)
         self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
         self.data.touch(0, self.data_bytes)
