@@ -158,8 +158,10 @@ def unpack(validation_data: Any) -> tuple[Any, Any, Any]:
     if not isinstance(validation_data, tuple | list) or not 1 <= len(validation_data) <= 3:
         what = type(validation_data).__name__
         if isinstance(validation_data, tuple | list):
-            what += f" of {len(validation_data)}"
-        raise BadData(f"validation_data is a {what}: give (x, y), (x, y, sample_weight) or a keras.utils.PyDataset.")
+            what += f", of length {len(validation_data)}"
+        raise BadData(
+            f"validation_data is of type {what}: give (x, y), (x, y, sample_weight) or a keras.utils.PyDataset."
+        )
     padded = (*validation_data, None, None)
     return padded[0], padded[1], padded[2]
 
