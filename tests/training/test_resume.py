@@ -2,11 +2,13 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import time
 
+import keras
 import numpy as np
 import pytest
 
@@ -295,3 +297,30 @@ def test_restarts_that_cannot_be_are_refused(make_model):
     for restarts in (-1, 1.5, True):
         with pytest.raises(BadInput, match="restarts="):
             choros.Trainer(make_model(), workers=2, restarts=restarts)
+
+
+def test_a_failure_after_a_resume_leaves_the_model_as_it_was(tmp_path):
+    flag = str(tmp_path / "fail")
+
+    class Fails(keras.layers.Layer):
+        def call(self, x):
+            if os.environ.get("CHOROS_WORKER") and os.path.exists(flag):
+                raise RuntimeError("as the test wants it")
+            return x
+
+    def made():
+        model = keras.Sequential([keras.Input((3,)), Fails(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    how = {"batch_size": 8, "verbose": 0, "checkpoint": str(tmp_path / "kept")}
+    choros.Trainer(made(), "aeasgd", workers=2).fit(x, x[:, :1], epochs=1, **how)
+    model = made()
+    model.optimizer.build(model.trainable_variables)
+    before = [keras.ops.convert_to_numpy(variable).copy() for variable in model.optimizer.variables]
+    pathlib.Path(flag).touch()
+    with pytest.raises(choros.WorkerFailed, match="as the test wants it"):
+        choros.Trainer(model, "aeasgd", workers=2).fit(x, x[:, :1], epochs=2, resume=True, **how)
+    for variable, value in zip(model.optimizer.variables, before, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
