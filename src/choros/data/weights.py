@@ -51,10 +51,10 @@ def check_class_weight(class_weight: Any, y: Any) -> None:
         BadData: In one sentence, what to give.
 
     Example:
-        >>> check_class_weight([1.0, 2.0], None)
+        >>> check_class_weight([1.0, 2.0], None)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        choros.errors.BadData: class_weight is a list: give a dict of class numbers and weights, like {0: 1.0, 1: 5.0}.
+        choros.errors.BadData: class_weight is of type list: give a dict of class numbers and weights, like ...
     """
     if not isinstance(class_weight, Mapping):
         raise BadData(
