@@ -61,7 +61,7 @@ def main() -> None:
                 begun = time.perf_counter()
                 trainer.fit(x, y, batch_size=8, verbose=0)
                 times.append(time.perf_counter() - begun)
-            peaks[size] = peak_memory() - before, worker_memory(pool.start().pids[0])
+            peaks[size] = peak_memory() - before, peak_memory(pool.start().pids[0])
     model = make(SMALL)
     begun = time.perf_counter()
     packed = pack_model(model)
@@ -98,12 +98,6 @@ def main() -> None:
     where = {"python": platform.python_version(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
     head = {"benchmark": "models_by_value", "backend": options.backend, "quick": options.quick}
     print(json.dumps({**head, **where, **result}, indent=1))
-
-
-def worker_memory(pid: int) -> int:
-    """Return the most bytes that a process has had resident."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

@@ -34,21 +34,12 @@ def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
     PyTorch copies into the memory that a variable has. JAX and TensorFlow are given a copy, whose memory they use; a
     variable that has the value already, as a frozen one, keeps its memory.
     """
-    backend = keras.backend.backend()
-    if backend == "torch":
-        from choros.backend.torch import write
-
-        for variable, view in zip(variables, views, strict=True):
-            write(variable.value.detach(), view)
-        return
+    backend = importlib.import_module(f"choros.backend.{keras.backend.backend()}")
+    copied = aligned_copy if keras.backend.backend() == "jax" else backend.copied
     for variable, view in zip(variables, views, strict=True):
-        if same_bits(host_views([variable])[0], view):
-            continue
-        if backend == "jax":
-            variable.assign(aligned_copy(view))
-        else:
-            from choros.backend.tensorflow import copied
-
+        if keras.backend.backend() == "torch":
+            backend.write(variable.value.detach(), view)
+        elif not same_bits(host_views([variable])[0], view):
             variable.assign(copied(view))
 
 

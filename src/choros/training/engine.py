@@ -211,7 +211,7 @@ class Engine:
         except WorkerFailed:
             if not self.mender.retry:
                 self.workers.kill()
-            for variable, value in zip(self.variables, self.given, strict=bool(self.given)):
+            for variable, value in zip(self.variables, self.given, strict=False):  # none where all workers have ended
                 variable.assign(value)  # callbacks may have seen later ones
             raise
         except BaseException:

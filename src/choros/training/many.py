@@ -293,9 +293,7 @@ class ManyReplicas:
 
     def snapshot(self) -> list[Array]:
         """Every variable of model and optimizer."""
-        self._agree()
-        arrays: list[Array] = self.crew.first(self.lead.snapshot)
-        return arrays
+        return [np.array(value) for value in self.view()]
 
     def view(self) -> list[Array]:
         """Return the same without a copy where that can be."""
