@@ -6,11 +6,12 @@ step costs nothing that grows with them.
 - ``pickle_ms``, ``unpickle_ms``: the model without weights.
 - ``ms_per_mb``: time of a fit by one worker that has started, less that of a model of 1 MB, for each MB of weights. A
   fit sends the weights and brings them back.
-- ``copy_ms_per_mb``: time of one copy of as many bytes into memory that this process has; ``fresh_ms_per_mb``: into
-  memory that the system has to give first. A worker needs the weights in fresh memory, and so does the segment that
-  both processes share: the floor is two fresh copies and two others. ``ratio`` is the time of the fit over it.
+- ``floor_ms_per_mb``: time to write as many bytes into a new anonymous file that processes can share, and to free it.
+  ``ratio`` is the time of the fit over it.
+- ``shared``: the most memory that the system had for such files during the fits, above that before them, in units of
+  the weights. Nothing else on the machine should use such files meanwhile.
 - ``caller``, ``worker``: the most memory of each process during the fit, above that before it (caller) or that of a
-  worker with the small model (worker), in units of the weights. Shared memory counts in both.
+  worker with the small model (worker), in units of the weights. Pages of such files that a process has mapped count.
 """
 
 from __future__ import annotations
@@ -19,13 +20,39 @@ import json
 import os
 import platform
 import statistics
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from common import arguments
 
 SMALL = 1  # MB
+
+
+class Shared:
+    """Measure the most memory that files without a disk take on this machine, above that at the start: ``most``."""
+
+    def __enter__(self) -> Self:
+        self.before, self.most, self.ended = self.now(), 0, threading.Event()
+        self.thread = threading.Thread(target=self.look)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def look(self) -> None:
+        """Look every 10 ms."""
+        while not self.ended.wait(0.01):
+            self.most = max(self.most, self.now() - self.before)
+
+    @staticmethod
+    def now() -> int:
+        """Return the bytes."""
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
 
 
 def main() -> None:
@@ -37,6 +64,7 @@ def main() -> None:
     import choros
     from choros.machine import peak_memory
     from choros.training.model_io.serialization import pack_model
+    from choros.transport.segment import Segment
 
     def make(megabytes: int) -> Any:
         table = keras.layers.Embedding(megabytes * 1024, 256, embeddings_initializer="zeros", trainable=False)
@@ -49,6 +77,7 @@ def main() -> None:
     megabytes = 16 if options.quick else options.megabytes
     seconds: dict[int, list[float]] = {}
     peaks: dict[int, tuple[int, int]] = {}
+    shared: dict[int, Shared] = {}
     for size in (SMALL, megabytes):
         model = make(size)
         with choros.WorkerPool(1) as pool:
@@ -57,10 +86,11 @@ def main() -> None:
             Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted anew
             before = peak_memory()
             times = seconds[size] = []
-            for _ in range(options.rounds or 5):
-                begun = time.perf_counter()
-                trainer.fit(x, y, batch_size=8, verbose=0)
-                times.append(time.perf_counter() - begun)
+            with Shared() as shared[size]:
+                for _ in range(options.rounds or 5):
+                    begun = time.perf_counter()
+                    trainer.fit(x, y, batch_size=8, verbose=0)
+                    times.append(time.perf_counter() - begun)
             peaks[size] = peak_memory() - before, peak_memory(pool.start().pids[0])
     model = make(SMALL)
     begun = time.perf_counter()
@@ -70,17 +100,13 @@ def main() -> None:
     unpacking = time.perf_counter() - begun - packing
     del model, trainer
     source = np.ones(megabytes << 18, "float32")
-    fresh = []
+    floors = []
     for _ in range(options.rounds or 5):
         begun = time.perf_counter()
-        target = np.empty_like(source)
-        target[:] = source
-        fresh.append(time.perf_counter() - begun)
-        begun = time.perf_counter()
-        target[:] = source
-        copy = time.perf_counter() - begun
-        del target
-    floor = 2 * (statistics.median(fresh) + copy)
+        with Segment.create(source.nbytes) as segment:
+            segment.write(source)
+        floors.append(time.perf_counter() - begun)
+    floor = statistics.median(floors)
     fits = {size: statistics.median(times) for size, times in seconds.items()}
     more = megabytes - SMALL
     result = {
@@ -89,9 +115,9 @@ def main() -> None:
         "unpickle_ms": round(1e3 * unpacking, 1),
         "fit_ms": {str(size): round(1e3 * each, 1) for size, each in fits.items()},
         "ms_per_mb": round(1e3 * (fits[megabytes] - fits[SMALL]) / more, 3),
-        "copy_ms_per_mb": round(1e3 * copy / megabytes, 3),
-        "fresh_ms_per_mb": round(1e3 * statistics.median(fresh) / megabytes, 3),
+        "floor_ms_per_mb": round(1e3 * floor / megabytes, 3),
         "ratio": round((fits[megabytes] - fits[SMALL]) / more / (floor / megabytes), 2),
+        "shared": round(shared[megabytes].most / (megabytes << 20), 2),
         "caller": round(peaks[megabytes][0] / (megabytes << 20), 2),
         "worker": round((peaks[megabytes][1] - peaks[SMALL][1]) / (more << 20), 2),
     }

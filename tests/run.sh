@@ -20,6 +20,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$roo
 # takes the next piece of work when it has done one; the long ones come first, so that both end at about the same time.
 # Laws 5, 7 and 8 are about processes, sockets and scripts: the same on every backend.
 depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_joined.py tests/training/test_devices.py
+    tests/training/test_frozen.py
     --ignore=tests/laws/test_5_loud.py --ignore=tests/laws/test_7_safe.py --ignore=tests/laws/test_8_cheap.py"
 apart="tests/training tests/laws tests/hvd tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
 work=(

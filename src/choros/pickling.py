@@ -20,7 +20,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -98,16 +98,19 @@ def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = 
     return buffer.getvalue(), pickler.arrays
 
 
-def loads(data: Any, arrays: Sequence[Array] = (), known: Sequence[Array] | None = ()) -> Any:
+def loads(
+    data: Any, arrays: Sequence[Array] = (), known: Sequence[Array] | None = (), lent: Collection[int] = ()
+) -> Any:
     """Return what ``dump`` or ``dump_with_arrays`` wrote.
 
     Args:
         data: bytes of this user's own processes, or a mapped file of theirs from its present place on.
         arrays: the values that came beside the pickle.
         known: the values of the known variables, in their order; None leaves these at zero.
+        lent: places in ``known`` of arrays whose memory variables may use; all other values are copied.
     """
     before = getattr(_loading, "values", None)
-    _loading.values = known, arrays
+    _loading.values = known, arrays, lent
     try:
         file, size = (data, len(data)) if hasattr(data, "read") else (io.BytesIO(data), len(data))
         unpickler = pickle.Unpickler(file)
@@ -317,7 +320,7 @@ def new_parameter(
 
 
 def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return a variable's value, an array or a tensor with a copy: the given memory may be read-only, or change.
+    """Return a variable's value, an array or a tensor, with a copy where memory is not lent: it may change.
 
     Args:
         source: the value itself, or whether it is among the known ones.
@@ -325,7 +328,7 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
         shape: its shape.
         dtype: its type.
     """
-    known, beside = _loading.values
+    known, beside, lent = _loading.values
     if not isinstance(source, bool):
         return source.reshape(shape)
     if source and known is None:
@@ -334,6 +337,8 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
     import keras
 
     module = importlib.import_module(f"choros.backend.{keras.backend.backend()}")
+    if source and index in lent:
+        return module.shared(given.reshape(shape))
     return module.copied(given.reshape(shape))
 
 

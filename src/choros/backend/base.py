@@ -6,6 +6,7 @@ applied and evaluated: the abstract methods of ``BaseReplica``.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,8 @@ from choros.backend.optimizers import (
 )
 from choros.backend.weight import Weigher
 from choros.types import Array, Batch
+
+_LARGE = 1 << 18  # values
 
 Mark = tuple[list[Any], list[Array], tuple[Any, ...]]
 
@@ -463,6 +466,12 @@ def vector_dtype(trainable: list[Any]) -> np.dtype[Any]:
     """The type of flat vectors: float32, or float64 where a trainable variable is."""
     wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in trainable)
     return np.dtype(np.float64 if wide else np.float32)
+
+
+def large_frozen(model: Any) -> list[Any]:
+    """Return the large variables that training is not expected to change: frozen layers', and quantized weights."""
+    held = {id(v) for v in held_variables(model)}
+    return [v for v in model.non_trainable_variables if id(v) not in held and math.prod(v.shape) >= _LARGE]
 
 
 def moving_statistics(model: Any) -> list[Any]:

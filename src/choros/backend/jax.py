@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from choros.backend.base import BaseReplica
+from choros.backend.base import BaseReplica, large_frozen
 from choros.backend.capture import refuse_other_optimizers
 from choros.backend.devices.jax import Spread
 from choros.backend.metrics import UNUSED, Told
@@ -68,6 +69,8 @@ class JaxReplica(BaseReplica):
         self._shared = True  # the weights' memory is the Keras model's own too, until something is set
         self._where = {id(v): (p, i) for p, part in enumerate(variables) for i, v in enumerate(part)}
         tracker = [] if self.loss_metric is None else [self.loss_metric.total, self.loss_metric.count]
+        fixed = {id(v) for v in large_frozen(model)}
+        self._frozen = [i for i, v in enumerate(variables[1]) if id(v) in fixed]  # places in the second list
         self._loss_at = [self._where[id(v)][1] for v in tracker]
         if self._train is None:
             self._compile()
@@ -85,7 +88,8 @@ class JaxReplica(BaseReplica):
         """Compile the steps; on several devices, what they leave lies as it lay before."""
         state = tuple([v.sharding for v in part] for part in self._state)
         trained, others, slots, metrics = state
-        self._train = self._on_batches(self.model.train_step, (0,), (None, state))
+        step = lambda *given: self.model.train_step(given[:4], given[4])  # noqa: E731 - JAX keeps programs by function
+        self._train = self._on_batches(step, (0, 1, 2, 3), (None, state))
         lie = (None, None, others, metrics, None)
         self._differentiate = self._on_batches(self._trace_gradients, (1, 3), lie)
         self._differentiate_kept = self._on_batches(lambda *given: self._trace_gradients(*given), (), lie)
@@ -102,8 +106,33 @@ class JaxReplica(BaseReplica):
 
     def _on_batches(self, step: Any, donate: Any, out: Any) -> Any:
         if self.spread is None or not self._compiles:
-            return self._jit(step, donate, None)
+            return self._keeping_frozen(step, donate)
         return self.spread.step(step, donate, out)
+
+    def _keeping_frozen(self, step: Any, donate: Any) -> Any:
+        """Compile a step that takes the non-trainable variables second, and neither donates nor returns frozen ones.
+
+        These may lie in memory that processes share: XLA would copy it where it is donated, and where it is an output.
+        """
+        frozen = self._frozen
+        if not frozen or not self._compiles:
+            return self._jit(step, donate, None)
+
+        def joined(fixed: list[Any], trained: Any, others: list[Any], *more: Any) -> Any:
+            rest, places = iter(others), dict(zip(frozen, fixed, strict=True))
+            values = [places[i] if i in places else next(rest) for i in range(len(others) + len(fixed))]
+            return _unchanged(fixed, step(trained, values, *more))
+
+        compiled = jax.jit(joined, donate_argnums=[place + 1 for place in donate])
+
+        def call(trained: Any, others: list[Any], *more: Any) -> Any:
+            fixed = [others[i] for i in frozen]
+            rest = [value for i, value in enumerate(others) if i not in frozen]
+            result = compiled(fixed, trained, rest, *more)
+            put = lambda leaf: fixed[leaf.place] if isinstance(leaf, _Unchanged) else leaf  # noqa: E731
+            return jax.tree_util.tree_map(put, result, is_leaf=lambda leaf: isinstance(leaf, _Unchanged))
+
+        return call
 
     def _jit(self, function: Any, donate: Any, out: Any, **more: Any) -> Any:
         if not self._compiles:
@@ -121,7 +150,7 @@ class JaxReplica(BaseReplica):
         return self.spread.lay(data)
 
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
-        logs, state = self._train(tuple(self._state), data)
+        logs, state = self._train(*self._state, data)
         self._state = list(state)
         return self._custom(logs)
 
@@ -308,12 +337,31 @@ def copied(array: Array) -> Any:
     return jax.block_until_ready(jnp.array(array, copy=True))
 
 
+def shared(array: Array) -> Any:
+    """Return a JAX array in the memory of the given one, where that is aligned to 64 bytes."""
+    return jax.device_put(array)
+
+
 def clear() -> None:
     """Free all programs of this process, and give their memory back to the system."""
     jax.clear_caches()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Unchanged:
+    """An output of a compiled step that is one of its inputs."""
+
+    place: int
+
+
+def _unchanged(inputs: list[Any], outputs: Any) -> Any:
+    """Return outputs of a step that is being traced, with inputs that it returns as they are left out."""
+    places = {id(value): _Unchanged(place) for place, value in enumerate(inputs)}
+    return jax.tree_util.tree_map(lambda leaf: places.get(id(leaf), leaf), outputs)
 
 
 def _leap(stepped: list[Any], x: list[Any], momentum: Any) -> tuple[list[Any], list[Any]]:

@@ -366,11 +366,15 @@ def _any_rows(leaf: Any) -> Any:
 
 def copied(array: Array) -> Any:
     """Return a tensor with a copy of an array, which a variable takes over: ``tf.constant`` would copy once more."""
-    copy = aligned_copy(array)
+    return shared(aligned_copy(array))
+
+
+def shared(array: Array) -> Any:
+    """Return a tensor in the memory of an array, which is aligned to 64 bytes."""
     try:
-        return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     except (BufferError, TypeError):  # of a type that DLPack does not have, such as bfloat16
-        return tf.constant(copy)
+        return tf.constant(array)
 
 
 def read(variable: Any) -> Array:

@@ -223,11 +223,15 @@ class _Loss:
 
 def copied(array: Array) -> Any:
     """Return a tensor with a copy of an array: ``keras.ops.convert_to_tensor`` would copy once more."""
-    copy = aligned_copy(array)
+    return shared(aligned_copy(array))
+
+
+def shared(array: Array) -> Any:
+    """Return a tensor in the memory of an array."""
     try:
-        return torch.from_numpy(copy)
+        return torch.from_numpy(array)
     except TypeError:  # of a type that PyTorch does not take from numpy, such as bfloat16
-        return keras.ops.convert_to_tensor(copy)
+        return keras.ops.convert_to_tensor(array)
 
 
 def read(tensor: Any) -> Array:

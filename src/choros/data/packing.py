@@ -137,7 +137,7 @@ def layout(arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], int]:
 def write(entries: Sequence[dict[str, Any]], arrays: Sequence[Array], buffer: Any) -> None:
     """Copy the arrays to their places in ``buffer`` (anything writable: a mmap, a bytearray, a memoryview)."""
     for entry, array in zip(entries, arrays, strict=True):
-        np.copyto(_at(entry, buffer), array)
+        np.copyto(at(entry, buffer), array)
 
 
 def views(entries: Sequence[dict[str, Any]], buffer: Any) -> list[Array]:
@@ -151,13 +151,14 @@ def views(entries: Sequence[dict[str, Any]], buffer: Any) -> list[Array]:
         >>> views(entries, memory)
         [array([0, 1, 2]), array([1., 1.], dtype=float32)]
     """
-    found = [_at(entry, buffer) for entry in entries]
+    found = [at(entry, buffer) for entry in entries]
     for array in found:
         array.flags.writeable = False
     return found
 
 
-def _at(entry: dict[str, Any], buffer: Any) -> Array:
+def at(entry: dict[str, Any], buffer: Any) -> Array:
+    """Return one array in ``buffer``, without a copy."""
     return np.ndarray(tuple(entry["shape"]), np.dtype(entry["dtype"]), buffer, entry["offset"])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from choros.backend import averages_of
+from choros.backend.base import large_frozen
 from choros.backend.caller import (
     assign_average,
     assign_optimizer,
@@ -38,6 +39,7 @@ from choros.training.parts import create_meeting
 from choros.training.pool import WorkerPool
 from choros.training.record import RunRecord
 from choros.training.saver import Saver, mean_of
+from choros.training.shared_weights import SharedWeights
 from choros.training.snapshots import Snapshots
 from choros.training.state import Part, from_blobs, to_blobs
 from choros.transport.segment import Segment
@@ -98,6 +100,7 @@ class Engine:
         self.saver: Saver = plan.saver or Saver(None)
         self.mender = Mender(restarts, plan.job.workers)
         self.given: list[Array] = []
+        self.kept = False  # whether ``given`` stays as it is when the model changes
         self.begun_once = False
         self.nurse: Nurse | None = None
         self.ready: set[int] = set()
@@ -124,18 +127,13 @@ class Engine:
         for index, array in zip(self.places, self.slots[0], strict=True):
             now[index] = array
         self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
-        self.layout, nbytes = packing.layout(now)
-        self.weights = Segment.create(max(nbytes, 64), "choros-weights")
-        self.buffer = self.weights.array(np.uint8, nbytes, 0)
-        self.nbytes = nbytes
-        self.weights.touch(0, nbytes)
-        packing.write(self.layout, now, self.buffer)
+        self.weights = SharedWeights.create(now, [place[id(variable)] for variable in large_frozen(self.model)])
         if not job.alone:
             self.slots = {}
         self.entries, self.data_bytes = packing.layout(self.cargo.arrays)
         self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
-        self.data.touch(0, self.data_bytes)
-        packing.write(self.entries, self.cargo.arrays, self.data.array(np.uint8, self.data_bytes, 0))
+        for entry, array in zip(self.entries, self.cargo.arrays, strict=True):
+            self.data.write(array, entry["offset"])
         self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
         self.feeder = None if self.stream is None else Feeder(self.stream, job)
         self.line = BatchLine() if job.together and job.per_batch else None
@@ -146,11 +144,10 @@ class Engine:
             self.nurse = Nurse(self, self.centre)
             if job.watched:
                 self.snapshots = Snapshots.create(*flat_vectors(self.model))
-        self.best = Best(Best.create(nbytes), self.layout, self.board) if job.ensemble else None
+        self.best = Best(Best.create(self.weights.nbytes), self.weights.entries, self.board) if job.ensemble else None
 
     def close(self) -> None:
         """Let the segments go."""
-        self.buffer = np.empty(0)
         if self.line is not None:
             self.pool.unwatch(self.line.records)
         parts = (self.feeder, self.centre, self.snapshots, self.best, self.line, self.board, self.weights, self.data)
@@ -235,8 +232,7 @@ class Engine:
         message = {
             "call": "choros.training.worker:serve",
             "job": self.job.json(),
-            "weights": self.layout,
-            "weights_bytes": self.nbytes,
+            "weights": self.weights.layout,
             "arrays": self.entries,
             "model_arrays": len(self.cargo.model.arrays),
             "data_bytes": self.data_bytes,
@@ -249,7 +245,7 @@ class Engine:
         }
         ring = self.feeder and self.feeder.ring.segment
         kept = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
-        parts = (self.board.segment, self.weights, self.data, ring, self.meeting, kept)
+        parts = (self.board.segment, self.weights.common, self.weights.frozen, self.data, ring, self.meeting, kept)
         segments = [part for part in parts if part]
         blobs = [self.cargo.model.code, *self.cargo.blobs]
         fds = [segment.fd for segment in segments]
@@ -377,7 +373,7 @@ class Engine:
                 "begin with before training begins, or use an algorithm whose workers meet."
             )
         if orders.weights:
-            packing.write(self.layout, host_views(self.variables), self.buffer)
+            self.weights.write(host_views(self.variables))
             if self.centre is not None:
                 self.centre.replace(*flat_vectors(self.model))
         if not self.job.together:
@@ -412,12 +408,20 @@ class Engine:
         elif self.best is not None:
             self.show_best(self.best, epoch)
             return
-        assign_views(self.variables, packing.views(self.layout, self.buffer))
+        places, views = self.weights.changed(), self.weights.views()
+        assign_views([self.variables[index] for index in places], [views[index] for index in places])
 
     def keep_given(self) -> None:
-        """Copy the weights that were given, where they lie in memory that the model is about to change."""
-        if self.workers.backend == "torch":
-            self.given = [array if array.flags.owndata else np.array(array) for array in self.given]
+        """Copy the weights that were given, where they lie in memory that the model is about to change.
+
+        Nobody writes the shared memory of frozen ones.
+        """
+        if self.workers.backend != "torch" or self.kept or not self.given:
+            return
+        shared = self.weights.given()
+        frozen = self.weights.frozen_places
+        self.given = [shared[i] if i in frozen else np.array(array) for i, array in enumerate(self.given)]
+        self.kept = True
 
     def show_best(self, best: Best, epoch: int | None) -> None:
         """Bring into the given model what is kept of an Ensemble's best member; the learning rate stays."""
@@ -501,7 +505,7 @@ class Engine:
         """Return the last centre as a list of arrays in the order of ``model.trainable_variables``."""
         if self.centre is not None:
             return split_vector(self.model, self.read(self.centre)[0])
-        views = packing.views(self.layout, self.buffer)
+        views = self.weights.views()
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
 
@@ -509,7 +513,7 @@ class Engine:
         """Return a member's variables from their bytes."""
         return [
             np.frombuffer(bytes(blob), entry["dtype"]).reshape(entry["shape"])
-            for blob, entry in zip(blobs, self.layout, strict=True)
+            for blob, entry in zip(blobs, self.weights.entries, strict=True)
         ]
 
     def gather_members(self) -> list[Any]:

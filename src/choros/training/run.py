@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from choros.backend.optimizers import learning_rates, model_variables, optimizer_variables
-from choros.data import feed, packing
+from choros.data import feed
 from choros.training.best import Best
 from choros.training.job import Job, Orders, Reporter, Tally
 from choros.training.noticeboard import Noticeboard
+from choros.training.shared_weights import SharedWeights
 from choros.training.snapshots import Slots
 from choros.training.state import Part
 from choros.transport import Group
@@ -38,7 +39,7 @@ class Run:
         group: the ranks together (size 1 where they never meet).
         reporter: the line to the callbacks.
         board: heartbeats, orders, sums of metrics.
-        weights: (entries, buffer) of the segment in which weights go back to the caller, or None.
+        weights: where weights go back to the caller, or None.
         centre: transport.Centre for meetings alone, or None.
         arrived: float. ``time.perf_counter()`` when the job came.
         state: what this rank left when the run was cut short, or None.
@@ -56,7 +57,7 @@ class Run:
     group: Group
     reporter: Reporter
     board: Noticeboard
-    weights: tuple[Any, Any] | None
+    weights: SharedWeights | None
     centre: Any
     arrived: float
     state: Part | None = None
@@ -202,8 +203,7 @@ class Run:
         if self.weights is None:
             self.latest = self.replica.snapshot()
         else:
-            entries, buffer = self.weights
-            packing.write(entries, self.replica.view(), buffer)
+            self.weights.write(self.replica.view())
 
     def vectors(self) -> tuple[Array, Array]:
         """Return this rank's trainable vector and its moving statistics."""
@@ -237,8 +237,7 @@ class Run:
     def read_weights(self) -> None:
         """Take the weights that the caller's callbacks have set; optimizer and seeds stay this worker's own."""
         if self.weights is not None:
-            entries, buffer = self.weights
-            self.take(packing.views(entries, buffer))
+            self.take(self.weights.views())
 
     def take(self, arrays: list[Array]) -> None:
         """Set the model's variables and the rates of its held optimizers from what ``snapshot`` gave.

@@ -30,6 +30,7 @@ from choros.training.model_io.serialization import PackedModel, check_versions
 from choros.training.noticeboard import Noticeboard
 from choros.training.parts import adding, build_replica, first_replica, join_meeting
 from choros.training.run import Run
+from choros.training.shared_weights import SharedWeights
 from choros.training.snapshots import Snapshots
 from choros.training.state import Part, from_blobs, to_blobs
 from choros.transport import Group
@@ -124,8 +125,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         link: the line to the caller.
         message: dict with ``job``, and the layouts of what the segments hold.
         blobs: the model, what sources could not put into arrays, then the state to go on from.
-        fds: descriptors of the segments: board, weights, data, a stream's where there is one, and the group's or the
-            centre's where there is one; then those of ``BatchLine`` where ``line`` says so.
+        fds: descriptors of the segments: board, weights, frozen weights, data, a stream's where there is one, and
+            the group's or the centre's where there is one; then those of ``BatchLine`` where ``line`` says so.
     """
     arrived = time.perf_counter()
     job = Job(**message["job"])
@@ -140,7 +141,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     if message["line"]:
         line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)])
         held.append(line)
-    weights, data = Segment.attach(fds[1]), Segment.attach(fds[2])
+    weights, data = SharedWeights.attach(message["weights"], fds[1], fds[2]), Segment.attach(fds[3])
     held += [weights, data]
     board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
     held.append(board)
@@ -149,14 +150,12 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     try:
         devices = choose_devices(job.devices[link.rank]) if job.devices else []
         layout = stack.enter_context(laid_out(job.layout))
-        shown = (message["weights"], weights.array(np.uint8, message["weights_bytes"], 0))
         source, validation, written = parts(job, message, blobs, data)
-        given = packing.views(*shown)
-        model = written.unpack(given)
+        model = written.unpack(weights.given(), weights.frozen_places)
         if job.ensemble and link.rank > 0:  # the first member of an ensemble starts from the given weights
             redraw_member(model, job.seed, link.rank)
         if message["depth"]:
-            ring = Ring(Segment.attach(fds[3]), job.workers, message["depth"])
+            ring = Ring(Segment.attach(fds[4]), job.workers, message["depth"])
             source = FedSource(source, ring, link.rank, job.timeout, message["ahead"])
             held.append(source)
         if job.ensemble:
@@ -168,20 +167,20 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             job.averaged_metrics,
             devices,
             layout,
-            partial(written.unpack, given),
+            partial(written.unpack, weights.views()),
         )
         held.append(replica)
         if job.alone and state is not None:
             replica.set_optimizer_state(state[1]["optimizer"])
         replica.fold_seeds(first_replica(job, link.rank), job.fold_seed)
         replica.seed_generators(link.rank, job.seed)
-        meeting = fds[3 + (message["depth"] > 0) :]
+        meeting = fds[4 + (message["depth"] > 0) :]
         snapshots = best = None
         if message["snapshots"]:
             snapshots = Snapshots(Segment.attach(meeting.pop()))
             held.append(snapshots)
         if message["best"]:
-            best = Best(Segment.attach(meeting.pop()), message["weights"], board)
+            best = Best(Segment.attach(meeting.pop()), weights.entries, board)
             held.insert(0, best)
         group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
         held[:0] = [part for part in (group, centre) if part is not None]
@@ -195,7 +194,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             group=group,
             reporter=PipeReporter(link, group, together=job.together, per_batch=job.per_batch, line=line),
             board=board,
-            weights=shown,
+            weights=weights,
             centre=centre,
             arrived=arrived,
             state=None if job.alone else state,
@@ -209,7 +208,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             replica.seed_generators(link.rank + job.workers, job.seed)
         train(one)
         trained = one.replica.snapshot() if job.ensemble else []
-        del replica, source, validation, shown, given, written
+        del replica, source, validation, written
         link.send(
             {"event": "done", "tally": one.tally.json(), "score": one.score},
             blobs=[np.ascontiguousarray(array).tobytes() for array in trained],
@@ -232,7 +231,7 @@ def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) 
     try:
         run(link, message, blobs, fds)
     finally:
-        if message["weights_bytes"] >= _LARGE:
+        if message["weights"]["nbytes"] >= _LARGE:
             gc.collect()
 
 

@@ -9,7 +9,7 @@ read.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -37,13 +37,14 @@ class PackedModel:
     code: bytes = b""
     arrays: list[Array] = field(default_factory=list)
 
-    def unpack(self, weights: Sequence[Array] | None = None) -> Any:
+    def unpack(self, weights: Sequence[Array] | None = None, lent: Collection[int] = ()) -> Any:
         """Return the model.
 
         Args:
             weights: values of the model's variables, in the order of ``model_variables``. None leaves them at zero.
+            lent: places of those whose memory the model may use; all others are copied.
         """
-        return pickling.loads(self.code, self.arrays, weights)
+        return pickling.loads(self.code, self.arrays, weights, lent)
 
 
 def pack_model(model: Any) -> PackedModel:
