@@ -83,6 +83,7 @@ def main() -> None:
         with choros.WorkerPool(1) as pool:
             trainer = choros.Trainer(model, workers=1, pool=pool)
             trainer.fit(x, y, batch_size=8, verbose=0)  # the worker starts and compiles
+            time.sleep(1)  # the worker frees the model of a job after it has told of its end
             Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted anew
             before = peak_memory()
             times = seconds[size] = []
