@@ -35,6 +35,31 @@ def test_two_mappings_show_the_same_bytes_and_arrays_outlive_close():
     assert theirs.tolist() == list(range(1, 11))
 
 
+@pytest.mark.parametrize("kind", ["float32", "bool", "bfloat16", "int4", "datetime64[s]"])
+def test_arrays_of_any_type_and_order_are_written_to_the_file(kind):
+    import ml_dtypes  # noqa: F401 - numpy then knows bfloat16 and int4 by name
+
+    values = np.arange(24).reshape(4, 6).astype(np.dtype(kind))
+    with Segment.create(4096) as segment:
+        for offset, array in enumerate([values, values.T, values[::2], values[:0], values[1, 1]]):
+            segment.write(array, 256 * offset)
+            there = np.ndarray(array.shape, array.dtype, segment._memory, 256 * offset)
+            assert np.array_equal(there.astype("float64"), array.astype("float64"))
+
+
+def test_a_private_mapping_tells_what_was_written_and_hides_it_from_others():
+    with Segment.create(1 << 20) as segment:
+        segment.write(np.arange(1 << 18, dtype="float32"))
+        with Segment.attach(os.dup(segment.fd), private=True) as private:
+            values = private.array("float32", 1 << 18)
+            assert float(values[-1]) == (1 << 18) - 1
+            assert not private.written(0, private.nbytes)
+            values[5] = -1
+            assert private.written(0, 64)
+            assert not private.written(1 << 19, 1 << 19)
+        assert float(segment.array("float32", 6)[5]) == 5
+
+
 def test_memory_goes_with_its_last_array():
     def mapped():
         with open("/proc/self/maps") as maps:

@@ -233,7 +233,10 @@ class Segment:
 
     def write(self, array: Array, offset: int = 0) -> None:
         """Copy an array into the file: quicker than through a mapping with new pages, which are cleared first."""
-        rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if not array.flags.c_contiguous:  # without a second copy
+            np.copyto(np.ndarray(array.shape, array.dtype, self._memory, offset), array)
+            return
+        rest = array.reshape(-1).view(np.uint8)
         while rest.size:
             count = os.pwrite(self.fd, rest.data, offset)
             rest, offset = rest[count:], offset + count
