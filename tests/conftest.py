@@ -24,6 +24,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup leaves it: job
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+STARTED = time.time()
+
+
 def pytest_collection_modifyitems(items):
     """Skip the tests marked ``long`` unless CHOROS_LONG_TESTS is set."""
     if not os.environ.get("CHOROS_LONG_TESTS"):
@@ -31,6 +34,23 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_sessionfinish():
+    """Remove what MPI leaves of ranks that tests kill: memory that no process maps, and its notes on the machine."""
+    maps = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            maps.append((process / "maps").read_text())
+    memory = pathlib.Path("/dev/shm")
+    for path in [*memory.glob("mpich_shm_*"), *memory.glob("sm_segment.*")]:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime > STARTED and not any(str(path) in each for each in maps):
+                path.unlink()
+    for path in pathlib.Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
+        with contextlib.suppress(OSError):
+            if STARTED < path.stat().st_mtime < time.time() - 60:  # a job reads it when it starts
+                path.unlink()
 
 
 @pytest.fixture(scope="session")
