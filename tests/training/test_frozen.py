@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import choros
+from choros.backend import make_replica
+from choros.types import Batch
 
 WIDE = 1 << 18  # values of a variable that lies in memory shared by all workers
 
@@ -141,3 +143,20 @@ def test_after_a_failure_frozen_weights_are_those_that_were_given(pool, tmp_path
         )
     for mine, given in zip(values(model), before, strict=True):
         np.testing.assert_array_equal(mine, given)
+
+
+def test_a_replica_predicts_with_frozen_weights_behind_others():
+    keras.utils.set_random_seed(0)
+    wide = keras.layers.Dense(WIDE // 4, use_bias=False, trainable=False)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), wide, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
+    batch = Batch(x, y, None, rows=6, total=6)
+    expected = model.predict(x, verbose=0)
+    replica = make_replica(model, 1)
+    replica.build(batch)
+    (outputs,) = replica.predict(batch)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    replica.evaluate(batch)
+    assert replica.metrics()["loss"] == pytest.approx(float(np.mean((expected - y) ** 2)), rel=1e-4)
+    replica.close()

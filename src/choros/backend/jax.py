@@ -94,7 +94,8 @@ class JaxReplica(BaseReplica):
         self._differentiate = self._on_batches(self._trace_gradients, (1, 3), lie)
         self._differentiate_kept = self._on_batches(lambda *given: self._trace_gradients(*given), (), lie)
         self._test = self._on_batches(self._trace_test, (1, 2), (None, others, metrics, None))
-        self._foretell = self._on_batches(self.model.predict_step, (), None)
+        foretell = lambda trained, others, data: self.model.predict_step((trained, others), data)  # noqa: E731 - the same
+        self._foretell = self._on_batches(foretell, (), None)
         self._update = self._jit(self._trace_update, (0, 1), (slots, trained))
         self._leap = self._jit(_leap, (0, 1), (trained, trained))
         self._put = self._jit(self._trace_put, (0,), trained, keep_unused=True)
@@ -218,7 +219,7 @@ class JaxReplica(BaseReplica):
         return figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
     def _predict(self, data: tuple[Any, ...]) -> Any:
-        outputs, _ = self._foretell((self._state[0] if self._x is None else self._x, self._state[1]), data)
+        outputs, _ = self._foretell(self._state[0] if self._x is None else self._x, self._state[1], data)
         return outputs
 
     def in_state(self, state: tuple[Any, ...]) -> None:
