@@ -418,9 +418,8 @@ class Engine:
         """
         if self.workers.backend != "torch" or self.kept or not self.given:
             return
-        shared = self.weights.given()
-        frozen = self.weights.frozen_places
-        self.given = [shared[i] if i in frozen else np.array(array) for i, array in enumerate(self.given)]
+        frozen = self.weights.given()
+        self.given = [frozen[i] if i in frozen else np.array(array) for i, array in enumerate(self.given)]
         self.kept = True
 
     def show_best(self, best: Best, epoch: int | None) -> None:

@@ -32,10 +32,11 @@ class SharedWeights:
     Example:
         >>> weights = SharedWeights.create([np.zeros(3), np.ones(2)], frozen=[1])
         >>> same = SharedWeights.attach(weights.layout, os.dup(weights.common.fd), os.dup(weights.frozen.fd))
-        >>> same.given()[1][0] = 5  # this process alone has changed
-        >>> weights.views()
-        [array([0., 0., 0.]), array([1., 1.])]
-        >>> same.write(same.given())
+        >>> arrays, lent = same.lend()
+        >>> arrays[1][0] = 5  # seen by who attached alone
+        >>> lent, weights.views()
+        ([1], [array([0., 0., 0.]), array([1., 1.])])
+        >>> same.write(arrays)
         >>> weights.views(), list(weights.changed())
         ([array([0., 0., 0.]), array([5., 1.])], [0, 1])
         >>> same.close()
@@ -79,25 +80,28 @@ class SharedWeights:
         """Map the segments whose descriptors this process inherited; the frozen one privately."""
         return cls(layout, Segment.attach(common), Segment.attach(frozen, private=True))
 
-    @property
-    def frozen_places(self) -> frozenset[int]:
-        """Places of the frozen variables, whose memory in ``given`` is this process' alone where it was attached."""
-        return frozenset(self._places)
+    def given(self) -> dict[int, Array]:
+        """Return the values that frozen variables were given, by their places; without a copy."""
+        return {index: packing.at(entry, self._given) for index, entry in self._places.items()}
 
-    def given(self) -> list[Array]:
-        """Return all variables without a copy: of frozen ones the memory with the value that they were given."""
-        arrays = packing.views(self.entries, self._values)
-        for index, entry in self._places.items():
-            arrays[index] = packing.at(entry, self._given)
-        return arrays
+    def lend(self) -> tuple[list[Array], list[int]]:
+        """Return all variables as they were written last, and the places of those whose memory a model may use.
+
+        They are the frozen ones that nobody has changed. The memory is this process' own where it was attached.
+        """
+        arrays, given = self.views(), self.given()
+        lent = [index for index in given if not self._flags[index]]
+        for index in lent:
+            arrays[index] = given[index]
+        return arrays, lent
 
     def views(self) -> list[Array]:
         """Return all variables as they were written last, read-only and without a copy."""
-        arrays = self.given()
-        for index in self._places:
-            if self._flags[index]:
-                arrays[index] = packing.at(self.entries[index], self._values)
-            arrays[index].flags.writeable = False
+        arrays = packing.views(self.entries, self._values)
+        for index, array in self.given().items():
+            if not self._flags[index]:
+                array.flags.writeable = False
+                arrays[index] = array
         return arrays
 
     def changed(self) -> list[int]:

@@ -151,7 +151,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         devices = choose_devices(job.devices[link.rank]) if job.devices else []
         layout = stack.enter_context(laid_out(job.layout))
         source, validation, written = parts(job, message, blobs, data)
-        model = written.unpack(weights.given(), weights.frozen_places)
+        model = written.unpack(*weights.lend())
         if job.ensemble and link.rank > 0:  # the first member of an ensemble starts from the given weights
             redraw_member(model, job.seed, link.rank)
         if message["depth"]:
