@@ -43,6 +43,8 @@ class BaseReplica(Metrics):
         workers: int. How many workers train together, needed to refuse what only one worker could do exactly.
     """
 
+    _capture: Any = None  # ``Capture``, on PyTorch and TensorFlow
+
     def __init__(self, model: Any, workers: int = 1) -> None:
         self.model = model
         self.workers = workers
@@ -74,6 +76,25 @@ class BaseReplica(Metrics):
         """
         arrays, _, n = self._gradients(data, rows)
         return arrays, n
+
+    def left(self, data: tuple[Any, ...], rows: int, shift: float) -> list[Array]:
+        """Return what ``train_step`` leaves in the trainable, the other and the metrics' variables.
+
+        Args:
+            data: a packed batch.
+            rows: int. Its rows.
+            shift: what a stand-in for the optimizer adds to each trainable variable.
+        """
+        before = [np.array(value) for value in self._values(self.trainable)]
+        self._capture.shift = shift
+        self.model.reset_metrics()
+        try:
+            self.attempt(data, rows, True)
+            variables = [*self.trainable, *self.model.non_trainable_variables, *self.metric_variables]
+            return [np.array(value) for value in self._values(variables)]
+        finally:
+            self._capture.shift = 0.0
+            self._assign(self.trainable, before)
 
     @abstractmethod
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:

@@ -39,6 +39,7 @@ class Capture:
         self._taken: list[Any] | None = None
         self._refusal: NotExact | None = None
         self._before: list[Any] = []
+        self.shift = 0.0  # what the stand-in adds to each weight, for a trial of what comes after it in the step
 
     def __enter__(self) -> Capture:
         refuse_other_optimizers(self._model)
@@ -93,6 +94,8 @@ class Capture:
                 )
             taken[self._index[id(variable)]] = gradient
         self._taken = taken
+        for variable in self._order if self.shift else ():
+            variable.assign(variable + self.shift)
 
     def _refuse(self, why: str) -> NoReturn:
         self._refusal = NotExact(f"The train_step of {type(self._model).__name__} {self._model.name!r} {why}")

@@ -61,8 +61,9 @@ def check_exact(
     refusal = mixed_rows(model, (batch.x, batch.y, batch.sample_weight))
     if refusal is not None:
         raise refusal
-    from choros.backend.trial import try_parts
+    from choros.backend.trial import try_order, try_parts
 
+    try_order(model, wide or (lambda: batch), workers)
     try_parts(model, wide or (lambda: batch), workers)
 
 

@@ -38,7 +38,6 @@ class TorchReplica(BaseReplica):
         self._points: list[Any] | None = None
         self._momentum = 0.0
         self._shares_memory = False
-        self._capture: Capture | None = None
 
     def _built(self) -> None:
         if self._capture is not None:

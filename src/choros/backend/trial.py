@@ -36,6 +36,9 @@ MASKED = "use keras.ops.mean over all rows in add_loss (it divides by a part of 
 SHAPED = ("normal", "uniform", "randint", "truncated_normal")  # random functions whose first argument is a shape
 NOISE = 3.0  # a difference below so many times the spread between draws may be chance
 
+SHIFT = 8.0  # what a trial adds to weights
+ROUNDING = {"float16": 0.01, "bfloat16": 0.05}  # relative, where a variable has such a type
+
 Sent = tuple[list[Array], float]
 
 
@@ -114,6 +117,48 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
                 return
             raise refusal(f"What {names} gives to add_loss", off, "use keras.ops.mean over rows in add_loss")
         raise refusal(source(model), off, "return a mean over rows")
+
+
+def try_order(model: Any, rows: Callable[[], Batch], workers: int) -> None:
+    """Refuse a ``train_step`` that reads or sets the trained weights after its optimizer's update.
+
+    AllReduce makes the update after the step, when it has the gradients of all workers. So the step is made twice, with
+    stand-ins for the optimizer that leave the weights or add a number to each: nothing else may differ.
+
+    Args:
+        model: the compiled and built model; on return its variables are as before, its metrics are reset.
+        rows: gives rows from the whole data set.
+        workers: int. How many will train together.
+
+    Raises:
+        NotExact: names the variable that differs, and what to do.
+    """
+    if workers < 2 or not model.trainable_variables or of_keras(type(model).train_step):
+        return
+    batch = rows()
+    with trial(model, workers) as attempt:
+        try:
+            still_there, moved = attempt.left(batch, 0.0), attempt.left(batch, SHIFT)
+        except NotExact:
+            raise
+        except Exception:  # ``try_parts`` warns of a step that cannot be tried
+            return
+        replica = attempt.replica
+        trained = len(replica.trainable)
+        variables = [*replica.trainable, *model.non_trainable_variables, *replica.metric_variables]
+    for index, (variable, one, other) in enumerate(zip(variables, still_there, moved, strict=True)):
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        if index < trained:
+            other = other - SHIFT
+        size = np.max(np.abs(one), initial=0.0) + (SHIFT if index < trained else 0.0)
+        if not np.allclose(one, other, rtol=0, atol=ROUNDING.get(str(variable.dtype), 2e-5) * size, equal_nan=True):
+            raise NotExact(
+                f"{type(model).__name__}.train_step of model {model.name!r} reads or sets trained weights after the "
+                f"optimizer's update, as an average of the weights or a clip of them does: {variable.path!r} depends "
+                "on it. AllReduce makes the update when the step has ended, so this would come one step late. Do it "
+                "in a callback's on_train_batch_end, or use another algorithm, such as LocalSGD, whose workers make "
+                "whole steps."
+            )
 
 
 def ways(half: int, count: int = WAYS) -> list[tuple[Array, Array]]:
@@ -207,6 +252,13 @@ class Attempt:
         zeros = (np.zeros(v.shape) for v in self.replica.trainable)
         pairs = zip(arrays, zeros, strict=True)
         return [zero if a is None else n * np.asarray(a, np.float64) for a, zero in pairs], n
+
+    def left(self, batch: Batch, shift: float) -> list[Array]:
+        """Return what a step leaves in all variables but the optimizers'; see ``BaseReplica.left``."""
+        try:
+            return [np.array(value) for value in self.replica.left(self.replica.pack(batch), batch.rows, shift)]
+        finally:
+            self.reset(self._begin)
 
     def reset(self, values: list[Array] | None = None) -> None:
         """Set all that a step changes to these values, or to what it was."""
