@@ -184,6 +184,7 @@ class JaxReplica(BaseReplica):
         if self._leaves is None:
 
             def step(shift: Any, state: Any, data: Any) -> Any:
+                refuse_other_optimizers(self.model)
                 with _kept_gradients(self.model.optimizer, shift):
                     _, (trained, others, _, metrics) = self.model.train_step(state, data)
                 return [*trained, *others, *metrics]
