@@ -1,5 +1,7 @@
 """A small model, its data and plain Keras on the same rows: what the tests of the Trainer are compared with."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,21 @@ def same_history():
             np.testing.assert_allclose(ours.history[name], figures, atol=tolerance, rtol=1e-5, err_msg=name)
 
     return check
+
+
+@pytest.fixture
+def fails(tmp_path):
+    """Return a class of layers that raise in a worker once the file ``fails.flag`` is there."""
+    import keras
+
+    path = tmp_path / "fail"
+
+    class Fails(keras.layers.Layer):
+        flag = path
+
+        def call(self, x):
+            if os.environ.get("CHOROS_WORKER") and self.flag.exists():
+                raise RuntimeError("as the test wants it")
+            return x
+
+    return Fails

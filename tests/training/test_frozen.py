@@ -1,8 +1,5 @@
 """Large frozen variables: workers use the caller's memory for them, and all that changes one of them is seen."""
 
-import os
-import pathlib
-
 import keras
 import numpy as np
 import pytest
@@ -118,23 +115,15 @@ def test_workers_take_frozen_weights_that_a_callback_sets(pool, algorithm):
         assert callback.loss == pytest.approx(same.loss, rel=1e-4)
 
 
-def test_after_a_failure_frozen_weights_are_those_that_were_given(pool, tmp_path):
-    flag = str(tmp_path / "fail")
-
-    class Fails(keras.layers.Layer):
-        def call(self, x):
-            if os.environ.get("CHOROS_WORKER") and os.path.exists(flag):
-                raise RuntimeError("as the test wants it")
-            return x
-
+def test_after_a_failure_frozen_weights_are_those_that_were_given(pool, fails):
     class SetAndFail(SetTable):
         def on_epoch_end(self, epoch, logs=None):
             super().on_epoch_end(epoch, logs)
-            pathlib.Path(flag).touch()
+            fails.flag.touch()
 
     x, y = np.ones((16, 4), "float32"), data(16)[1]
     table = keras.layers.Dense(WIDE // 4, use_bias=False, trainable=False, name="table")
-    model = keras.Sequential([keras.Input((4,)), table, Fails(), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((4,)), table, fails(), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
     before = values(model)
     with pytest.raises(choros.WorkerFailed, match="as the test wants it"):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -299,17 +298,9 @@ def test_restarts_that_cannot_be_are_refused(make_model):
             choros.Trainer(make_model(), workers=2, restarts=restarts)
 
 
-def test_a_failure_after_a_resume_leaves_the_model_as_it_was(tmp_path):
-    flag = str(tmp_path / "fail")
-
-    class Fails(keras.layers.Layer):
-        def call(self, x):
-            if os.environ.get("CHOROS_WORKER") and os.path.exists(flag):
-                raise RuntimeError("as the test wants it")
-            return x
-
+def test_a_failure_after_a_resume_leaves_the_model_as_it_was(tmp_path, fails):
     def made():
-        model = keras.Sequential([keras.Input((3,)), Fails(), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((3,)), fails(), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
         return model
 
@@ -319,7 +310,7 @@ def test_a_failure_after_a_resume_leaves_the_model_as_it_was(tmp_path):
     model = made()
     model.optimizer.build(model.trainable_variables)
     before = [keras.ops.convert_to_numpy(variable).copy() for variable in model.optimizer.variables]
-    pathlib.Path(flag).touch()
+    fails.flag.touch()
     with pytest.raises(choros.WorkerFailed, match="as the test wants it"):
         choros.Trainer(model, "aeasgd", workers=2).fit(x, x[:, :1], epochs=2, resume=True, **how)
     for variable, value in zip(model.optimizer.variables, before, strict=True):

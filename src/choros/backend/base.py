@@ -18,6 +18,7 @@ import numpy as np
 
 from choros.backend import averages_of, seeds, step_counter
 from choros.backend.absent import keep, leave_out, left_out
+from choros.backend.capture import Capture
 from choros.backend.exact import mixed_rows
 from choros.backend.metrics import Metrics, Told, gather, scatter, slices_of
 from choros.backend.optimizers import (
@@ -43,7 +44,7 @@ class BaseReplica(Metrics):
         workers: int. How many workers train together, needed to refuse what only one worker could do exactly.
     """
 
-    _capture: Any = None  # ``Capture``, on PyTorch and TensorFlow
+    _capture: Capture | None = None  # on PyTorch and TensorFlow
 
     def __init__(self, model: Any, workers: int = 1) -> None:
         self.model = model
@@ -85,6 +86,7 @@ class BaseReplica(Metrics):
             rows: int. Its rows.
             shift: what a stand-in for the optimizer adds to each trainable variable.
         """
+        assert self._capture is not None  # noqa: S101 - for the type checker
         before = [np.array(value) for value in self._values(self.trainable)]
         self._capture.shift = shift
         self.model.reset_metrics()

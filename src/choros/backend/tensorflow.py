@@ -47,7 +47,6 @@ class TensorFlowReplica(BaseReplica):
     def __init__(self, model: Any, workers: int = 1) -> None:
         super().__init__(model, workers)
         self._points: list[Any] | None = None
-        self._capture: Capture | None = None
         self._ready = False
         self._absent: frozenset[int] = frozenset()
         self._share = 1.0
