@@ -273,7 +273,7 @@ class Trainer:
             check_member_callbacks(callbacks if self.workers > 1 else None, self._apart)
         check_batch_shape(self.model, self._replicas)
         sample = source.sample(fixed_rows(self.model) or min(batch_size, 32))
-        algorithm = self._bind(sample, partial(spread, source, sample))
+        algorithm, after_update = self._bind(sample, partial(spread, source, sample))
         for limit in limits_of(callbacks):
             limit.restore(self.model, initial_batch)
         initial_epoch = restore_backup(callbacks, self.model, initial_epoch, checkpoint)
@@ -311,6 +311,7 @@ class Trainer:
             devices=self._each if max(self._each) > 1 else [],
             layout=self._layout,
             validate_average=averaged,
+            repeats=after_update is not None,
         )
         lead = not self._place.rank
         job = saver.begin(job, lambda: facts_of(self.model, source), resume, self.restarts, lead)
@@ -319,6 +320,8 @@ class Trainer:
             conductor.kept = partial(saver.show, self.model)
         if verbose and job.devices:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))
+        if verbose and job.repeats:
+            print(f"train_step goes on with updated weights ({after_update}): each step is calculated twice")
         record = self._train(Plan(self.model, algorithm, job, source, validation, conductor, written, begun, saver))
         conductor.history.run = record
         if verbose:
@@ -370,23 +373,30 @@ class Trainer:
         plan.conductor.end()
         return record
 
-    def _bind(self, sample: Any, wide: Callable[[], Any]) -> Any:
-        """Build the model as ``fit`` would, check what must hold, and fill in the algorithm."""
+    def _bind(self, sample: Any, wide: Callable[[], Any]) -> tuple[Any, str | None]:
+        """Build the model as ``fit`` would, and check what must hold.
+
+        Returns:
+            The algorithm, filled in; and what ``check_exact`` gives.
+        """
+        after_update = None
         check_layers(self.model, self._replicas)
         build_model(self.model, sample)
         if (self.algorithm.level == "gradients" and self.workers > 1) or self._replicas > self.workers:
-            check_exact(self.model, self._replicas, sample, wide)
+            repeats = not several_models(max(self._each))
+            after_update = check_exact(self.model, self._replicas, sample, wide, repeats=repeats)
         check_held(self.model, self._replicas)
         if self._replicas > 1 and self.meet != "never":
             check_scales(self.model.trainable_variables)
         if self._layout is not None:
             check_layout(self._layout, self.model)
         try:
-            return self.algorithm.bound(
+            bound = self.algorithm.bound(
                 self.workers, float(values([self.model.optimizer.learning_rate])[0]), strict=self.strict
             )
         except algorithms.UnstableError as error:
             raise Unstable(str(error)) from None
+        return bound, after_update
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the trained model in this process: ``model.evaluate``."""

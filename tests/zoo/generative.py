@@ -151,6 +151,154 @@ def wgan_gp():
     return model, normal(6), None, None
 
 
+def denoiser():
+    image, variance = keras.Input((6,)), keras.Input((1,))
+    x = layers.Concatenate()([image, layers.Dense(4, "swish")(variance)])
+    x = layers.LayerNormalization()(layers.Dense(8, "swish")(x))
+    return keras.Model([image, variance], layers.Dense(6, kernel_initializer="zeros")(x))
+
+
+class DiffusionModel(keras.Model):
+    """Noise is predicted; after the update a second network takes the moving average of the first one's weights."""
+
+    ema = 0.9
+
+    def __init__(self):
+        super().__init__()
+        self.network = denoiser()
+        self.ema_network = keras.models.clone_model(self.network)
+        self.ema_network.set_weights(self.network.get_weights())
+        self.seed_generator = keras.random.SeedGenerator(1337)
+
+    def compile(self, **kwargs):
+        super().compile(**kwargs)
+        self.noise_loss_tracker = keras.metrics.Mean(name="n_loss")
+
+    @property
+    def metrics(self):
+        return [self.noise_loss_tracker]
+
+    def call(self, inputs):
+        return self.network([inputs, 0 * inputs[:, :1]]) + 0 * self.ema_network([inputs, 0 * inputs[:, :1]])
+
+    def noise_loss(self, images):
+        rows = ops.shape(images)[0]
+        noises = keras.random.normal((rows, 6), seed=self.seed_generator)
+        angles = 0.1 + 1.3 * keras.random.uniform((rows, 1), seed=self.seed_generator)
+        noisy = ops.cos(angles) * images + ops.sin(angles) * noises
+        predicted = self.network([noisy, ops.sin(angles) ** 2], training=True)
+        return ops.mean(ops.abs(noises - predicted)) if self.loss is None else self.loss(noises, predicted)
+
+    if BACKEND == "jax":
+
+        def test_step(self, state, data):
+            trained, others, metrics = state
+            pairs = [
+                *zip(self.trainable_variables, trained, strict=True),
+                *zip(self.non_trainable_variables, others, strict=True),
+                *zip(self.metrics_variables, metrics, strict=True),
+            ]
+            with keras.StatelessScope(state_mapping=pairs) as scope:
+                self.noise_loss_tracker.update_state(self.noise_loss(data[0]))
+                logs = {metric.name: metric.result() for metric in self.metrics}
+            parts = (self.trainable_variables, self.non_trainable_variables, self.metrics_variables)
+            return logs, tuple([scope.get_current_value(v) for v in part] for part in parts)
+    else:
+
+        def test_step(self, data):
+            images = data[0] if isinstance(data, (tuple, list)) else data
+            self.noise_loss_tracker.update_state(self.noise_loss(images))
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    def follow(self):
+        for mine, weight in zip(self.ema_network.weights, self.network.weights, strict=True):
+            mine.assign(self.ema * mine + (1 - self.ema) * weight)
+
+    if BACKEND == "torch":
+
+        def train_step(self, data):
+            import torch
+
+            images = data[0] if isinstance(data, (tuple, list)) else data
+            self.zero_grad()
+            loss = self.noise_loss(images)
+            loss.backward()
+            weights = self.network.trainable_weights
+            with torch.no_grad():
+                self.optimizer.apply([weight.value.grad for weight in weights], weights)
+                self.follow()
+            self.noise_loss_tracker.update_state(loss)
+            return {metric.name: metric.result() for metric in self.metrics}
+    elif BACKEND == "tensorflow":
+
+        def train_step(self, data):
+            import tensorflow as tf
+
+            images = data[0] if isinstance(data, (tuple, list)) else data
+            with tf.GradientTape() as tape:
+                loss = self.noise_loss(images)
+            weights = self.network.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            self.noise_loss_tracker.update_state(loss)
+            self.follow()
+            return {metric.name: metric.result() for metric in self.metrics}
+    else:
+
+        def train_step(self, state, data):
+            import jax
+
+            images = data[0] if isinstance(data, (tuple, list)) else data
+            trained, others, slots, metrics = state
+
+            def loss_of(trained):
+                held = [
+                    *zip(self.trainable_variables, trained, strict=True),
+                    *zip(self.non_trainable_variables, others, strict=True),
+                ]
+                with keras.StatelessScope(state_mapping=held) as scope:
+                    loss = self.noise_loss(images)
+                return loss, [scope.get_current_value(variable) for variable in self.non_trainable_variables]
+
+            (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+            trained, slots = self.optimizer.stateless_apply(slots, gradients, trained)
+            held = [
+                *zip(self.trainable_variables, trained, strict=True),
+                *zip(self.non_trainable_variables, others, strict=True),
+                *zip(self.metrics_variables, metrics, strict=True),
+            ]
+            with keras.StatelessScope(state_mapping=held) as scope:
+                self.noise_loss_tracker.update_state(loss)
+                self.follow()
+                logs = {metric.name: metric.result() for metric in self.metrics}
+            parts = (self.trainable_variables, self.non_trainable_variables, self.metrics_variables)
+            trained, others, metrics = ([scope.get_current_value(v) for v in part] for part in parts)
+            return logs, (trained, others, slots, metrics)
+
+
+@zoo("generative", "inexact")
+def diffusion():
+    """Denoising, with an average of the weights that train_step makes after the update (ddim), a mean as its loss."""
+    model = DiffusionModel()
+    model.compile(optimizer=keras.optimizers.AdamW(1e-2, weight_decay=1e-3))
+    return model, normal(6), None, None
+
+
+@zoo("generative", {"jax": "-", "torch": "-", "tensorflow": "refused"})
+def ddim():
+    """The same with the loss of the example: a row's mean error each, so that the gradient is that of their sum."""
+    model = DiffusionModel()
+    model.compile(optimizer=keras.optimizers.AdamW(1e-2, weight_decay=1e-3), loss=keras.losses.mean_absolute_error)
+    return model, normal(6), None, None
+
+
+@zoo("generative", {"jax": "-", "torch": "-", "tensorflow": "inexact"})
+def ddim_declared():
+    """The same with ``loss_divisor = None``, which says that it is a sum over rows."""
+    model, *data = ddim()
+    model.loss_divisor = None
+    return model, *data
+
+
 class Distiller(keras.Model):
     def __init__(self, student, teacher):
         super().__init__()

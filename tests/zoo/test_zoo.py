@@ -21,6 +21,7 @@ def cells():
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+@pytest.mark.filterwarnings("ignore:The metric 'n_loss' .Mean. does not add up")  # a mean of batches' means
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")
 @pytest.mark.parametrize("entry", list(cells()))
 def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
@@ -48,7 +49,7 @@ def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
 def test_the_zoo_is_large_and_little_of_it_is_refused():
     assert len(TABLE) >= 40
     for backend in BACKENDS:
-        assert sum(entry.expected[backend] == "refused" for entry in TABLE.values()) <= 8
+        assert sum(entry.expected[backend] == "refused" for entry in TABLE.values()) <= len(TABLE) * 5 // 40
         assert sum(entry.fast for entry in TABLE.values()) >= 10
 
 

@@ -270,6 +270,75 @@ def custom_train_step():
     return compiled(model), normal(6), whole(3), weights()
 
 
+class AfterUpdate(keras.Model):
+    """``follow`` comes after the step of Keras, and so after the update of the weights."""
+
+    if keras.backend.backend() == "jax":
+
+        def train_step(self, state, data):
+            logs, (trained, others, slots, metrics) = super().train_step(state, data)
+            pairs = [
+                *zip(self.trainable_variables, trained, strict=True),
+                *zip(self.non_trainable_variables, others, strict=True),
+            ]
+            with keras.StatelessScope(state_mapping=pairs) as scope:
+                self.follow()
+            parts = (self.trainable_variables, self.non_trainable_variables)
+            trained, others = ([scope.get_current_value(v) for v in part] for part in parts)
+            return logs, (trained, others, slots, metrics)
+    else:
+
+        def train_step(self, data):
+            logs = super().train_step(data)
+            self.follow()
+            return logs
+
+
+class MeanTeacher(AfterUpdate):
+    def __init__(self, student, teacher):
+        super().__init__()
+        self.student, self.teacher = student, teacher
+        self.teacher.trainable = False
+        self.teacher.set_weights(self.student.get_weights())
+
+    def call(self, x, training=False):
+        return self.student(x, training=training)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        apart = ops.mean(ops.square(ops.stop_gradient(self.teacher(x, training=False)) - y_pred))
+        return ops.mean(ops.square(y - y_pred)) + 0.5 * apart
+
+    def follow(self):
+        for mine, weight in zip(self.teacher.weights, self.student.weights, strict=True):
+            mine.assign(0.9 * mine + 0.1 * weight)
+
+
+@zoo("own steps", fast=True)
+def mean_teacher():
+    """A teacher that is the moving average of its student: train_step moves it after the update."""
+    student, teacher = (
+        keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(2)]) for _ in range(2)
+    )
+    model = MeanTeacher(student, teacher)
+    model(normal(6)[:2])
+    model.compile(keras.optimizers.Adam(1e-2))
+    return model, normal(6), normal(2, seed=1), None
+
+
+class Clipped(AfterUpdate):
+    def follow(self):
+        for variable in self.trainable_variables:
+            variable.assign(ops.clip(variable, -0.3, 0.3))
+
+
+@zoo("own steps")
+def clipped_weights():
+    """Weights that train_step clips after the update, as of the first WGAN."""
+    inputs = keras.Input((6,))
+    model = Clipped(inputs, layers.Dense(2)(layers.Dense(8, "relu")(inputs)))
+    return compiled(model, loss="mse", metrics=()), normal(6), normal(2, seed=1), weights()
+
+
 @zoo("own steps", {"jax": "equal", "torch": "-", "tensorflow": "equal"})
 def several_steps_a_call():
     """steps_per_execution."""

@@ -109,8 +109,13 @@ def forget() -> None:
 
 
 def check_exact(
-    model: Any, workers: int = 2, batch: Batch | None = None, wide: Callable[[], Batch] | None = None
-) -> None:
+    model: Any,
+    workers: int = 2,
+    batch: Batch | None = None,
+    wide: Callable[[], Batch] | None = None,
+    *,
+    repeats: bool = True,
+) -> str | None:
     """Refuse a compiled model that AllReduce could not train exactly, before any worker starts.
 
     Args:
@@ -118,10 +123,14 @@ def check_exact(
         workers: how many workers will train together.
         batch: one batch with rows: losses that are not Keras' own are then tried on a few rows.
         wide: gives rows from the whole data set for that. Defaults to the batch.
+        repeats: whether workers can make a step again, with the gradient of all.
+
+    Returns:
+        A name of what depends on the optimizer's update in a step that has to be made again; None for other steps.
 
     Raises:
         NotExact: the message names the loss or the layer, and what to do.
     """
     from choros.backend.exact import check_exact as check
 
-    check(model, workers, batch, wide)
+    return check(model, workers, batch, wide, repeats=repeats)

@@ -50,8 +50,9 @@ class BaseReplica(Metrics):
         self.model = model
         self.workers = workers
         self.blind = False  # it was built without y, and so can predict only
-        self.revocable = False
+        self.revocable = self.repeats = False
         self._total = 0
+        self._held: tuple[tuple[Any, ...], int] | None = None  # the packed batch of the last gradients, and its rows
         self._refusing = ExitStack()
         self._lay_out()
 
@@ -78,25 +79,29 @@ class BaseReplica(Metrics):
         arrays, _, n = self._gradients(data, rows)
         return arrays, n
 
-    def left(self, data: tuple[Any, ...], rows: int, shift: float) -> list[Array]:
-        """Return what ``train_step`` leaves in the trainable, the other and the metrics' variables.
+    def left(self, data: tuple[Any, ...], rows: int, shifts: list[float]) -> tuple[list[Array], dict[str, Any]]:
+        """Return what ``train_step`` leaves in ``left_in``, and its logs; all that it changes is put back.
 
         Args:
             data: a packed batch.
             rows: int. Its rows.
-            shift: what a stand-in for the optimizer adds to each trainable variable.
+            shifts: what a stand-in for the optimizer adds to each trainable variable. If not 0, it counts a step too.
         """
         assert self._capture is not None  # noqa: S101 - for the type checker
-        before = [np.array(value) for value in self._values(self.trainable)]
-        self._capture.shift = shift
-        self.model.reset_metrics()
+        variables = [*self.left_in(), step_counter(self.model.optimizer)]
+        before, generators = [np.array(value) for value in self._values(variables)], self.generators()
+        self._capture.shifts = shifts
         try:
             self.attempt(data, rows, True)
-            variables = [*self.trainable, *self.model.non_trainable_variables, *self.metric_variables]
-            return [np.array(value) for value in self._values(variables)]
+            return [np.array(value) for value in self._values(self.left_in())], dict(self._logs or {})
         finally:
-            self._capture.shift = 0.0
-            self._assign(self.trainable, before)
+            self._capture.shifts = []
+            self._assign(variables, before)
+            self.set_generators(generators)
+
+    def left_in(self) -> list[Any]:
+        """Return the trainable, the other and the metrics' variables, which a step may set."""
+        return [*self.trainable, *self.model.non_trainable_variables, *self.metric_variables]
 
     @abstractmethod
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
@@ -105,6 +110,10 @@ class BaseReplica(Metrics):
         ``absent`` are the places of the variables without a gradient on any rank. They get what plain Keras gives them
         on this backend: None, or zeros on JAX.
         """
+
+    @abstractmethod
+    def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        """``train_step``, in which the optimizer gets ``gradient / divisor``; else as ``_gradients`` and ``_apply``."""
 
     @abstractmethod
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
@@ -167,12 +176,14 @@ class BaseReplica(Metrics):
             The gradients in the order of ``trainable`` (None is zero), what the loss divided by, and the step's logs.
         """
         rows = int(keras.tree.flatten(data)[0].shape[0])
-        arrays, _, n = self._gradients(data, rows)
+        with self._put_back(data, rows):
+            arrays, _, n = self._gradients(data, rows)
         return arrays, n, self._logs or {}
 
-    def update(self, gradient: Array, divisor: float) -> None:
-        """The optimizer's half: run it on ``gradient / divisor``."""
-        self._apply(gradient, divisor, left_out(gradient, self.slices))
+    def update(self, gradient: Array, divisor: float) -> dict[str, Any] | None:
+        """The optimizer's half: run it on ``gradient / divisor``; returns the step's logs if it ``repeats``."""
+        self._make_update(gradient, divisor, left_out(gradient, self.slices))
+        return (self._logs or {}) if self.repeats else None
 
     @property
     def lead(self) -> BaseReplica:
@@ -226,14 +237,15 @@ class BaseReplica(Metrics):
 
     def gradients(self, batch: Batch, out: Array) -> None:
         """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch of no rows."""
-        self._total = batch.total
+        self._total, self._held = batch.total, None
         if not batch.rows:
             out[:] = 0
             for where in self.slices:
                 leave_out(out, where)
             return
-        with self._scaled(batch) as share:
-            arrays, told, n = self._gradients(self.pack(batch), batch.rows)
+        data = self.pack(batch)
+        with self._scaled(batch) as share, self._put_back(data, batch.rows):
+            arrays, told, n = self._gradients(data, batch.rows)
         self._rows += batch.rows
         loss = self._known(told, batch.rows)
         for where, array in zip(self.slices, arrays, strict=True):
@@ -271,7 +283,39 @@ class BaseReplica(Metrics):
             return
         self._count(float(summed[-2]) / divisor, self._total)
         if self.trainable:
-            self._apply(summed[:-2], divisor, left_out(summed, self.slices))
+            self._make_update(summed[:-2], divisor, left_out(summed, self.slices))
+
+    @contextmanager
+    def _put_back(self, data: tuple[Any, ...], rows: int) -> Iterator[None]:
+        """Where the step is to be made again: keep the batch, and put back what the gradients' calculation changes."""
+        if not self.repeats:
+            yield
+            return
+        held, generators = self._marked(), self.generators()
+        yield
+        self._go_to(held)
+        self.set_generators(generators)
+        self._held = data, rows
+
+    def _make_update(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        """Run the optimizer after the step, or in the step made again; a rank without rows has only the former."""
+        held, self._held = self._held, None
+        if held is None:
+            self._apply(gradient, divisor, absent)
+        else:
+            self._repeat(held[0], gradient, divisor, absent)
+
+    def outcome(self) -> list[Array]:
+        """Return copies of what a step that ``repeats`` leaves alike on all ranks: all but seeds and frozen weights."""
+        return [np.array(value) for value in self._values(self._alike())]
+
+    def set_outcome(self, arrays: list[Array]) -> None:
+        """Set what ``outcome`` of another rank gave."""
+        self._assign(self._alike(), arrays)
+
+    def _alike(self) -> list[Any]:
+        kept = {id(v) for v in (*self.seeds, *large_frozen(self.model))}
+        return [*self.trainable, *(v for v in self.model.non_trainable_variables if id(v) not in kept)]
 
     def evaluate(self, batch: Batch) -> None:
         """One test step: metrics and one line of the tally."""
@@ -321,7 +365,8 @@ class BaseReplica(Metrics):
         self._assign(self._changing(), held)
 
     def _changing(self) -> list[Any]:
-        return [*self.model.non_trainable_variables, *self.metric_variables]
+        weights = self.trainable if self.repeats else []  # such a step may set them, and does so again
+        return [*weights, *self.model.non_trainable_variables, *self.metric_variables]
 
     # Vectors.
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 
 from choros.backend import averages_of
-from choros.backend.base import moving_statistics, parts, vector_dtype
+from choros.backend.base import blind, moving_statistics, parts, vector_dtype
 from choros.backend.metrics import gather, scatter, slices_of
 from choros.backend.optimizers import build_held, optimizer_variables
+from choros.backend.plain import of_keras
 from choros.errors import BadInput, brief
 from choros.types import Array, Batch, aligned_copy, same_bits
 
@@ -49,8 +51,10 @@ def build_model(model: Any, sample: Batch) -> None:
     Raises:
         BadInput: the model cannot take such data; in one line what Keras says of it.
     """
+    own_step = not of_keras(type(model).train_step)  # it may use a compiled loss without y, as diffusion models do
     try:
-        model._symbolic_build(data_batch=parts(sample))
+        with blind(model, sample) if own_step else nullcontext():
+            model._symbolic_build(data_batch=parts(sample))
     except (AttributeError, TypeError, ValueError) as error:
         shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
         raise BadInput(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from choros.backend import step_counter
 from choros.backend.optimizers import held_optimizers
 from choros.errors import NotExact
 
@@ -39,7 +40,8 @@ class Capture:
         self._taken: list[Any] | None = None
         self._refusal: NotExact | None = None
         self._before: list[Any] = []
-        self.shift = 0.0  # what the stand-in adds to each weight, for a trial of what comes after it in the step
+        self.shifts: list[float] = []  # added to the weights, for a trial of what comes after the update in the step
+        self.gives: list[Any] | None = None  # gradients that the real optimizer gets instead of the step's own
 
     def __enter__(self) -> Capture:
         refuse_other_optimizers(self._model)
@@ -94,8 +96,23 @@ class Capture:
                 )
             taken[self._index[id(variable)]] = gradient
         self._taken = taken
-        for variable in self._order if self.shift else ():
-            variable.assign(variable + self.shift)
+        if any(self.shifts):
+            step_counter(self._model.optimizer).assign_add(1)
+            for variable, shift in zip(self._order, self.shifts, strict=True):
+                variable.assign(variable + shift)
+        if self.gives is not None:
+            self._update(self.gives)
+
+    def _update(self, grads: list[Any]) -> None:
+        """Run the optimizer that the stand-in stands for."""
+        own = vars(self._model.optimizer)
+        own.pop("apply")
+        for before in self._before:
+            own["apply"] = before
+        try:
+            self._model.optimizer.apply(grads, self._order)
+        finally:
+            own["apply"] = self._hook
 
     def _refuse(self, why: str) -> NoReturn:
         self._refusal = NotExact(f"The train_step of {type(self._model).__name__} {self._model.name!r} {why}")

@@ -30,8 +30,13 @@ ONE_AXIS = (
 
 
 def check_exact(
-    model: Any, workers: int = 2, batch: Batch | None = None, wide: Callable[[], Batch] | None = None
-) -> None:
+    model: Any,
+    workers: int = 2,
+    batch: Batch | None = None,
+    wide: Callable[[], Batch] | None = None,
+    *,
+    repeats: bool = True,
+) -> str | None:
     """Refuse a compiled model whose loss AllReduce could not train exactly.
 
     Args:
@@ -39,13 +44,17 @@ def check_exact(
         workers: how many will train; with one, everything is exact.
         batch: one batch with rows, to try losses that are not Keras' own.
         wide: gives rows from the whole data set, for the trial of a whole step. Defaults to the batch.
+        repeats: whether workers can make a step again, with the gradient of all.
+
+    Returns:
+        A name of what depends on the optimizer's update in a step that has to be made again; None for other steps.
 
     Raises:
-        NotExact: a loss without reduction, or one that mixes the rows; ``sum`` with several outputs or with
-            regularisers; several outputs that do not all divide by rows.
+        NotExact: a step that would have to be made again, where it cannot; a loss without reduction, or one that mixes
+            the rows; ``sum`` with several outputs or with regularisers; several outputs that do not all divide by rows.
     """
     if workers < 2:
-        return
+        return None
     check_scales(model.trainable_variables)
     losses = [entry.loss for entry in compiled_losses(model)]
     losses = losses or [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
@@ -57,14 +66,21 @@ def check_exact(
     if "sum" in kinds and (terms or any(layer.activity_regularizer is not None for layer in layers)):
         raise refuse_sum(model)
     if batch is None:
-        return
+        return None
     refusal = mixed_rows(model, (batch.x, batch.y, batch.sample_weight))
     if refusal is not None:
         raise refusal
-    from choros.backend.trial import try_order, try_parts
+    from choros.backend.trial import after_update, try_parts
 
-    try_order(model, wide or (lambda: batch), workers)
+    dependent = after_update(model, wide or (lambda: batch), workers)
+    if dependent is not None and not repeats:
+        raise NotExact(
+            f"{type(model).__name__}.train_step of model {model.name!r} goes on with weights that the optimizer has "
+            f"updated: {dependent} depends on them. With several devices for each worker this would come one step "
+            "late: give each worker one device, or do it in a callback's on_train_batch_end."
+        )
     try_parts(model, wide or (lambda: batch), workers)
+    return dependent
 
 
 def check_scales(variables: Iterable[Any]) -> None:

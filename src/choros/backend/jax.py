@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from choros.backend import step_counter
 from choros.backend.base import BaseReplica, large_frozen
 from choros.backend.capture import refuse_other_optimizers
 from choros.backend.devices.jax import Spread
@@ -98,6 +99,7 @@ class JaxReplica(BaseReplica):
         foretell = lambda trained, others, data: self.model.predict_step((trained, others), data)  # noqa: E731 - the same
         self._foretell = self._on_batches(foretell, (), None)
         self._update = self._jit(self._trace_update, (0, 1), (slots, trained))
+        self._again = self._on_batches(self._trace_repeat, (0, 1, 2, 3), (state, None))
         self._leap = self._jit(_leap, (0, 1), (trained, trained))
         self._put = self._jit(self._trace_put, (0,), trained, keep_unused=True)
         self._shift = self._jit(self._trace_shift, (0, 1), (trained, trained))
@@ -157,7 +159,8 @@ class JaxReplica(BaseReplica):
         return self._custom(logs)
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
-        differentiate = self._differentiate_kept if self.revocable else self._differentiate  # a mark has its arrays
+        kept = self.revocable or self.repeats  # a mark has the arrays that would be donated
+        differentiate = self._differentiate_kept if kept else self._differentiate
         gradients, figures, others, metrics, logs = differentiate(*self._state, data)
         self._state[1], self._state[3] = others, metrics
         self._logs = logs
@@ -179,19 +182,20 @@ class JaxReplica(BaseReplica):
         gradients, figures = self._tried(*self._state, data)
         return [np.asarray(g) for g in gradients], float(figures[2])
 
-    def left(self, data: tuple[Any, ...], rows: int, shift: float) -> list[Array]:
+    def left(self, data: tuple[Any, ...], rows: int, shifts: list[float]) -> tuple[list[Array], dict[str, Any]]:
         """See ``BaseReplica``; compiled once for all shifts, in the least time."""
         if self._leaves is None:
 
-            def step(shift: Any, state: Any, data: Any) -> Any:
+            def step(shifts: Any, state: Any, data: Any) -> Any:
                 refuse_other_optimizers(self.model)
-                with _kept_gradients(self.model.optimizer, shift):
-                    _, (trained, others, _, metrics) = self.model.train_step(state, data)
-                return [*trained, *others, *metrics]
+                with _kept_gradients(self.model.optimizer, shifts):
+                    logs, (trained, others, _, metrics) = self.model.train_step(state, data)
+                return [*trained, *others, *metrics], self._custom(logs) or {}
 
             quick = {"xla_backend_optimization_level": 0}
             self._leaves = jax.jit(step, compiler_options=quick) if self._compiles else step
-        return [np.asarray(value) for value in self._leaves(shift, tuple(self._state), data)]
+        values, logs = self._leaves(np.array(shifts), tuple(self._state), data)
+        return [np.asarray(value) for value in values], logs
 
     def _trace_gradients(self, trained: Any, others: Any, slots: Any, metrics: Any, data: Any) -> Any:
         refuse_other_optimizers(self.model)
@@ -215,9 +219,25 @@ class JaxReplica(BaseReplica):
         jax.block_until_ready(trained)  # until here the caller's memory may be read
 
     def _trace_update(self, slots: Any, trained: Any, flat: Any, divisor: Any) -> Any:
-        gradients = [(flat[s] / divisor).reshape(v.shape) for s, v in zip(self.slices, self.trainable, strict=True)]
-        trained, slots = self.model.optimizer.stateless_apply(slots, gradients, trained)
+        trained, slots = self.model.optimizer.stateless_apply(slots, self._divided(flat, divisor), trained)
         return slots, trained  # in the order of the donated arguments, so that each is updated in place
+
+    def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        state, self._logs = self._again(*self._state, gradient, np.asarray(divisor, self.dtype), data)
+        self._state = list(state)
+        jax.block_until_ready(self._state[0])  # until here the caller's memory may be read
+
+    def _trace_repeat(
+        self, trained: Any, others: Any, slots: Any, metrics: Any, flat: Any, divisor: Any, data: Any
+    ) -> Any:
+        with _kept_gradients(self.model.optimizer, gives=self._divided(flat, divisor)):
+            state = (trained, others, slots, self._without_loss(metrics))
+            logs, (trained, others, slots, seen) = self.model.train_step(state, data)
+        return (trained, others, slots, self._keep_loss(seen, metrics)), self._custom(logs)
+
+    def _divided(self, flat: Any, divisor: Any) -> list[Any]:
+        """Return the variables' gradients as the optimizer takes them."""
+        return [(flat[s] / divisor).reshape(v.shape) for s, v in zip(self.slices, self.trainable, strict=True)]
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
         trained = self._state[0] if self._x is None else self._x
@@ -389,18 +409,33 @@ def _rows(data: tuple[Any, ...]) -> int:
 
 
 @contextmanager
-def _kept_gradients(optimizer: Any, shift: Any = None) -> Iterator[list[list[Any]]]:
-    """Let ``optimizer.stateless_apply`` keep the gradients it is given, and change nothing or add ``shift``."""
+def _kept_gradients(optimizer: Any, shifts: Any = None, gives: list[Any] | None = None) -> Iterator[list[list[Any]]]:
+    """Let ``optimizer.stateless_apply`` keep the gradients it is given.
+
+    Args:
+        optimizer: the compiled one.
+        shifts: what the stand-in adds to each weight; if not 0, it counts a step too. By default it changes nothing.
+        gives: gradients that the optimizer itself gets in the place of those.
+    """
     kept: list[list[Any]] = []
+    own, plain = vars(optimizer), optimizer.stateless_apply
+    before = {name: own[name] for name in ("stateless_apply",) if name in own}  # of ``hvd.DistributedOptimizer``
+    counter = next(i for i, variable in enumerate(optimizer.variables) if variable is step_counter(optimizer))
 
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
         kept.append(list(grads))
-        if shift is not None:
-            trainable_variables = [value + jnp.asarray(shift, value.dtype) for value in trainable_variables]
+        if gives is not None:
+            updated: tuple[Any, Any] = plain(optimizer_variables, gives, trainable_variables)
+            return updated
+        if shifts is not None:
+            trainable_variables = [v + shifts[i].astype(v.dtype) for i, v in enumerate(trainable_variables)]
+            optimizer_variables = list(optimizer_variables)
+            optimizer_variables[counter] += jnp.any(shifts != 0).astype(optimizer_variables[counter].dtype)
         return trainable_variables, optimizer_variables
 
-    optimizer.stateless_apply = stateless_apply
+    own["stateless_apply"] = stateless_apply
     try:
         yield kept
     finally:
-        del optimizer.stateless_apply
+        del own["stateless_apply"]
+        own.update(before)

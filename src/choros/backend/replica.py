@@ -49,6 +49,7 @@ class Replica(Protocol):
     dtype: Any  # float32, or float64 where a trainable variable is
     averaged: Sequence[int]  # metric variables that do not add over ranks; set by the caller, none by default
     revocable: bool  # whether ``gradients`` may be taken back with ``swap``; set by the caller before the first batch
+    repeats: bool  # whether ``apply`` makes the step again, in which the optimizer gets the sum; set as ``revocable``
 
     @property
     def lead(self) -> Any:
@@ -100,6 +101,12 @@ class Replica(Protocol):
         Clipping, loss scaling, accumulation and averaging in the optimizer see the reduced gradient. The batch's
         exact loss is counted into ``metrics()``.
         """
+
+    def outcome(self) -> list[Array]:
+        """Return copies of what a step that ``repeats`` leaves alike on all ranks: all but seeds and frozen weights."""
+
+    def set_outcome(self, arrays: list[Array]) -> None:
+        """Set what ``outcome`` of another rank gave: on a rank that had no rows in the step."""
 
     def mark(self) -> Any:
         """Return what ``gradients`` changes (metrics, moving statistics, random state), as it is now.

@@ -61,6 +61,7 @@ class TensorFlowReplica(BaseReplica):
         self._train = self._batched(lambda data: model.train_step(data))
         self._differentiate = self._batched(self._trace_gradients)
         self._differentiate_kept = self._batched(self._trace_revocable)
+        self._again: _Batched | None = None
         self._mark: list[Any] = []  # of the gradients to come, which fill it
         self._after: Array | None = None  # the metrics' variables after the last gradients, until they are asked for
         self._test = self._batched(self._trace_test)
@@ -102,7 +103,7 @@ class TensorFlowReplica(BaseReplica):
         return self._custom(self._train(data))
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
-        if self.revocable:
+        if self.revocable or self.repeats:
             before, after, (grads, loss, n, logs) = self._differentiate_kept(data, _scalar(self._share))
             self._mark += before
             self._mark, self._after = [], None if after is None else after.numpy()
@@ -116,7 +117,8 @@ class TensorFlowReplica(BaseReplica):
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """See ``BaseReplica``."""
         tensors = keras.tree.map_structure(_tensor, data)
-        grads, _, n, _ = self._trace_gradients(tensors, _scalar(1.0))
+        grads, _, n, logs = self._trace_gradients(tensors, _scalar(1.0))
+        self._logs = self._custom(logs)
         divisor = float(n)
         arrays = [None if g is None else np.asarray(g) for g in grads]
         return arrays, float(rows) if divisor == ROWS else divisor
@@ -159,9 +161,7 @@ class TensorFlowReplica(BaseReplica):
         return self._state_of([after[where] for where in self._metric_slices])
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
-        if absent != self._absent:  # it is part of the trace
-            self._absent, self._ready = absent, False
-            self._update = self._compiled(self._trace_update, self._by_xla)
+        self._leave_out(absent)
         inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
         if self._ready or self.model.run_eagerly:
             self._update(*inputs)
@@ -174,13 +174,38 @@ class TensorFlowReplica(BaseReplica):
             traced(*inputs)
         self._update, self._ready = traced, True
 
+    def _leave_out(self, absent: frozenset[int]) -> None:
+        """Trace the update anew where other variables have no gradient: it is part of the trace."""
+        if absent != self._absent:
+            self._absent, self._ready, self._again = absent, False, None
+            self._update = self._compiled(self._trace_update, self._by_xla)
+
     def _trace_update(self, flat: Any, divisor: Any) -> None:
+        self.model.optimizer.apply(self._divided(flat, divisor), self.trainable)
+
+    def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        self._leave_out(absent)
+        if self._again is None:
+            self._again = self._batched(self._trace_repeat)
+        inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
+        self._logs = self._custom(self._again(data, _scalar(self._share), *inputs))
+
+    def _trace_repeat(self, data: tuple[Any, ...], share: Any, flat: Any, divisor: Any) -> Any:
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        self._capture.gives = self._divided(flat, divisor)
+        try:
+            with self._capture, self._part_of(share), self._own_loss():
+                return self.model.train_step(data)
+        finally:
+            self._capture.gives = None
+
+    def _divided(self, flat: Any, divisor: Any) -> list[Any]:
+        """Return the variables' gradients as the optimizer takes them."""
         parts = tf.split(flat, [int(np.prod(v.shape, dtype=np.int64)) for v in self.trainable])
         grads = [
             tf.cast(tf.reshape(part / divisor, v.shape), v.dtype) for part, v in zip(parts, self.trainable, strict=True)
         ]
-        given = [None if i in self._absent else grad for i, grad in enumerate(grads)]
-        self.model.optimizer.apply(given, self.trainable)
+        return [None if i in self._absent else grad for i, grad in enumerate(grads)]
 
     def _borrow(self, vector: Array) -> Any:
         """The vector as a tensor, without a copy where its memory is fit for that."""
@@ -256,7 +281,8 @@ class TensorFlowReplica(BaseReplica):
         super().close()
         if self._capture is None:
             return
-        steps = (self._train, self._differentiate, self._differentiate_kept, self._test, self._foretell)
+        steps = [self._train, self._differentiate, self._differentiate_kept, self._test, self._foretell]
+        steps += [] if self._again is None else [self._again]
         traces = [trace for step in steps for trace in step.take_traces()]
         for trace in [*traces, *([self._update] if self._ready else [])]:
             trace.graph._function_captures = None

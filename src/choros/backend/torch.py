@@ -90,12 +90,27 @@ class TorchReplica(BaseReplica):
             self._differentiate = compiled
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        grads = self._divided(gradient, divisor, absent)
+        with torch.no_grad():
+            self._update(grads)
+
+    def _divided(self, gradient: Array, divisor: float, absent: frozenset[int]) -> list[Any]:
+        """Return the variables' gradients as the optimizer takes them."""
         np.divide(gradient, divisor, out=self._host)
         grads = self._parts
         if self._cast:
             grads = [part.to(v.value) for part, v in zip(grads, self.trainable, strict=True)]
-        with torch.no_grad():
-            self._update([None if i in absent else grad for i, grad in enumerate(grads)])
+        return [None if i in absent else grad for i, grad in enumerate(grads)]
+
+    def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        self._mode(True)
+        self._capture.gives = self._divided(gradient, divisor, absent)
+        try:
+            with self._capture, _Loss(self.loss_metric):
+                self._logs = self._custom(self._differentiate(data))
+        finally:
+            self._capture.gives = None
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
         self._mode(False)

@@ -119,46 +119,65 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
         raise refusal(source(model), off, "return a mean over rows")
 
 
-def try_order(model: Any, rows: Callable[[], Batch], workers: int) -> None:
-    """Refuse a ``train_step`` that reads or sets the trained weights after its optimizer's update.
+def after_update(model: Any, rows: Callable[[], Batch], workers: int) -> str | None:
+    """Find out whether a ``train_step`` goes on with the weights that its optimizer's update has left.
 
-    AllReduce makes the update after the step, when it has the gradients of all workers. So the step is made twice, with
-    stand-ins for the optimizer that leave the weights or add a number to each: nothing else may differ.
+    AllReduce updates after the step, when it has the gradients of all workers; a step that goes on has to be made again
+    then.
 
     Args:
         model: the compiled and built model; on return its variables are as before, its metrics are reset.
         rows: gives rows from the whole data set.
         workers: int. How many will train together.
 
-    Raises:
-        NotExact: names the variable that differs, and what to do.
+    Returns:
+        A name of what depends on the update, a variable's path or that of a log; None where nothing does.
     """
     if workers < 2 or not model.trainable_variables or of_keras(type(model).train_step):
-        return
+        return None
     batch = rows()
     with trial(model, workers) as attempt:
-        try:
-            still_there, moved = attempt.left(batch, 0.0), attempt.left(batch, SHIFT)
-        except NotExact:
-            raise
-        except Exception:  # ``try_parts`` warns of a step that cannot be tried
-            return
-        replica = attempt.replica
-        trained = len(replica.trainable)
-        variables = [*replica.trainable, *model.non_trainable_variables, *replica.metric_variables]
-    for index, (variable, one, other) in enumerate(zip(variables, still_there, moved, strict=True)):
-        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        if index < trained:
-            other = other - SHIFT
-        size = np.max(np.abs(one), initial=0.0) + (SHIFT if index < trained else 0.0)
-        if not np.allclose(one, other, rtol=0, atol=ROUNDING.get(str(variable.dtype), 2e-5) * size, equal_nan=True):
-            raise NotExact(
-                f"{type(model).__name__}.train_step of model {model.name!r} reads or sets trained weights after the "
-                f"optimizer's update, as an average of the weights or a clip of them does: {variable.path!r} depends "
-                "on it. AllReduce makes the update when the step has ended, so this would come one step late. Do it "
-                "in a callback's on_train_batch_end, or use another algorithm, such as LocalSGD, whose workers make "
-                "whole steps."
-            )
+        return dependent(attempt.replica, attempt.replica.pack(batch), batch.rows)
+
+
+def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
+    """Return a name of what depends on the update in a step, as ``after_update`` does.
+
+    The step is made twice, with stand-ins for the optimizer: one changes nothing, the other adds a number to each
+    weight and counts a step. Nothing else may differ. Each weight has a number of its own, as the mean of two weights
+    that are moved by the same number is moved by it too.
+
+    Args:
+        replica: of the model, after ``build`` or ``take_up``; nothing of it changes.
+        data: a packed batch.
+        rows: int. Its rows.
+    """
+    random, trained = np.random.default_rng(0), len(replica.trainable)
+    shifts = (SHIFT * random.uniform(0.5, 1, trained) * random.choice([-1, 1], trained)).tolist()
+    unmoved = [0.0] * trained
+    try:
+        (still_there, logs), (moved, other_logs) = (replica.left(data, rows, each) for each in (unmoved, shifts))
+    except NotExact:
+        raise
+    except Exception:  # the workers' own step raises it again, with its traceback
+        return None
+    shifts += [0.0] * (len(moved) - trained)
+    for variable, before, after, shift in zip(replica.left_in(), still_there, moved, shifts, strict=True):
+        if not _near(before, after, shift, str(variable.dtype)):
+            return str(variable.path)
+    for name, value in logs.items():
+        before, after = (np.asarray(keras.ops.convert_to_numpy(each)) for each in (value, other_logs[name]))
+        if not _near(before, after, 0.0, str(before.dtype)):
+            return f"the log {name}"
+    return None
+
+
+def _near(before: Array, after: Array, shift: float, dtype: str) -> bool:
+    """Tell whether two values differ by the shift, but for rounding."""
+    before, after = np.asarray(before, np.float64), np.asarray(after, np.float64) - shift
+    size = np.max(np.abs(before), initial=0.0) + abs(shift)
+    rounding = ROUNDING.get(dtype, 4e-6 if shift else 2e-5)
+    return bool(np.allclose(before, after, rtol=0, atol=rounding * size, equal_nan=True))
 
 
 def ways(half: int, count: int = WAYS) -> list[tuple[Array, Array]]:
@@ -234,6 +253,8 @@ class Attempt:
         scale = getattr(model.optimizer, "dynamic_scale", None)  # float16: what overflows could not be compared
         self._state = [v for v in model.variables if id(v) not in trained] + ([] if scale is None else [scale])
         self._before = [np.array(value) for value in replica._values(self._state)]
+        functional = keras_backend.backend() == "jax"  # there a step leaves the weights be
+        self._weights = [] if functional else [np.array(value) for value in replica._values(replica.trainable)]
         self._generators = [np.array(state) for state in replica.generators()]
         self._begin = self._before if scale is None else [*self._before[:-1], np.ones(())]
         self.reset(self._begin)
@@ -253,17 +274,13 @@ class Attempt:
         pairs = zip(arrays, zeros, strict=True)
         return [zero if a is None else n * np.asarray(a, np.float64) for a, zero in pairs], n
 
-    def left(self, batch: Batch, shift: float) -> list[Array]:
-        """Return what a step leaves in all variables but the optimizers'; see ``BaseReplica.left``."""
-        try:
-            return [np.array(value) for value in self.replica.left(self.replica.pack(batch), batch.rows, shift)]
-        finally:
-            self.reset(self._begin)
-
     def reset(self, values: list[Array] | None = None) -> None:
         """Set all that a step changes to these values, or to what it was."""
         replica = self.replica
         replica._assign(self._state, self._before if values is None else values)
+        for variable, weight in zip(replica.trainable, self._weights, strict=False):  # a step or a layer may set them
+            if not np.array_equal(replica._values([variable])[0], weight, equal_nan=True):
+                replica._assign([variable], [weight])
         replica.set_generators(self._generators)
 
 

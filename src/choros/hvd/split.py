@@ -15,7 +15,10 @@ import keras
 import numpy as np
 
 from choros.backend import make_replica
+from choros.backend.plain import of_keras
+from choros.backend.trial import dependent
 from choros.collectives import AVERAGE
+from choros.errors import BadInput
 from choros.hvd.context import collectives
 from choros.hvd.layers import SyncBatchNormalization, weighed
 from choros.hvd.reduction import Flat, Reduction
@@ -40,6 +43,7 @@ class SplitStep:
         self.flat: Flat | None = None
         self._replica: Any = None
         self._logs: Any = {}
+        self._tried = False  # whether the step goes on with updated weights
         self._stopped = False  # by another rank, whose end of the epoch was met in a step
         ways: dict[str, Any] = {"jax": self._on_jax, "torch": self._on_torch, "tensorflow": self._on_tensorflow}
         self._run = ways[keras.backend.backend()]
@@ -112,13 +116,21 @@ class SplitStep:
             self.before.pop(0)()
         assert self.flat is not None  # noqa: S101 - for the type checker
         replica, arrays, n = self._replica, None, 0.0
-        if next(leaf for leaf in keras.tree.flatten(data) if leaf is not None).shape[0]:
+        rows = int(next(leaf for leaf in keras.tree.flatten(data) if leaf is not None).shape[0])
+        if not self._tried:
+            self._try_order(data, rows)
+        if rows:
             with weighed(self.how.op == AVERAGE):
                 arrays, n, self._logs = replica.half_step(data)
         elif self._synced:
             collectives(self.how.process_set).refuse(
                 "a step without rows, which SyncBatchNormalization has no use for: give every rank a row in each batch "
                 "(leave out the last rows, or take another batch_size)"
+            )
+        elif replica.repeats:
+            collectives(self.how.process_set).refuse(
+                f"a step without rows, while {type(self.model).__name__}.train_step goes on with updated weights: give "
+                "every rank a row in each batch (leave out the last rows, or take another batch_size)"
             )
         if not self.flat.add(arrays, n):
             replica.skip()
@@ -128,10 +140,29 @@ class SplitStep:
             self.how.taken -= 1
             self.model.stop_training = self._stopped = True
         elif found[1]:  # 0 where no rank had a row
-            with self.how.through():
-                replica.update(*found)
+            with self.how.through(), weighed(self.how.op == AVERAGE):
+                self._logs = replica.update(*found) or self._logs
         else:
             replica.skip()
+
+    def _try_order(self, data: Any, rows: int) -> None:
+        """Find out, with all ranks, whether the step goes on with updated weights and so has to be made again.
+
+        Raises:
+            BadInput: it does, and the optimizer does not update in each step.
+        """
+        self._tried = True
+        if of_keras(type(self.model).train_step):  # on all ranks: they have the same model
+            return
+        mine = dependent(self._replica, data, rows) if rows else None
+        said = collectives(self.how.process_set).allgather_object(mine, name="what depends on the update")
+        names = [name for name in said if name is not None]
+        if names and self.how.every > 1:
+            raise BadInput(
+                f"{type(self.model).__name__}.train_step goes on with updated weights ({names[0]} depends on them), "
+                f"which backward_passes_per_step={self.how.every} does not support: leave it at 1."
+            )
+        self._replica.repeats = bool(names)
 
     def _begin(self) -> None:
         replica: Any = make_replica(self.model)

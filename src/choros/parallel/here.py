@@ -41,10 +41,10 @@ class Here(Trainer):
     def _write(self) -> PackedModel:
         return PackedModel()
 
-    def _bind(self, sample: Batch, wide: Callable[[], Batch]) -> Any:
-        algorithm = super()._bind(sample, wide)
+    def _bind(self, sample: Batch, wide: Callable[[], Batch]) -> tuple[Any, str | None]:
+        bound = super()._bind(sample, wide)
         self.ready(sample)
-        return algorithm
+        return bound
 
     def _train(self, plan: Plan) -> RunRecord:
         try:
@@ -73,7 +73,7 @@ class Here(Trainer):
             if where not in (None, self.devices[0]) and not self.devices[0].startswith("cpu"):
                 raise BadInput(f"The model lies on {where}: give devices that begin with it.")
             if sample.y is not None:
-                check_exact(self.model, len(self.devices), sample)
+                check_exact(self.model, len(self.devices), sample, repeats=False)
                 averaged = not_additive(self.model, sample)
             clone = pack_model(self.model).unpack
 

@@ -24,7 +24,7 @@ from choros.transport import Group
 from choros.types import Batch
 
 # Of a job, what only rank 0 knows.
-_RANK_0 = ("seed", "per_batch", "progress", "watched", "validate_average")
+_RANK_0 = ("seed", "per_batch", "progress", "watched", "validate_average", "repeats")
 _APART = (*_RANK_0, "source", "validation", "host", "built")
 _OF_A_MODEL = ("model", "variables")
 _WORDS = {"fold_seed": "seed", "metric_values": "metrics", "averaged_metrics": "metrics", "meet": "algorithm or meet"}

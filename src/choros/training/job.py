@@ -40,6 +40,7 @@ class Job:
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
     whole_epochs: bool = False  # alone: all meet at an epoch's end, so what is kept of it has each batch exactly once
     validate_average: bool = False  # validate at the optimizer's moving averages (SwapEMAWeights)
+    repeats: bool = False  # under AllReduce a step goes on with updated weights: it is made again with the sum
     keep: dict[str, Any] | None = None  # when ranks leave their state: "batches", "seconds"; "asks", "signals"
     counts_on: bool = False  # the run goes on within one fit: the tallies do too
 

@@ -39,6 +39,8 @@ class Reducing:
             self.tail = Tail.of(run.job, run.rank, self.replica.dtype)
             self.tail.rate_alone = run.rank == 0 and rate_stays_in_optimizer(self.replica.model)
             self.replica.revocable = True
+        if run.job.repeats:
+            self.replica.repeats = True
         self.orders: Orders | None = None  # on rank 0, what callbacks decided
         self.mark: Any = None  # from before the gradients that may be dropped
         self.summed: Array | None = None
@@ -57,7 +59,16 @@ class Reducing:
         self.loop.finite.note(lost, *self.loop.at)
         self.run.tally.exchanges += 1
         self.replica.apply(summed[: self.count])
+        if self.run.job.repeats and batch.total < max(self.run.job.workers, sum(self.run.job.devices)):
+            self._take_over(batch)
         self.summed = summed
+
+    def _take_over(self, batch: Batch) -> None:
+        """Give ranks without rows what the step made again has left on rank 0, which always has rows."""
+        mine = self.replica.outcome()
+        given = [self.run.group.broadcast(value) for value in mine]
+        if not batch.rows:
+            self.replica.set_outcome(given)
 
     def _sum(self, batch: Batch) -> tuple[Array, str | None]:
         """Return the sum of all gradients, and what of this rank's was not finite."""

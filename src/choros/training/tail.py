@@ -45,7 +45,7 @@ class Tail:
     @classmethod
     def of(cls, job: Job, rank: int, dtype: Any) -> Tail:
         """Return the layout of a job."""
-        carried = job.metric_values * job.workers * _PARTS <= _LARGE
+        carried = not job.repeats and job.metric_values * job.workers * _PARTS <= _LARGE
         return cls(rank, job.workers, job.metric_values if carried else 0, dtype)
 
     def write(self, out: Array, orders: Orders | None, state: Array) -> None:
