@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import keras
@@ -363,3 +364,44 @@ def test_in_a_job_rare_exchanges_are_tried(job):
     )
     assert "tried [True, 5, True]" in text, text
     assert text.count("exchanges 2") == 2, text
+
+
+class Reads(K.Callback):
+    """Reads weights at some batches, and leaves a thread that reads them between batches."""
+
+    def __init__(self, read, threads):
+        super().__init__()
+        self.read, self.sums, self.classes, self.running = read, [], set(), True
+        self.threads = [threading.Thread(target=self.look, daemon=True) for _ in range(threads)]
+
+    def on_train_begin(self, logs=None):
+        for thread in self.threads:
+            thread.start()
+
+    def look(self):
+        while self.running:
+            self.classes.add(self.model.__class__)
+            float(np.sum(self.model.layers[0].get_weights()[0]))
+            time.sleep(0.003)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch in self.read:
+            self.sums.append(float(sum(np.sum(value) for value in self.model.get_weights())))
+
+    def on_train_end(self, logs=None):
+        self.running = False
+        for thread in self.threads:
+            thread.join()
+
+
+def test_a_thread_that_reads_weights_between_batches_takes_nothing_from_the_callbacks(make_model, data, pools):
+    x, y = data()
+    plain, model = make_model(), make_model()
+    how = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
+    alone, together = Reads({0, 2, 3}, 0), Reads({0, 2, 3}, 1)  # on JAX plain fit takes the weights away meanwhile
+    plain.fit(x, y, callbacks=[alone], **how)
+    choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, callbacks=[together], **how)
+    np.testing.assert_allclose(together.sums, alone.sums, rtol=1e-5, atol=1e-6)
+    assert together.classes == {type(plain)}
+    assert type(model) is type(plain)
+    assert type(model.layers[0].kernel) is type(plain.layers[0].kernel)

@@ -74,6 +74,8 @@ class JaxReplica(BaseReplica):
         fixed = {id(v) for v in large_frozen(model)}
         self._frozen = [i for i, v in enumerate(variables[1]) if id(v) in fixed]  # places in the second list
         self._loss_at = [self._where[id(v)][1] for v in tracker]
+        self._floats = all(value.dtype == np.float32 for value in self._state[3])  # of the metrics
+        self._after: Array | None = None  # the metrics' variables after the last gradients, until they are asked for
         if self._train is None:
             self._compile()
 
@@ -94,7 +96,7 @@ class JaxReplica(BaseReplica):
         self._train = self._on_batches(step, (0, 1, 2, 3), (None, state))
         lie = (None, None, others, metrics, None)
         self._differentiate = self._on_batches(self._trace_gradients, (1, 3), lie)
-        self._differentiate_kept = self._on_batches(lambda *given: self._trace_gradients(*given), (), lie)
+        self._differentiate_kept = self._on_batches(self._trace_kept, (), lie)
         self._test = self._on_batches(self._trace_test, (1, 2), (None, others, metrics, None))
         foretell = lambda trained, others, data: self.model.predict_step((trained, others), data)  # noqa: E731 - the same
         self._foretell = self._on_batches(foretell, (), None)
@@ -164,8 +166,18 @@ class JaxReplica(BaseReplica):
         gradients, figures, others, metrics, logs = differentiate(*self._state, data)
         self._state[1], self._state[3] = others, metrics
         self._logs = logs
-        loss, weight, n = np.asarray(figures).tolist()
+        read = np.asarray(figures)
+        self._after = read[3:].astype(np.float64) if kept and self._floats else None
+        loss, weight, n = read[:3].tolist()
         return [np.asarray(g) for g in gradients], Told(loss, weight), n
+
+    def state_after_gradients(self) -> Array:
+        """See ``Metrics``."""
+        after, self._after = self._after, None
+        if after is None:
+            return self.metric_state()
+        self._compare()
+        return self._state_of([after[where] for where in self._metric_slices])
 
     def _copied(self) -> list[Any]:
         return [list(self._state[1]), list(self._state[3])]
@@ -211,6 +223,13 @@ class JaxReplica(BaseReplica):
             )
         figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return kept[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
+
+    def _trace_kept(self, *given: Any) -> Any:
+        """The gradients, with the metrics' variables behind the figures: one read of the device instead of several."""
+        gradients, figures, others, metrics, logs = self._trace_gradients(*given)
+        if self._floats:
+            figures = jnp.concatenate([figures, *(jnp.ravel(metric) for metric in metrics)])
+        return gradients, figures, others, metrics, logs
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         # XLA reads memory aligned to 64 bytes where it lies, and copies other memory first.

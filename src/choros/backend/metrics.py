@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from ctypes import c_float
 from typing import Any, NamedTuple
 
 import keras
@@ -114,7 +115,7 @@ class Metrics(ABC):
             if self._means is None:
                 self._means = self._find_means(state)
             if self._means:
-                figures = {name: _mean(state[at], state[at + 1]) for name, at in self._means.items()}
+                figures = {name: _mean(state.item(at), state.item(at + 1)) for name, at in self._means.items()}
                 return figures | {name: loss for name, loss in self._exact().items() if name in figures}
         return self._peek(state)
 
@@ -208,9 +209,11 @@ class Metrics(ABC):
 
 
 def _mean(total: float, count: float) -> float:
-    """Divide as Keras' ``Mean`` does, in float32; 0 where nothing was counted."""
-    with np.errstate(all="ignore"):
-        return float(np.float32(total) / np.float32(count)) if count else 0.0
+    """Divide as Keras' ``Mean`` does, in float32; 0 where nothing was counted.
+
+    The quotient of two float32 values is the same to the bit when it is rounded to float64 first (53 >= 2 * 24 + 2).
+    """
+    return c_float(c_float(total).value / c_float(count).value).value if count else 0.0
 
 
 def _flattened(logs: dict[str, Any]) -> dict[str, Any]:

@@ -165,6 +165,19 @@ class Pool:
         """
         self._watched[fd], self._poll = (rank, event), None
 
+    def wait_for(self, fd: int, timeout: float) -> bool:
+        """Wait until a watched descriptor is readable, and return True; False where there is something else to receive.
+
+        It costs less than ``receive``, for who reads the descriptor thousands of times a second.
+
+        Args:
+            fd: the descriptor.
+            timeout: seconds.
+        """
+        if self._events or self._hung_up or not self._poll or not self._seen_by_kernel:
+            return False
+        return [ready for ready, _ in self._poll.poll(1000 * timeout)] == [fd]
+
     def unwatch(self, fd: int) -> None:
         """Take ``watch`` back; of a descriptor that is not watched, do nothing."""
         self._watched.pop(fd, None)

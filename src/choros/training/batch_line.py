@@ -39,6 +39,7 @@ class BatchLine:
         self.records, self._write_record = os.pipe()
         self._read_answer, self._answers = os.pipe()
         self.names: tuple[str, ...] = ()
+        self._format = _format(0)
 
     @property
     def fds(self) -> list[int]:
@@ -48,11 +49,12 @@ class BatchLine:
     def learn(self, logs: Logs) -> None:
         """Take the names of logs that came over the socket, as ``WorkerBatchLine.report`` does."""
         self.names = tuple(logs)
+        self._format = _format(len(self.names))
 
     def read(self) -> tuple[int, int, Logs]:
         """Return the record that has come: epoch, batch and logs."""
-        values = struct.unpack(f"={2 + len(self.names)}d", os.read(self.records, 8 * (2 + len(self.names))))
-        return int(values[0]), int(values[1]), dict(zip(self.names, values[2:], strict=True))
+        epoch, step, *values = self._format.unpack(os.read(self.records, self._format.size))
+        return int(epoch), int(step), dict(zip(self.names, values, strict=True))
 
     def go_on(self) -> None:
         """Answer that callbacks have decided nothing."""
@@ -76,27 +78,31 @@ class WorkerBatchLine:
     def __init__(self, link: Link, fds: list[int]) -> None:
         self._link, (self._records, self._answers) = link, fds
         self._names: tuple[str, ...] = ()
+        self._format = _format(0)
+        os.set_blocking(self._answers, False)
         self._poll = select.poll()
         self._poll.register(self._answers, select.POLLIN)
         self._poll.register(link.fileno(), select.POLLIN)
 
     def report(self, epoch: int, step: int, logs: Logs) -> bool:
         """Send a record; False where these logs have to go over the socket, which teaches both ends their names."""
-        names = tuple(logs)
+        names, floats = tuple(logs), set(map(type, logs.values())) == {float}
         if names != self._names:
-            self._names = names if len(names) + 2 <= _MOST and all(map(_is_float, logs.values())) else ()
+            self._names = names if len(names) + 2 <= _MOST and floats else ()
+            self._format = _format(len(names))
             return False
-        if not names or not all(map(_is_float, logs.values())):
+        if not floats:
             return False
-        os.write(self._records, struct.pack(f"={2 + len(names)}d", epoch, step, *logs.values()))
+        os.write(self._records, self._format.pack(epoch, step, *logs.values()))
         return True
 
     def may_go_on(self) -> bool:
         """Wait for an answer; False where it comes over the socket."""
         while not self._link.pending:
-            if any(fd == self._answers for fd, _ in self._poll.poll()):
-                os.read(self._answers, 1)
-                return True
+            with suppress(BlockingIOError):  # it mostly has come, while gradients were calculated
+                if os.read(self._answers, 1):
+                    return True
+            self._poll.poll()
             if self._link.poll():
                 break
         return False
@@ -107,5 +113,6 @@ class WorkerBatchLine:
         os.close(self._answers)
 
 
-def _is_float(value: object) -> bool:
-    return type(value) is float
+def _format(count: int) -> struct.Struct:
+    """Return the layout of a record of so many numbers, behind its epoch and its batch."""
+    return struct.Struct(f"={2 + count}d")

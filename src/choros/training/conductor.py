@@ -34,6 +34,7 @@ class Conductor:
             latest for None.
         kept: where training goes on, puts into the model what it goes on from, and tells whether that has what
             callbacks do at the epoch's beginning. None where training begins.
+        lazy: LazyWeights of the model.
         alone: bool. Whether workers wait for nobody, and so take no learning rate but the compiled optimizer's.
     """
 
@@ -67,7 +68,7 @@ class Conductor:
         self.epoch: int | None = None
         self.epochs, self.steps, self.first, self.alone = epochs, steps, first, False
         self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
-        self._lazy = LazyWeights(model, self._touch)
+        self.lazy = LazyWeights(model, self._touch)
         self._before: list[Array] = []  # the weights before callbacks could change them, once touched
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
@@ -104,18 +105,18 @@ class Conductor:
             if epoch == self.epoch:  # a worker that waits for nobody may be in the next one
                 self.list.on_train_batch_end(step, logs)
             return Orders()
-        watched = self._lazy.rate is not None and self._lazy.rate is self.model.optimizer.learning_rate
+        watched = self.lazy.watches_rate
         rate = self._seen[1] if watched else self._rate()
         self._before = []
         if self._eager:
             self._touch()
-        with self._lazy.armed():
+        with self.lazy.armed():
             self._begin_batch(step)
             self._end_batch(step, logs)
-            stop = bool(self.model.stop_training)
+            stop = self.lazy.stopped
             if not stop and (self.steps is None or step + 1 < self.steps):
                 self._begin_batch(step + 1)  # which trains this batch also where it stops, as in Keras
-        if watched and not (self._before or self._eager or self._lazy.rate_used):
+        if watched and not (self._before or self._eager or self.lazy.rate_used):
             return Orders(stop)
         return replace(self._orders((rate, self._before)), stop=stop)
 
@@ -129,7 +130,7 @@ class Conductor:
         """See whether one that wants every batch holds what shows weights past the model's objects."""
         if self.per_batch:
             self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
-            self._lazy.collect()
+            self.lazy.collect()
             self._eager = any(_wants_batches(each) and holds_tensors(each, self.model) for each in self.user)
 
     def _begin_batch(self, step: int) -> None:
@@ -139,7 +140,7 @@ class Conductor:
         self.step = step
 
     def _end_batch(self, step: int, logs: dict[str, float]) -> None:
-        if not all(type(value) is float for value in logs.values()):
+        if not set(map(type, logs.values())) <= {float}:
             self.list.on_train_batch_end(step, logs)
             return
         logs = dict(sorted(logs.items()))  # Keras' order
@@ -188,6 +189,7 @@ class Conductor:
 
     def end(self) -> None:
         """Training has ended, with the last weights in the model."""
+        self.lazy.disarm()
         self.list.on_train_end(self.logs)
 
     # -- what callbacks changed

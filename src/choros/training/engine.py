@@ -164,6 +164,7 @@ class Engine:
         """
         with self.workers.lent(), self.saver.listening(self.ask):
             self.conductor.fetch = self.fetch
+            self.conductor.lazy.stays = True  # the workers have models of their own
             self.pool = self.workers.start()
             while True:
                 try:
@@ -215,6 +216,7 @@ class Engine:
             self.workers.kill()
             raise
         finally:
+            self.conductor.lazy.disarm()
             self.close()
         made = SharedCentre if self.job.alone else SharedGroup if self.job.together and self.job.workers > 1 else None
         met = made.kind if made is not None else "nothing"
@@ -270,6 +272,8 @@ class Engine:
         beats, moved = self.board.beats(), time.monotonic()
         looked = 0.0
         while len(tallies) < self.job.workers:
+            while self.line is not None and moved - looked < _LOOK and self.record_comes():
+                moved = self.record()
             begun = time.thread_time()
             found = self.next(0.5)
             self.saver.look()
@@ -277,8 +281,6 @@ class Engine:
                 raise self.feeder.error
             if found is not None and found[1]["event"] == "record":
                 moved = self.record()
-                if moved - looked < _LOOK:
-                    continue
             if self.nurse is not None:
                 self.nurse.watch(tallies)
             looked = time.monotonic()
@@ -335,6 +337,11 @@ class Engine:
         if self.nurse is not None:
             self.nurse.keep()
         return [tallies[rank] for rank in self.ranks]
+
+    def record_comes(self) -> bool:
+        """Wait until there is a record to take, and nothing else to do."""
+        assert self.line is not None  # noqa: S101 - for the type checker
+        return not self.later and self.pool.wait_for(self.line.records, _LOOK)
 
     def record(self) -> float:
         """Take a record of rank 0's batch line; returns the time."""

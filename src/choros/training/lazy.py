@@ -37,6 +37,8 @@ class LazyWeights:
         touch: is called once in each ``armed`` block in which weights are touched, before they are.
 
     Attributes:
+        stays: bool. Whether the classes stay from one ``armed`` block to the next one: nothing else uses the model
+            meanwhile. What does so all the same restores them, and fetches nothing. Defaults to False.
         rate: the variable of the optimizer's learning rate; None where it has a schedule.
         rate_used: bool. Whether the last ``armed`` block used that variable, and so may have changed it.
 
@@ -54,7 +56,7 @@ class LazyWeights:
 
     def __init__(self, model: Any, touch: Callable[[], None]) -> None:
         self.model, self.touch = model, touch
-        self._armed = self.passing = self.rate_used = False
+        self._armed = self._inside = self.passing = self.rate_used = self.stays = False
         self.rate: Any = None
         self._classes: dict[type, type] = {}
         self._objects: list[Any] = []
@@ -66,32 +68,56 @@ class LazyWeights:
         """Have the first access to weights in this block call ``touch``."""
         if not self._objects:
             self.collect()
-        self._armed, self.rate_used = True, False
-        self._set_classes(self._lazy)
+        if not self._armed:
+            self._set_classes(self._lazy)
+        self._armed = self._inside = True
+        self.rate_used = False
         try:
             yield
         finally:
-            self._disarm()
+            self._inside = False
+            if not self.stays:
+                self.disarm()
 
-    def _disarm(self) -> None:
+    def disarm(self) -> None:
+        """Restore all classes."""
         if self._armed:
             self._armed = False
             self._set_classes(self._own)
+
+    @property
+    def watches_rate(self) -> bool:
+        """Whether the learning rate is still the variable that is watched: a callback may have set a schedule."""
+        optimizer = vars(self._attributes()["optimizer"])
+        own = vars(optimizer["inner_optimizer"]) if "inner_optimizer" in optimizer else optimizer
+        return self.rate is not None and own.get("_learning_rate") is self.rate
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the model is to stop; read past the class, as it is read after each batch."""
+        return bool(self._attributes()["stop_training"])
+
+    def _attributes(self) -> dict[str, Any]:
+        """Return the model's own attributes; the look at them is no touch."""
+        attributes: dict[str, Any] = object.__getattribute__(self.model, "__dict__")
+        return attributes
 
     def _set_classes(self, classes: list[type]) -> None:
         """Give each object its class; without a loop in Python, as it is done twice a batch."""
         deque(map(object.__setattr__, self._objects, repeat("__class__"), classes), maxlen=0)
 
     def spring(self) -> None:
-        """Restore all classes and fetch; nothing where another access did so."""
+        """Restore all classes and fetch, the latter in an ``armed`` block; nothing where another access did so."""
         if self._armed:
-            self._disarm()
-            self.touch()
+            self.disarm()
+            if self._inside:
+                self.touch()
 
     def collect(self) -> None:
         """Find the objects whose use tells that weights are touched, once more where callbacks may have added some."""
         import keras
 
+        self.disarm()
         variables = model_variables(self.model)
         rate = self.model.optimizer.learning_rate  # the caller's value; a change of it is sent to the workers
         layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]

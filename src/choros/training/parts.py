@@ -86,7 +86,7 @@ def create_meeting(job: Job, algorithm: Algorithm, trainable: Array, others: Arr
         memory = algorithm.start(trainable, job.workers)
         return SharedCentre.create(trainable, others, memory, job.workers)
     if job.together and job.workers > 1:
-        more = Tail.of(job, 0, trainable.dtype).size if job.per_batch else 0
+        more = Tail.of(job, 0).size if job.per_batch else 0
         return SharedGroup.create(job.workers, max((len(trainable) + 2 + more) * trainable.itemsize, _LEAST))
     return None
 

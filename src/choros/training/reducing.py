@@ -36,7 +36,7 @@ class Reducing:
         run, self.count, self.open = self.run, self.replica.size + 2, False
         self.tail: Tail | None = None
         if run.job.per_batch:
-            self.tail = Tail.of(run.job, run.rank, self.replica.dtype)
+            self.tail = Tail.of(run.job, run.rank)
             self.tail.rate_alone = run.rank == 0 and rate_stays_in_optimizer(self.replica.model)
             self.replica.revocable = True
         if run.job.repeats:
