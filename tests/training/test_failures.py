@@ -145,3 +145,55 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
     monkeypatch.setattr(nurse.Nurse, "revive", seen)
     with pytest.raises(WorkerFailed, match="SIGKILL"):
         trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)
+
+
+def load(path):
+    """The first process that loads this is killed meanwhile; others take a second."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        time.sleep(1)
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Loaded:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return load, (self.path,)
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd"])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_worker_that_is_killed_while_others_load_the_model(algorithm, restarts, tmp_path, data, make_model):
+    x, y = data()
+    model = make_model()
+    model.loaded = Loaded(str(tmp_path / "loaded"))
+    with choros.Trainer(model, algorithm, workers=2, restarts=restarts) as trainer:
+        if restarts:
+            history = trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
+            assert len(history.history["loss"]) == 2
+            assert [each.signal for each in history.run.restarts] == ["SIGKILL"]
+        else:
+            with pytest.raises(WorkerFailed, match="SIGKILL") as failed:
+                trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
+            assert failed.value.signal == "SIGKILL"
+            assert failed.value.rank in (0, 1)
+
+
+def test_an_asynchronous_worker_that_hangs_is_told_while_the_others_train():
+    begun = time.monotonic()
+    trainer = choros.Trainer(model(), "aeasgd", workers=2, timeout=3)
+    with pytest.raises(WorkerFailed, match="Worker 1 of 2 has done no step for 3 s") as failed:
+        trainer.fit(Failing(signal.SIGSTOP, batches=100_000), epochs=1, verbose=0)
+    assert failed.value.rank == 1
+    assert time.monotonic() - begun < 40  # the other one would train for minutes
+
+
+def test_a_slow_callback_of_a_batch_is_no_hang(data, make_model):
+    x, y = data()
+    slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(4 if batch == 2 else 0))
+    with choros.Trainer(make_model(), "aeasgd", workers=2, timeout=2) as trainer:
+        assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2

@@ -354,6 +354,8 @@ class Engine:
         self.asking = None if self.job.alone else rank
         orders = self.conductor.batch(epoch, step, logs)
         self.asking = None
+        if self.nurse is not None:
+            self.nurse.heard(rank)
         if self.line is not None and orders == _GO_ON:
             self.line.go_on()
         else:
@@ -387,7 +389,12 @@ class Engine:
             self.board.order(orders, self.conductor.epoch)
         waiting = self.ranks if self.job.together or everyone else []
         for rank in waiting if ranks is None else ranks:
-            self.pool.send(rank, {"orders": vars(orders)})
+            self.say(rank, {"orders": vars(orders)})
+
+    def say(self, rank: int, message: dict[str, Any]) -> None:
+        """Send a worker a message; where it has ended, its ``died`` event says so, and nothing is raised here."""
+        with suppress(PeerFailed):
+            self.pool.send(rank, message)
 
     # -- weights
     def fetch(self, epoch: int | None = None) -> None:
@@ -443,7 +450,10 @@ class Engine:
         Raises:
             WorkerFailed: it has failed.
         """
-        self.pool.send(rank, {"show": True})
+        for who, event, _ in self.later:
+            if who == rank and event["event"] in ("failed", "died"):
+                self.fail(who, event)
+        self.say(rank, {"show": True})
         limit = time.monotonic() + self.job.timeout
         while time.monotonic() < limit:
             with suppress(MeetingTimeout):
@@ -566,9 +576,9 @@ class Engine:
         self.mender.judge(first[1])
         raise self.pool.failure(*first, weights=self.last())
 
-    def hung(self, beats: Array, limit: float) -> None:
-        """Raise for the rank that has done the fewest steps."""
-        rank = int(np.argmin(beats[: self.job.workers]))
+    def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
+        """Raise for a rank, by default the one that has done the fewest steps."""
+        rank = int(np.argmin(beats[: self.job.workers])) if rank is None else rank
         self.mender.unfit = set(self.ranks)
         self.mender.judge({})
         raise WorkerFailed(

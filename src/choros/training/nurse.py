@@ -127,18 +127,32 @@ class Nurse(CentreKeeper):
         self.starting.add(rank)
         return True
 
+    def waiting(self) -> set[int]:
+        """Return the ranks that have ended an epoch at whose end all wait for each other."""
+        if not self.job.whole_epochs:
+            return set()
+        index = max(self.board.opened - self.job.initial_epoch, 0)
+        if index >= self.job.epochs - self.job.initial_epoch:
+            return set()
+        return {rank for rank in range(self.job.workers) if self.board.ended(index, rank)}
+
+    def heard(self, rank: int) -> None:
+        """A rank that waited for callbacks of a batch goes on."""
+        self.moved[rank] = time.monotonic()
+
     def watch(self, done: dict[int, Any]) -> None:
         """End workers that hang, where they may begin anew; keep the state, if it is time.
 
         Raises:
             SystemExit: this process was asked to end.
+            WorkerFailed: a worker hangs, and no restart is left.
         """
         now, beats = time.monotonic(), self.board.beats()
         fresh = beats != self.beats
         self.moved[fresh], self.beats = now, beats
         self.starting -= set(np.flatnonzero(fresh).tolist())
         limit = _HUNG * self.job.timeout
-        stepping = set(np.flatnonzero(beats).tolist()) - self.starting - done.keys()
+        stepping = set(np.flatnonzero(beats).tolist()) - self.starting - self.waiting() - done.keys()
         late = [rank for rank in stepping if now - self.moved[rank] > limit]
         if late and self.mender.left:
             holder = centre_state.holder(self.near)
@@ -148,6 +162,9 @@ class Nurse(CentreKeeper):
             self.hung[rank] = f"{who} had done no step for {how}, and was ended"
             self.moved[:] = now
             self.engine.pool.end(rank)
+        hung = [rank for rank in late if now - self.moved[rank] > self.job.timeout]
+        if hung:
+            self.engine.hung(beats, self.job.timeout, hung[0])
         if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
             self.keep(asked=True)
             raise self.saver.leave()
