@@ -5,6 +5,8 @@ import os
 import re
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -190,3 +192,40 @@ def test_what_is_no_message_is_named_so(message):
         one.shutdown(socket.SHUT_WR)
         with pytest.raises(PeerFailed, match="a rank"):
             Channel(two, "a rank", 5).hear()
+
+
+EXHAUSTED = """
+import os, resource, secrets, socket, sys, time
+from choros.transport.tcp.wire import Door, dial
+secret = secrets.token_bytes(32)
+with Door("127.0.0.1", secret) as door:
+    host, port = door.place.split(":")
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, used + 6))
+    held = [os.dup(0) for _ in range(5)]
+    waiting = socket.socket()
+    waiting.connect((host, int(port)))  # is heard, and cannot be let in: no descriptor is left
+    time.sleep(0.5)
+    waiting.close()
+    for fd in held:
+        os.close(fd)
+    end = dial(door.place, secret, {"rank": 1}, 5)
+    print(door.next(5)[0])
+"""
+
+
+def test_a_door_without_descriptors_lets_others_in_when_there_are_some_again():
+    done = subprocess.run([sys.executable, "-c", EXHAUSTED], capture_output=True, text=True, timeout=60, check=True)
+    assert "{'rank': 1}" in done.stdout
+    assert done.stderr.count("nobody can come in at 127.0.0.1") == 1
+    assert "ulimit -n" in done.stderr
+
+
+def test_own_processes_may_open_as_many_files_as_the_hard_limit_allows():
+    script = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096))"
+    run = "import sys; from choros.cli import main; main(['run', '-n', '1', sys.executable, '-c', sys.argv[1]])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{limit}; {run}", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split()[-1] == "4096"

@@ -15,6 +15,7 @@ from choros.cli.target import command_of
 from choros.cluster import is_this_machine
 from choros.errors import BadInput
 from choros.launch.run import GRACE, Outcome
+from choros.machine import raise_descriptors
 from choros.runner.again import again
 from choros.runner.elastic import start_elastic
 from choros.runner.horovod import OPTIONS, Option
@@ -157,6 +158,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         BadInput: nothing to run, no number of ranks, an option that is refused, or this process is a rank itself.
     """
+    raise_descriptors()
     answers = [option.answer(name) for option, name in args.others]
     if args.check_build:
         from choros.cli.build import report

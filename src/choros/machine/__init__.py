@@ -1,10 +1,11 @@
-"""This machine: its cores and how ranks share them, its processor, variables that hold threads back, peak memory.
+"""This machine: its cores and how ranks share them, its processor, limits of threads and open files, peak memory.
 
 And which libraries are installed on it.
 """
 
 from choros.machine.cores import Binding, physical_cores, plan, usable_cores
 from choros.machine.cpu import cpu_features
+from choros.machine.descriptors import raise_descriptors
 from choros.machine.installed import keras_backend, version
 from choros.machine.memory import peak_memory
 from choros.machine.own_mpi import MPICH_UNDER_PMI2, PMI, find_mpi
@@ -20,6 +21,7 @@ __all__ = [
     "peak_memory",
     "physical_cores",
     "plan",
+    "raise_descriptors",
     "usable_cores",
     "variables",
     "version",

@@ -16,6 +16,7 @@ from typing import Any
 
 from choros.errors import ChorosError
 from choros.launch.child import Ended
+from choros.machine import raise_descriptors
 from choros.runner.ranks import Part, Wish, start
 
 _AWAY = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_", "SHLVL")
@@ -38,6 +39,7 @@ def main() -> int:
     Returns:
         What ``choros run`` would.
     """
+    raise_descriptors()
     told: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     os.environ.update(told["environ"])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from choros.cluster import Place
 from choros.errors import BadInput
-from choros.machine import MPICH_UNDER_PMI2
+from choros.machine import MPICH_UNDER_PMI2, raise_descriptors
 from choros.machine.address import LOOPBACK, address_of, host_and_port, own_address, pass_on
 from choros.training.choice import MPI, NAMED, SHARED, TCP, Choice, choose
 from choros.training.sums import summed
@@ -24,6 +24,7 @@ from choros.transport.tcp.group import TcpGroup
 _joined: dict[str, Group] = {}
 _SECRET = 16  # bytes, at least
 ELASTIC = "CHOROS_ELASTIC"  # tells a rank of a job whose ranks come and go where it asks for its place
+_MANY = 128  # ranks: each may have a line to every other one, and the usual limit is 1,024 descriptors
 _ENDING = ("choros", "torchrun")  # launchers that end the others of a rank that fails
 
 
@@ -48,6 +49,8 @@ def join(rank: int, size: int, timeout: float) -> Group:
                 "train with hvd.DistributedOptimizer."
             )
         choice = choose(place)
+        if size > _MANY:
+            raise_descriptors()
         for name, value in pass_on(os.environ.get("CHOROS_NETWORK", "")).items():
             os.environ.setdefault(name, value)
         if choice.kind == MPI:

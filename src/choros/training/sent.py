@@ -27,6 +27,7 @@ from choros.cluster import Place
 from choros.data import packing
 from choros.errors import PeerFailed
 from choros.launch.failure import raised
+from choros.machine import raise_descriptors
 from choros.training import joined
 from choros.training.afar import Afar, SentSaver, take_state
 from choros.training.conductor import Conductor
@@ -90,6 +91,7 @@ def main() -> int:
     Returns:
         0.
     """
+    raise_descriptors()
     home = json.loads(os.environ.pop(HOME))
     place = Place.here()
 

@@ -21,6 +21,7 @@ from typing import Any
 from choros import algorithms
 from choros.errors import PeerFailed
 from choros.launch.failure import signalled
+from choros.machine import raise_descriptors
 from choros.training.far import answer
 from choros.training.mail import Mail
 from choros.training.noticeboard import Noticeboard
@@ -176,6 +177,7 @@ def main() -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # what is sent to a whole job is for its ranks to judge
+    raise_descriptors()
     told = json.loads(sys.stdin.buffer.readline())
     if told["cores"]:
         os.sched_setaffinity(0, told["cores"])

@@ -6,6 +6,7 @@ again and the secret itself never travels. What follows is not encrypted: these 
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import os
@@ -25,6 +26,8 @@ _MAGIC, _NONCE, _PROOF, _MOST = b"choros 1", 16, 32, 1 << 16
 _SHAKE = 10.0  # seconds that one who has come may take to prove itself
 _AT_ONCE = 256  # who may be about it at a time: the one who came first gives way to one more
 _TELL = 10.0  # seconds between two lines about those who were turned away
+_PAUSE = 0.05  # seconds before the next try to let somebody in, where descriptors or memory are missing
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO, errno.EINTR}
 _TRY = 5.0  # seconds to try one port for
 _BACKLOG = 1024
 _AGAIN = 5  # times that who was cut off before it was known tries once more
@@ -84,6 +87,7 @@ class Door:
         self._shut = False
         self._proving, self._lock = dict[socket.socket, str](), threading.Lock()
         self._refused, self._last, self._told = 0, "", 0.0
+        self._missed = -_TELL  # when it was last said that descriptors or threads are missing
         threading.Thread(target=self._welcome, name="choros-door", daemon=True).start()
 
     def next(self, timeout: float) -> tuple[dict[str, Any], socket.socket]:
@@ -101,14 +105,35 @@ class Door:
         while not self._shut:
             try:
                 end, (host, _) = self._socket.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if error.errno not in _PASSING:  # closed
+                    return
+                self._wait(error)
+                continue
             with self._lock:
                 if len(self._proving) >= _AT_ONCE:
                     with suppress(OSError):
                         next(iter(self._proving)).shutdown(socket.SHUT_RDWR)  # its own thread does the rest
                 self._proving[end] = host
-            threading.Thread(target=self._prove, args=(end, host), name="choros-guest", daemon=True).start()
+            try:
+                threading.Thread(target=self._prove, args=(end, host), name="choros-guest", daemon=True).start()
+            except RuntimeError as error:  # no more threads for now: who dials tries again
+                with self._lock:
+                    del self._proving[end]
+                end.close()
+                self._wait(error)
+
+    def _wait(self, error: Exception) -> None:
+        """Wait for what is missing for now, such as descriptors; say so now and then."""
+        if time.monotonic() - self._missed > _TELL:
+            self._missed = time.monotonic()
+            print(
+                f"choros: nobody can come in at {self.place} for now ({error}); it is tried again. If this lasts, "
+                "raise the limit of open files (ulimit -n) or of processes (ulimit -u) of this process.",
+                file=sys.stderr,
+                flush=True,
+            )
+        time.sleep(_PAUSE)
 
     def _prove(self, end: socket.socket, host: str) -> None:
         until = time.monotonic() + _SHAKE
