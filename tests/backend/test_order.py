@@ -6,7 +6,7 @@ import pytest
 
 import choros
 from choros.backend import check_exact
-from choros.errors import NotExact
+from choros.errors import NotExact, WorkerFailed
 from choros.types import Batch
 
 
@@ -114,6 +114,44 @@ class Logging(Clipped):
         return {**logs, "norm": keras.ops.sum(keras.ops.square(state[0][place]))}, state
 
 
+class EveryThird(Clipped):
+    """A target that takes the weights at each third step, and equals them before: the first step changes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.target = self.add_weight(shape=(3, 1), initializer="zeros", trainable=False, name="target")
+        self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="count")
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.target.assign(keras.ops.convert_to_numpy(self.dense.kernel))
+
+    def clip(self):
+        self.count.assign(self.count + 1)
+        third = keras.ops.equal(self.count % 3, 0)
+        self.target.assign(keras.ops.where(third, 1.0 * self.dense.kernel, 1.0 * self.target))
+
+
+class Lookahead(EveryThird):
+    """Each third step the weights go half of the way back."""
+
+    def clip(self):
+        self.count.assign(self.count + 1)
+        third = keras.ops.equal(self.count % 3, 0)
+        middle = 0.5 * self.target + 0.5 * self.dense.kernel
+        self.dense.kernel.assign(keras.ops.where(third, middle, 1.0 * self.dense.kernel))
+        self.target.assign(keras.ops.where(third, middle, 1.0 * self.target))
+
+
+class PythonThird(EveryThird):
+    """The condition is Python's, so that the first step shows nothing."""
+
+    def clip(self):
+        self.count.assign(self.count + 1)
+        if int(keras.ops.convert_to_numpy(self.count)) % 3 == 0:
+            self.target.assign(keras.ops.convert_to_numpy(self.dense.kernel))
+
+
 def equal(model, plain, history, other):
     for mine, theirs in zip(
         [*model.variables, *model.optimizer.variables], [*plain.variables, *plain.optimizer.variables], strict=True
@@ -126,7 +164,7 @@ def equal(model, plain, history, other):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
-@pytest.mark.parametrize("kind", [Teacher, Averaged, Clipped, Shrunk, Logging])
+@pytest.mark.parametrize("kind", [Teacher, Averaged, Clipped, Shrunk, Logging, EveryThird, Lookahead])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_step_that_goes_on_with_updated_weights_is_exact(kind, workers, pools):
     x, y = rows()
@@ -235,3 +273,19 @@ def test_a_trial_leaves_weights_that_a_step_sets_as_they_were():
     check_exact(model, 2, Batch(x, y, None, rows=16, total=16))
     for mine, theirs in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="the other backends trace a step once")
+def test_a_step_that_uses_updated_weights_late_is_refused_by_name_or_made_again_where_the_model_says_so(pools):
+    x, y = rows()
+    plain, model = made(PythonThird, x), made(PythonThird, x)
+    options = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    other = plain.fit(x, y, **options)
+    trainer = choros.Trainer(model, workers=2, pool=pools(2))
+    before = model.get_weights()
+    with pytest.raises(WorkerFailed, match="PythonThird.train_step .*kernel.* after the update.*repeat_step = True"):
+        trainer.fit(x, y, **options)
+    for mine, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    model.repeat_step = True
+    equal(model, plain, choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, **options), other)

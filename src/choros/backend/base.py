@@ -50,7 +50,7 @@ class BaseReplica(Metrics):
         self.model = model
         self.workers = workers
         self.blind = False  # it was built without y, and so can predict only
-        self.revocable = self.repeats = False
+        self.revocable = self.repeats = self.watches = False
         self._total = 0
         self._held: tuple[tuple[Any, ...], int] | None = None  # the packed batch of the last gradients, and its rows
         self._refusing = ExitStack()
@@ -98,6 +98,17 @@ class BaseReplica(Metrics):
             self._capture.shifts = []
             self._assign(variables, before)
             self.set_generators(generators)
+
+    def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
+        """Return a name of what depends on the update in a step, as far as its program tells; "" where nothing does.
+
+        None where that cannot be told. Conditions count as met: what a step does now and then is found too.
+
+        Args:
+            data: a packed batch.
+            rows: int. Its rows.
+        """
+        return None
 
     def left_in(self) -> list[Any]:
         """Return the trainable, the other and the metrics' variables, which a step may set."""

@@ -41,6 +41,7 @@ class Capture:
         self._refusal: NotExact | None = None
         self._before: list[Any] = []
         self.shifts: list[float] = []  # added to the weights, for a trial of what comes after the update in the step
+        self.then: Callable[[], None] = lambda: None  # is called when the step has given its gradients
         self.gives: list[Any] | None = None  # gradients that the real optimizer gets instead of the step's own
 
     def __enter__(self) -> Capture:
@@ -102,6 +103,7 @@ class Capture:
                 variable.assign(variable + shift)
         if self.gives is not None:
             self._update(self.gives)
+        self.then()
 
     def _update(self, grads: list[Any]) -> None:
         """Run the optimizer that the stand-in stands for."""

@@ -209,6 +209,37 @@ class JaxReplica(BaseReplica):
         values, logs = self._leaves(np.array(shifts), tuple(self._state), data)
         return [np.asarray(value) for value in values], logs
 
+    def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
+        """See ``BaseReplica``: what is made of the updated values is followed through the traced step."""
+        calls: list[int] = []
+
+        def step(state: Any, data: Any, trained: Any, slots: Any) -> Any:
+            with _kept_gradients(self.model.optimizer, becomes=(trained, slots)) as kept:
+                logs, (trained, others, slots, metrics) = self.model.train_step(state, data)
+            calls.append(len(kept))
+            return list(trained), list(slots), list(others), list(metrics), self._custom(logs) or {}
+
+        updated = self._state[0], self._state[2]
+        program, shapes = jax.make_jaxpr(step, return_shape=True)(tuple(self._state), data, *updated)
+        if calls != [1]:
+            return None
+        inputs, count = program.jaxpr.invars, len(updated[0]) + len(updated[1])
+        fresh = inputs[len(inputs) - count :]
+        dependent = set(fresh)
+        for equation in program.jaxpr.eqns:
+            if any(not hasattr(each, "val") and each in dependent for each in equation.invars):  # a literal has one
+                dependent.update(equation.outvars)
+        parts = (self._variables[0], self._variables[2], self._variables[1], self._variables[3])
+        names = [variable.path for part in parts for variable in part]
+        names += [f"the log {name}" for name in sorted(shapes[4])]
+        for place, (output, name) in enumerate(zip(program.jaxpr.outvars, names, strict=False)):
+            literal = hasattr(output, "val")
+            if (place < count and output is not fresh[place]) or (
+                place >= count and not literal and output in dependent
+            ):
+                return str(name)
+        return ""
+
     def _trace_gradients(self, trained: Any, others: Any, slots: Any, metrics: Any, data: Any) -> Any:
         refuse_other_optimizers(self.model)
         optimizer = self.model.optimizer
@@ -428,13 +459,16 @@ def _rows(data: tuple[Any, ...]) -> int:
 
 
 @contextmanager
-def _kept_gradients(optimizer: Any, shifts: Any = None, gives: list[Any] | None = None) -> Iterator[list[list[Any]]]:
+def _kept_gradients(
+    optimizer: Any, shifts: Any = None, gives: list[Any] | None = None, becomes: tuple[Any, Any] | None = None
+) -> Iterator[list[list[Any]]]:
     """Let ``optimizer.stateless_apply`` keep the gradients it is given.
 
     Args:
         optimizer: the compiled one.
         shifts: what the stand-in adds to each weight; if not 0, it counts a step too. By default it changes nothing.
         gives: gradients that the optimizer itself gets in the place of those.
+        becomes: what the stand-in returns as the updated weights and the optimizer's variables.
     """
     kept: list[list[Any]] = []
     own, plain = vars(optimizer), optimizer.stateless_apply
@@ -446,6 +480,8 @@ def _kept_gradients(optimizer: Any, shifts: Any = None, gives: list[Any] | None 
         if gives is not None:
             updated: tuple[Any, Any] = plain(optimizer_variables, gives, trainable_variables)
             return updated
+        if becomes is not None:
+            return becomes
         if shifts is not None:
             trainable_variables = [v + shifts[i].astype(v.dtype) for i, v in enumerate(trainable_variables)]
             optimizer_variables = list(optimizer_variables)

@@ -49,6 +49,7 @@ class Replica(Protocol):
     dtype: Any  # float32, or float64 where a trainable variable is
     averaged: Sequence[int]  # metric variables that do not add over ranks; set by the caller, none by default
     revocable: bool  # whether ``gradients`` may be taken back with ``swap``; set by the caller before the first batch
+    watches: bool  # whether a step that uses updated weights, and is not made again, is refused (PyTorch); likewise
     repeats: bool  # whether ``apply`` makes the step again, in which the optimizer gets the sum; set as ``revocable``
 
     @property

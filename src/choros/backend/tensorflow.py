@@ -123,6 +123,36 @@ class TensorFlowReplica(BaseReplica):
         arrays = [None if g is None else np.asarray(g) for g in grads]
         return arrays, float(rows) if divisor == ROWS else divisor
 
+    def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
+        """See ``BaseReplica``: the step is traced, and what it does with variables of the update after it is read."""
+        if self.model.run_eagerly:
+            return None
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        made: list[int] = []  # operations when the step gave its gradients
+
+        def step(data: Any) -> None:
+            with capture:
+                self.model.train_step(data)
+
+        capture, graph_of = self._capture, tf.compat.v1.get_default_graph
+        capture.then = lambda: made.append(len(graph_of().get_operations()))
+        try:
+            tensors = keras.tree.map_structure(_tensor, data)
+            graph = tf.function(step, autograph=False).get_concrete_function(tensors).graph
+        finally:
+            capture.then = lambda: None
+        if len(made) != 1:
+            return None
+        variables = [*self.trainable, *self.model.optimizer.variables]
+        rate = self.model.optimizer.learning_rate
+        paths = {id(v.value.handle): v.path for v in variables if v is not rate}
+        names = {inside.name: paths[id(outside)] for outside, inside in graph.captures if id(outside) in paths}
+        for operation in graph.get_operations()[made[0] :]:
+            for tensor in operation.inputs:
+                if tensor.name in names:
+                    return str(names[tensor.name])
+        return ""
+
     def _trace_gradients(self, data: tuple[Any, ...], share: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - for the type checker
         with self._capture as capture, self.weigher, self._part_of(share), self._own_loss() as loss:

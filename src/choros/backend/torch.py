@@ -15,11 +15,12 @@ import keras
 import numpy as np
 import torch
 
-from choros.backend import seeds
+from choros.backend import seeds, step_counter
 from choros.backend.base import BaseReplica
 from choros.backend.capture import Capture
 from choros.backend.metrics import UNUSED, Told
 from choros.backend.optimizers import model_variables
+from choros.errors import NotExact
 from choros.types import Array, aligned_copy
 
 _PLAIN = tuple(np.dtype(kind).str for kind in ("float32", "float64", "int64", "int32", "uint8", "bool"))
@@ -38,6 +39,7 @@ class TorchReplica(BaseReplica):
         self._points: list[Any] | None = None
         self._momentum = 0.0
         self._shares_memory = False
+        self._watch: _Watch | None = None
 
     def _built(self) -> None:
         if self._capture is not None:
@@ -76,10 +78,52 @@ class TorchReplica(BaseReplica):
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
         assert self._capture is not None  # noqa: S101 - for the type checker
         self._mode(True)
-        with self._capture as capture, self.weigher, _Loss(self.loss_metric) as loss:
+        with self._capture as capture, self._watching(), self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(self._differentiate(data))
             grads = [None if g is None else read(g) for g in capture.gradients()]
             return grads, loss.value(), float(self.weigher.divisor(rows, data))
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """See whether the step uses weights after the update, where it is not made again; such use may come late.
+
+        Raises:
+            NotExact: it does.
+        """
+        if not self.watches or self.model.jit_compile:
+            yield
+            return
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        if self._watch is None:
+            self._watch = _Watch([*self.trainable, step_counter(self.model.optimizer)])
+        self._capture.then = self._watch.arm
+        try:
+            yield
+        finally:
+            self._capture.then = lambda: None
+            self._watch.disarm()
+        if self._watch.used is not None:
+            raise NotExact(
+                f"{type(self.model).__name__}.train_step of model {self.model.name!r} goes on with weights that the "
+                f"optimizer has updated (it uses {self._watch.used!r} after the update), which it did not do in the "
+                "trial before training. Set repeat_step = True on the model, so that AllReduce makes each step again "
+                "with the sum of all gradients; or use another algorithm, such as LocalSGD."
+            )
+
+    def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
+        """See ``BaseReplica``; PyTorch has no program to look at: this step alone tells, and only what it uses."""
+        if self.model.jit_compile:
+            return None
+        self.watches = True
+        try:
+            self.left(data, rows, [0.0] * len(self.trainable))
+        except NotExact:
+            if self._watch is None or self._watch.used is None:
+                raise
+            return str(self._watch.used)
+        finally:
+            self.watches = False
+        return None
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """See ``BaseReplica``."""
@@ -210,6 +254,56 @@ class TorchReplica(BaseReplica):
                 torch._foreach_copy_([v.value for v in self.trainable], self._points)
         self._points = None
         self.model.eval()
+
+
+class _Watch:
+    """Notes the first use of variables.
+
+    While it is armed they have a subclass of their class, which differs in ``value`` and ``assign``: every other use of
+    a variable passes through these.
+
+    Args:
+        variables: keras.Variable, several.
+
+    Attributes:
+        used: str, optional. The path of the variable that was used first; None where none was.
+    """
+
+    def __init__(self, variables: list[Any]) -> None:
+        self.used: str | None = None
+        self._variables, self._armed = variables, False
+        self._own = [type(variable) for variable in variables]
+        kinds = {kind: self._noting(kind) for kind in set(self._own)}
+        self._noted = [kinds[kind] for kind in self._own]
+
+    def arm(self) -> None:
+        """Note uses from now on."""
+        self.used, self._armed = None, True
+        for variable, kind in zip(self._variables, self._noted, strict=True):
+            object.__setattr__(variable, "__class__", kind)
+
+    def disarm(self) -> None:
+        """Note none any more."""
+        if self._armed:
+            self._armed = False
+            for variable, kind in zip(self._variables, self._own, strict=True):
+                object.__setattr__(variable, "__class__", kind)
+
+    def _noting(self, kind: Any) -> type:
+        watch = self
+
+        def note(variable: Any) -> None:
+            watch.used = watch.used or str(variable.path)
+
+        def value(variable: Any) -> Any:
+            note(variable)
+            return kind.value.fget(variable)
+
+        def assign(variable: Any, value: Any) -> Any:
+            note(variable)
+            return kind.assign(variable, value)
+
+        return type(kind.__name__, (kind,), {"value": property(value), "assign": assign, "__module__": kind.__module__})
 
 
 class _Loss:

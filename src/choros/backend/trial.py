@@ -135,6 +135,8 @@ def after_update(model: Any, rows: Callable[[], Batch], workers: int) -> str | N
     """
     if workers < 2 or not model.trainable_variables or of_keras(type(model).train_step):
         return None
+    if getattr(model, "repeat_step", False):
+        return "the model says repeat_step"
     batch = rows()
     with trial(model, workers) as attempt:
         return dependent(attempt.replica, attempt.replica.pack(batch), batch.rows)
@@ -143,15 +145,23 @@ def after_update(model: Any, rows: Callable[[], Batch], workers: int) -> str | N
 def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
     """Return a name of what depends on the update in a step, as ``after_update`` does.
 
-    The step is made twice, with stand-ins for the optimizer: one changes nothing, the other adds a number to each
-    weight and counts a step. Nothing else may differ. Each weight has a number of its own, as the mean of two weights
-    that are moved by the same number is moved by it too.
+    Its program is looked at first. Where that does not tell, the step is made twice, with stand-ins for the optimizer:
+    one changes nothing, the other adds a number to each weight and counts a step. Nothing else may differ. Each weight
+    has a number of its own, as the mean of two weights that are moved by the same number is moved by it too.
 
     Args:
         replica: of the model, after ``build`` or ``take_up``; nothing of it changes.
         data: a packed batch.
         rows: int. Its rows.
     """
+    try:
+        found = replica.structure(data, rows)
+    except NotExact:
+        raise
+    except Exception:  # of a step that cannot be traced
+        found = None
+    if found is not None:
+        return found or None
     random, trained = np.random.default_rng(0), len(replica.trainable)
     shifts = (SHIFT * random.uniform(0.5, 1, trained) * random.choice([-1, 1], trained)).tolist()
     unmoved = [0.0] * trained

@@ -154,7 +154,10 @@ class SplitStep:
         self._tried = True
         if of_keras(type(self.model).train_step):  # on all ranks: they have the same model
             return
-        mine = dependent(self._replica, data, rows) if rows else None
+        mine = None
+        if rows:
+            repeat = getattr(self.model, "repeat_step", False)
+            mine = "the model says repeat_step" if repeat else dependent(self._replica, data, rows)
         said = collectives(self.how.process_set).allgather_object(mine, name="what depends on the update")
         names = [name for name in said if name is not None]
         if names and self.how.every > 1:
@@ -162,7 +165,7 @@ class SplitStep:
                 f"{type(self.model).__name__}.train_step goes on with updated weights ({names[0]} depends on them), "
                 f"which backward_passes_per_step={self.how.every} does not support: leave it at 1."
             )
-        self._replica.repeats = bool(names)
+        self._replica.repeats, self._replica.watches = bool(names), not names
 
     def _begin(self) -> None:
         replica: Any = make_replica(self.model)

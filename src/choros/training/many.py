@@ -152,6 +152,16 @@ class ManyReplicas:
         for replica in self.replicas:
             replica.revocable = wanted
 
+    @property
+    def watches(self) -> bool:
+        """Whether a step that uses updated weights is refused."""
+        return bool(self.lead.watches)
+
+    @watches.setter
+    def watches(self, wanted: bool) -> None:
+        for replica in self.replicas:
+            replica.watches = wanted
+
     def mark(self) -> Any:
         """Return what ``gradients`` changes on every device."""
         held = self.crew.each(lambda number: self.replicas[number].mark())

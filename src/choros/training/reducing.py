@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from choros.backend.additive import rate_stays_in_optimizer
+from choros.backend.plain import of_keras
 from choros.training.job import Orders
 from choros.training.tail import Tail
 from choros.types import Array, Batch
@@ -41,6 +42,8 @@ class Reducing:
             self.replica.revocable = True
         if run.job.repeats:
             self.replica.repeats = True
+        elif not of_keras(type(self.replica.model).train_step):
+            self.replica.watches = True
         self.orders: Orders | None = None  # on rank 0, what callbacks decided
         self.mark: Any = None  # from before the gradients that may be dropped
         self.summed: Array | None = None
