@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from choros.backend import seeds
+from choros.backend.caller import host_views
 from choros.backend.optimizers import learning_rates, optimizer_variables
-from choros.errors import BadInput
+from choros.errors import BadInput, warn
 from choros.training.job import Orders
 from choros.training.lazy import LazyWeights, holds_tensors
 from choros.types import Array
 
+_SAMPLE = 16  # values of a variable that are compared
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
@@ -70,8 +72,10 @@ class Conductor:
         self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
         self.lazy = LazyWeights(model, self._touch)
         self._before: list[Array] = []  # the weights before callbacks could change them, once touched
+        self._slots: dict[str, Array] = {}  # likewise the beginnings of the optimizer's variables, but for rates
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
+        self._warned = False  # of variables of the optimizer that a callback has set
         self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
         self.step = -1  # the batch whose beginning was told last
         self.logs: dict[str, float] = {}
@@ -125,6 +129,7 @@ class Conductor:
         if not self._before:
             self.fetch(None)
             self._before = values(self._weights())
+            self._slots = self._optimizer_samples()
 
     def _look_at_callbacks(self) -> None:
         """See whether one that wants every batch holds what shows weights past the model's objects."""
@@ -170,7 +175,7 @@ class Conductor:
     def _end(self, epoch: int, logs: dict[str, float]) -> Orders:
         if self.user:
             self.fetch(epoch)
-        before = self._state()
+        before, self._slots = self._state(), self._optimizer_samples()
         self.logs = logs
         if any(name.startswith("val_") for name in logs):
             self.list.on_test_begin()
@@ -205,6 +210,35 @@ class Conductor:
         rates = learning_rates(self.model)
         return [*(variable for variable in self.model.variables if id(variable) not in left_out), *rates]
 
+    def _optimizer_samples(self) -> dict[str, Array]:
+        """Return the beginnings of the optimizers' variables, but for learning rates: callbacks are not to set these.
+
+        Keras' own callback that changes places with averages in them is left out.
+        """
+        import keras
+
+        if not self.user or any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self.user):
+            return {}
+        variables = [v for v in optimizer_variables(self.model) if v.path.rpartition("/")[2] != "learning_rate"]
+        views = host_views(variables)
+        return {v.path: np.array(view.reshape(-1)[:_SAMPLE]) for v, view in zip(variables, views, strict=True)}
+
+    def _warn_of_slots(self) -> None:
+        """Say once that a callback has set a variable of the optimizer, which no worker takes."""
+        slots, self._slots = self._slots, {}
+        if not slots or self._warned:
+            return
+        now = self._optimizer_samples()
+        for path, before in slots.items():
+            if path in now and not np.array_equal(before, now[path], equal_nan=before.dtype.kind == "f"):
+                self._warned = True
+                warn(
+                    f"A callback has set {path!r}, a variable of the optimizer. Workers have optimizers of their own "
+                    "and take learning rates and weights from callbacks, but not this: it has no effect. To begin anew "
+                    "with fresh moments or another count of steps, end this fit, set them, and call fit again."
+                )
+                return
+
     def _rate(self) -> float:
         if not self.user:
             return 0.0
@@ -218,6 +252,7 @@ class Conductor:
         stop = bool(self.model.stop_training)
         if not self.user:
             return Orders(stop)
+        self._warn_of_slots()
         rate, weights = self._rate(), before[1]
         if not weights:  # no callback has touched them
             return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None)
