@@ -51,7 +51,8 @@ def build_model(model: Any, sample: Batch) -> None:
     Raises:
         BadInput: the model cannot take such data; in one line what Keras says of it.
     """
-    own_step = not of_keras(type(model).train_step)  # it may use a compiled loss without y, as diffusion models do
+    # A step of the user's own may use a compiled loss without y, as diffusion models do.
+    own_step = not of_keras(getattr(type(model), "train_step", None))
     try:
         with blind(model, sample) if own_step else nullcontext():
             model._symbolic_build(data_batch=parts(sample))
