@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from choros import algorithms
-from choros.backend import check_exact
 from choros.backend.additive import not_additive
 from choros.backend.caller import build_model
-from choros.backend.exact import check_scales
+from choros.backend.exact import check_exact, check_scales
 from choros.cluster import Place
 from choros.data import StreamSource, checks, make_source, make_validation
 from choros.data.spread import spread

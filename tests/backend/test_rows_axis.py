@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import choros
-from choros.backend import check_exact
 from choros.backend.additive import not_additive
+from choros.backend.exact import check_exact
 from choros.backend.plain import plain
 from choros.errors import NotExact
 from choros.types import Batch

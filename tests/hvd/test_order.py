@@ -1,34 +1,14 @@
 """``train_step`` that goes on with updated weights, with ``hvd.DistributedOptimizer``: made again with the sum."""
 
+import inspect
+
 import numpy as np
+from tests.backend.test_order import Teacher, after_step
 
-SCRIPT = """
-class Teacher(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.student = keras.layers.Dense(1)
-        self.teacher = keras.layers.Dense(1, trainable=False)
-
-    def call(self, x, training=False):
-        return self.student(x) + 0.1 * self.teacher(x)
-
-    def train_step(self, *data):
-        if keras.backend.backend() != "jax":
-            logs = keras.Model.train_step(self, *data)
-            self.follow()
-            return logs
-        logs, (trained, others, slots, metrics) = keras.Model.train_step(self, *data)
-        variables = [*self.trainable_variables, *self.non_trainable_variables]
-        with keras.StatelessScope(state_mapping=list(zip(variables, [*trained, *others]))) as scope:
-            self.follow()
-        trained = [scope.get_current_value(variable) for variable in self.trainable_variables]
-        others = [scope.get_current_value(variable) for variable in self.non_trainable_variables]
-        return logs, (trained, others, slots, metrics)
-
-    def follow(self):
-        for mine, taught in zip(self.teacher.variables, self.student.variables):
-            mine.assign(0.9 * mine + 0.1 * taught)
-
+SCRIPT = (
+    inspect.getsource(after_step)
+    + inspect.getsource(Teacher)
+    + """
 def made(optimizer):
     keras.utils.set_random_seed(1)
     model = Teacher()
@@ -53,6 +33,7 @@ try:
 except Exception as error:
     said["several"] = f"{type(error).__name__}: {error}"
 """
+)
 
 
 def test_it_is_exact_or_refused_by_name(run):

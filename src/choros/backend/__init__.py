@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from choros.backend.replica import Replica
 from choros.errors import BadInput
-from choros.types import Batch
 
 __all__ = [
     "Replica",
     "averages_of",
     "backend_name",
-    "check_exact",
     "forget",
     "make_replica",
     "step_counter",
@@ -106,31 +104,3 @@ def forget() -> None:
         from choros.backend.jax import clear
 
         clear()
-
-
-def check_exact(
-    model: Any,
-    workers: int = 2,
-    batch: Batch | None = None,
-    wide: Callable[[], Batch] | None = None,
-    *,
-    repeats: bool = True,
-) -> str | None:
-    """Refuse a compiled model that AllReduce could not train exactly, before any worker starts.
-
-    Args:
-        model: the compiled model, built where a batch is given.
-        workers: how many workers will train together.
-        batch: one batch with rows: losses that are not Keras' own are then tried on a few rows.
-        wide: gives rows from the whole data set for that. Defaults to the batch.
-        repeats: whether workers can make a step again, with the gradient of all.
-
-    Returns:
-        A name of what depends on the optimizer's update in a step that has to be made again; None for other steps.
-
-    Raises:
-        NotExact: the message names the loss or the layer, and what to do.
-    """
-    from choros.backend.exact import check_exact as check
-
-    return check(model, workers, batch, wide, repeats=repeats)

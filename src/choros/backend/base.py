@@ -52,7 +52,7 @@ class BaseReplica(Metrics):
         self.blind = False  # it was built without y, and so can predict only
         self.revocable = self.repeats = self.watches = False
         self._total = 0
-        self._held: tuple[tuple[Any, ...], int] | None = None  # the packed batch of the last gradients, and its rows
+        self._held: tuple[Any, ...] | None = None  # the packed batch of the last gradients, where the step ``repeats``
         self._refusing = ExitStack()
         self._lay_out()
 
@@ -187,7 +187,7 @@ class BaseReplica(Metrics):
             The gradients in the order of ``trainable`` (None is zero), what the loss divided by, and the step's logs.
         """
         rows = int(keras.tree.flatten(data)[0].shape[0])
-        with self._put_back(data, rows):
+        with self._put_back(data):
             arrays, _, n = self._gradients(data, rows)
         return arrays, n, self._logs or {}
 
@@ -255,7 +255,7 @@ class BaseReplica(Metrics):
                 leave_out(out, where)
             return
         data = self.pack(batch)
-        with self._scaled(batch) as share, self._put_back(data, batch.rows):
+        with self._scaled(batch) as share, self._put_back(data):
             arrays, told, n = self._gradients(data, batch.rows)
         self._rows += batch.rows
         loss = self._known(told, batch.rows)
@@ -297,8 +297,8 @@ class BaseReplica(Metrics):
             self._make_update(summed[:-2], divisor, left_out(summed, self.slices))
 
     @contextmanager
-    def _put_back(self, data: tuple[Any, ...], rows: int) -> Iterator[None]:
-        """Where the step is to be made again: keep the batch, and put back what the gradients' calculation changes."""
+    def _put_back(self, data: tuple[Any, ...]) -> Iterator[None]:
+        """Keep the batch of a step that ``repeats``, and restore the variables that its gradients have changed."""
         if not self.repeats:
             yield
             return
@@ -306,7 +306,7 @@ class BaseReplica(Metrics):
         yield
         self._go_to(held)
         self.set_generators(generators)
-        self._held = data, rows
+        self._held = data
 
     def _make_update(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         """Run the optimizer after the step, or in the step made again; a rank without rows has only the former."""
@@ -314,7 +314,7 @@ class BaseReplica(Metrics):
         if held is None:
             self._apply(gradient, divisor, absent)
         else:
-            self._repeat(held[0], gradient, divisor, absent)
+            self._repeat(held, gradient, divisor, absent)
 
     def outcome(self) -> list[Array]:
         """Return copies of what a step that ``repeats`` leaves alike on all ranks: all but seeds and frozen weights."""

@@ -75,7 +75,7 @@ class JaxReplica(BaseReplica):
         self._frozen = [i for i, v in enumerate(variables[1]) if id(v) in fixed]  # places in the second list
         self._loss_at = [self._where[id(v)][1] for v in tracker]
         self._floats = all(value.dtype == np.float32 for value in self._state[3])  # of the metrics
-        self._after: Array | None = None  # the metrics' variables after the last gradients, until they are asked for
+        self._after = None
         if self._train is None:
             self._compile()
 
@@ -170,14 +170,6 @@ class JaxReplica(BaseReplica):
         self._after = read[3:].astype(np.float64) if kept and self._floats else None
         loss, weight, n = read[:3].tolist()
         return [np.asarray(g) for g in gradients], Told(loss, weight), n
-
-    def state_after_gradients(self) -> Array:
-        """See ``Metrics``."""
-        after, self._after = self._after, None
-        if after is None:
-            return self.metric_state()
-        self._compare()
-        return self._state_of([after[where] for where in self._metric_slices])
 
     def _copied(self) -> list[Any]:
         return [list(self._state[1]), list(self._state[3])]

@@ -37,6 +37,7 @@ class Metrics(ABC):
     model: Any
     weigher: Weigher
     averaged: Sequence[int] = ()  # places of metric variables that do not add: their mean over ranks, weighted by rows
+    _after: Array | None = None  # the metrics' variables after the last gradients, where a backend has read them
     within_fit = False  # whether Keras' own loop drives the steps: loss metric and logs are then left to it
 
     def _take_metrics(self) -> None:
@@ -81,7 +82,11 @@ class Metrics(ABC):
 
     def state_after_gradients(self) -> Array:
         """Return ``metric_state``, right after ``gradients``; a backend may have read it in the same program."""
-        return self.metric_state()
+        after, self._after = self._after, None
+        if after is None:
+            return self.metric_state()
+        self._compare()
+        return self._state_of([after[where] for where in self._metric_slices])
 
     def _state_of(self, values: list[Array]) -> Array:
         for index in self.averaged:

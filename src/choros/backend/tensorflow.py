@@ -63,7 +63,6 @@ class TensorFlowReplica(BaseReplica):
         self._differentiate_kept = self._batched(self._trace_revocable)
         self._again: _Batched | None = None
         self._mark: list[Any] = []  # of the gradients to come, which fill it
-        self._after: Array | None = None  # the metrics' variables after the last gradients, until they are asked for
         self._test = self._batched(self._trace_test)
         self._foretell = self._batched(lambda data: model.predict_step(data))
         self._on_host = all("CPU" in v.value.device for v in self.trainable)
@@ -182,14 +181,6 @@ class TensorFlowReplica(BaseReplica):
         if held:  # nothing has changed for a batch without rows
             super()._go_to([value.numpy() if isinstance(value, tf.Tensor) else value for value in held])
 
-    def state_after_gradients(self) -> Array:
-        """See ``Metrics``."""
-        after, self._after = self._after, None
-        if after is None:
-            return self.metric_state()
-        self._compare()
-        return self._state_of([after[where] for where in self._metric_slices])
-
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         self._leave_out(absent)
         inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
@@ -205,7 +196,7 @@ class TensorFlowReplica(BaseReplica):
         self._update, self._ready = traced, True
 
     def _leave_out(self, absent: frozenset[int]) -> None:
-        """Trace the update anew where other variables have no gradient: it is part of the trace."""
+        """Drop the traces of the update if another set of variables has no gradient now."""
         if absent != self._absent:
             self._absent, self._ready, self._again = absent, False, None
             self._update = self._compiled(self._trace_update, self._by_xla)

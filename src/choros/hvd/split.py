@@ -43,7 +43,7 @@ class SplitStep:
         self.flat: Flat | None = None
         self._replica: Any = None
         self._logs: Any = {}
-        self._tried = False  # whether the step goes on with updated weights
+        self._tried = False  # True once it is known whether the step goes on with updated weights
         self._stopped = False  # by another rank, whose end of the epoch was met in a step
         ways: dict[str, Any] = {"jax": self._on_jax, "torch": self._on_torch, "tensorflow": self._on_tensorflow}
         self._run = ways[keras.backend.backend()]

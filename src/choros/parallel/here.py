@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from choros.algorithms import Single
-from choros.backend import check_exact
 from choros.backend.additive import not_additive
 from choros.backend.base import blind
 from choros.backend.caller import build_model
 from choros.backend.devices import place_of
+from choros.backend.exact import check_exact
 from choros.cluster import Place
 from choros.errors import BadInput
 from choros.trainer import Trainer

@@ -234,8 +234,8 @@ class Conductor:
                 self._warned = True
                 warn(
                     f"A callback has set {path!r}, a variable of the optimizer. Workers have optimizers of their own "
-                    "and take learning rates and weights from callbacks, but not this: it has no effect. To begin anew "
-                    "with fresh moments or another count of steps, end this fit, set them, and call fit again."
+                    "and take only learning rates and weights from callbacks, so this has no effect. To change moments "
+                    "or the count of steps, end this fit, set them, and call fit again."
                 )
                 return
 

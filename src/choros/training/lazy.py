@@ -87,14 +87,14 @@ class LazyWeights:
 
     @property
     def watches_rate(self) -> bool:
-        """Whether the learning rate is still the variable that is watched: a callback may have set a schedule."""
+        """True if the optimizer's learning rate is the watched variable; False after a callback has replaced it."""
         optimizer = vars(self._attributes()["optimizer"])
         own = vars(optimizer["inner_optimizer"]) if "inner_optimizer" in optimizer else optimizer
         return self.rate is not None and own.get("_learning_rate") is self.rate
 
     @property
     def stopped(self) -> bool:
-        """Whether the model is to stop; read past the class, as it is read after each batch."""
+        """The model's ``stop_training``, read without the lazy class, which would cost time after each batch."""
         return bool(self._attributes()["stop_training"])
 
     def _attributes(self) -> dict[str, Any]:

@@ -24,6 +24,16 @@ from choros.training.crew import Crew
 from choros.types import Array, Batch, aligned
 
 
+def _of_all(name: str) -> Any:
+    """Return a property that sets an attribute of all replicas, and gets that of the first."""
+
+    def set_all(self: ManyReplicas, wanted: bool) -> None:
+        for replica in self.replicas:
+            setattr(replica, name, wanted)
+
+    return property(lambda self: getattr(self.lead, name), set_all)
+
+
 class ManyReplicas:
     """A replica on each device, as one; see ``choros.backend.replica.Replica`` for what each method means.
 
@@ -142,25 +152,9 @@ class ManyReplicas:
         """Run the real optimizer on every device."""
         self.crew.each(lambda number: self.replicas[number].apply(summed))
 
-    @property
-    def revocable(self) -> bool:
-        """Whether ``gradients`` may be taken back."""
-        return bool(self.lead.revocable)
-
-    @revocable.setter
-    def revocable(self, wanted: bool) -> None:
-        for replica in self.replicas:
-            replica.revocable = wanted
-
-    @property
-    def watches(self) -> bool:
-        """Whether a step that uses updated weights is refused."""
-        return bool(self.lead.watches)
-
-    @watches.setter
-    def watches(self, wanted: bool) -> None:
-        for replica in self.replicas:
-            replica.watches = wanted
+    revocable = _of_all("revocable")
+    repeats = _of_all("repeats")
+    watches = _of_all("watches")
 
     def mark(self) -> Any:
         """Return what ``gradients`` changes on every device."""
