@@ -186,17 +186,21 @@ class MaskedDeclared(Masked):
         ("masked", lambda: model_of(loss=Masked(name="masked"))),
         ("AddsSum 'adding'", lambda: model_of(keras.Model, AddsSum(name="adding"), layers.Dropout(0.5))),
         ("AddsMaskedMean 'masked' gives", lambda: model_of(keras.Model, AddsMaskedMean(name="masked"))),
-        (
-            "AddsMaskedMean 'masked' gives",
-            lambda: model_of(
-                keras.Model, Balance(), AddsMaskedMean(name="masked"), layers.BatchNormalization(), Sampling()
-            ),
-        ),
     ],
 )
 def test_a_loss_that_is_no_mean_over_rows_is_refused_by_name(named, make):
     with pytest.raises(NotExact, match=named):
         check_exact(make(), 2, batch(y=Y * LATE))
+
+
+@pytest.mark.parametrize(
+    "seed", [1, 1001, 1041]
+)  # with the last two, halves that differ most have as many valid entries
+def test_a_masked_mean_is_found_among_layers_that_may_stay(seed):
+    keras.utils.set_random_seed(seed)
+    among = Balance(), AddsMaskedMean(name="masked"), layers.BatchNormalization(), Sampling()
+    with pytest.raises(NotExact, match="AddsMaskedMean 'masked' gives"):
+        check_exact(model_of(keras.Model, *among), 2, batch(y=Y * LATE))
 
 
 @pytest.mark.parametrize(

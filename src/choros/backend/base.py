@@ -28,6 +28,7 @@ from choros.backend.optimizers import (
     optimizer_variables,
     unbuilt_refused,
 )
+from choros.backend.settings import Settings
 from choros.backend.weight import Weigher
 from choros.types import Array, Batch
 
@@ -431,6 +432,10 @@ class BaseReplica(Metrics):
     def set_optimizer_state(self, arrays: list[Array]) -> None:
         """Set what ``optimizer_state`` gave."""
         self._assign(optimizer_variables(self.model), arrays)
+
+    def take_settings(self, values: dict[str, Any]) -> None:
+        """See ``Replica``."""
+        Settings(self.model).write(values)
 
     @property
     def iterations(self) -> int:

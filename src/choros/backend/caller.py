@@ -30,6 +30,25 @@ def host_views(variables: Sequence[Any]) -> list[Array]:
     return [backend.read(variable.value) for variable in variables]
 
 
+def marks(variables: Sequence[Any]) -> list[Any]:
+    """Return a mark of each variable's value, which is another one once the variable has been set.
+
+    PyTorch counts the changes of a tensor. JAX and TensorFlow give each value an array of its own.
+    """
+    if keras.backend.backend() == "torch":
+        return [(variable.value.data_ptr(), variable.value._version) for variable in variables]
+    if keras.backend.backend() == "jax":
+        return [variable.value for variable in variables]
+    return host_views(variables)
+
+
+def same_mark(old: Any, new: Any) -> bool:
+    """Tell whether a variable has not been set between two of its marks."""
+    if isinstance(old, np.ndarray):
+        return np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
+    return bool(old == new) if isinstance(old, tuple) else old is new
+
+
 def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
     """Set Keras variables to arrays in memory that others write.
 

@@ -157,6 +157,9 @@ class Replica(Protocol):
     def set_optimizer_state(self, arrays: list[Array]) -> None:
         """Set what ``optimizer_state`` gave."""
 
+    def take_settings(self, values: dict[str, Any]) -> None:
+        """Set what ``choros.backend.settings.Settings.changed`` gave in another copy of the model."""
+
     @property
     def iterations(self) -> int:
         """The optimizer's count of steps, those of gradient accumulation included; may be set."""

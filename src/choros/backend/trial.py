@@ -31,6 +31,7 @@ from choros.types import Array, Batch
 WIDE, NARROW = 1e-3, 0.05  # tolerance relative to the gradient, for float32 and for 16-bit types
 SMALL = 0.01  # a variable's gradient below this part of the whole is measured against the whole
 WAYS = 6  # of halving the rows
+ENTRIES = 4096  # of a variable's gradient tell whether two gradients make a third one
 SEPARATE = 4  # layers that call add_loss are tried each by itself up to so many
 MASKED = "use keras.ops.mean over all rows in add_loss (it divides by a part of them, such as the valid entries)"
 SHAPED = ("normal", "uniform", "randint", "truncated_normal")  # random functions whose first argument is a shape
@@ -64,16 +65,17 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
     half = sample.rows // 2
     if half < 2:
         return
-    order = np.arange(2 * half)
-    off, halves = 0.0, (order, order[:half], order[half:])
+    order, halves = np.arange(2 * half), ways(half, count)
     with trial(model, workers) as attempt:
+
+        def gradients(**how: bool) -> Iterator[tuple[Sent, Sent, Sent]]:
+            """Give those of all rows, and of two halves, for each way to halve them."""
+            whole = attempt(cut(sample, order), **how)
+            for first, second in halves:
+                yield whole, attempt(cut(sample, first)), attempt(cut(sample, second))
+
         try:
-            whole = attempt(cut(sample, order))
-            for one, other in ways(half, count):
-                parts = attempt(cut(sample, one)), attempt(cut(sample, other))
-                apart = difference(model, whole, *parts, attempt.sums)
-                if apart is not None and apart > off:
-                    off, halves, (first, second) = apart, (order, one, other), parts
+            apart = [difference(model, *each, attempt.sums) or 0.0 for each in gradients()]
         except NotExact:
             raise
         except Exception as error:  # the workers' own step raises it again, with its traceback
@@ -82,11 +84,11 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
                 "known that its result equals that of one process."
             )
             return
+        off = max(apart)
         if not off:
             return
-        moved = attempt(cut(sample, order[::-1]))
-        spread = distance(model, whole, moved)
-        if spread * NOISE > off:
+        whole, moved = attempt(cut(sample, order)), attempt(cut(sample, order[::-1]))
+        if distance(model, whole, moved) * NOISE > off:
             warn(
                 f"{source(model)} draws random numbers (or depends on the order of the rows), so it cannot be seen "
                 "that its loss is a mean over rows. AllReduce takes it as one; use keras.random with a "
@@ -94,29 +96,29 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
             )
             return
         with muted() as adding:
-            quiet = [attempt(cut(sample, r), afresh=True) for r in halves]
-        if adding and difference(model, quiet[0], quiet[1], quiet[2], attempt.sums) is None:
-            names = ", ".join(sorted(adding))
-            doubled = attempt(cut(sample, np.concatenate([halves[1], halves[1]])), afresh=True)
-            repeats = model_divisor(model)[0] is None and distance(model, doubled, first) < tolerance(model)
-            for each in [adding] if len(adding) == 1 or len(adding) > SEPARATE else [{name} for name in sorted(adding)]:
-                if not repeats or tolerance(model) > WIDE:  # in 16 bits its gradient cannot be told from a statistic's
-                    break
-                if len(adding) > 1:
-                    with muted(each):
-                        quiet = [attempt(cut(sample, r), afresh=True) for r in halves]
-                added = [less(all_of, rest) for all_of, rest in zip((whole, first, second), quiet, strict=True)]
-                if divides(*added):
-                    raise refusal(f"What {', '.join(sorted(each))} gives to add_loss", off, MASKED)
-            if repeats:
-                warn(
-                    f"What {names} gives to add_loss depends on a batch as a whole (here a step would be off by "
-                    f"{off:.1%}). Each worker takes it of its own rows, as it takes the statistics of "
-                    "BatchNormalization; with another number of workers the result is another one."
-                )
-                return
+            alone = any(difference(model, *each, attempt.sums) is not None for each in gradients(afresh=True))
+        if alone or not adding:
+            raise refusal(source(model), off, "return a mean over rows")
+        names = ", ".join(sorted(adding))
+        first, _ = halves[int(np.argmax(apart))]
+        single = attempt(cut(sample, first), afresh=True)
+        doubled = attempt(cut(sample, np.concatenate([first, first])))
+        if model_divisor(model)[0] is not None or distance(model, doubled, single) >= tolerance(model):
             raise refusal(f"What {names} gives to add_loss", off, "use keras.ops.mean over rows in add_loss")
-        raise refusal(source(model), off, "return a mean over rows")
+        if tolerance(model) <= WIDE:  # in 16 bits its gradient cannot be told from a statistic's
+            kept = [entries(gradient) for gradient in whole[0]]
+            loud = [[thinned(each, kept) for each in parts] for parts in gradients()]
+            single_layers = [{name} for name in sorted(adding)]
+            for layers in single_layers if len(adding) <= SEPARATE else [adding]:
+                with muted(layers):
+                    quiet = [[thinned(each, kept) for each in parts] for parts in gradients(afresh=True)]
+                if any(divides(*map(np.subtract, *both)) for both in zip(loud, quiet, strict=True)):
+                    raise refusal(f"What {', '.join(sorted(layers))} gives to add_loss", off, MASKED)
+        warn(
+            f"What {names} gives to add_loss depends on a batch as a whole (here a step would be off by {off:.1%}). "
+            "Each worker takes it of its own rows, as it takes the statistics of BatchNormalization; with another "
+            "number of workers the result is another one."
+        )
 
 
 def after_update(model: Any, rows: Callable[[], Batch], workers: int) -> str | None:
@@ -319,24 +321,29 @@ def difference(model: Any, whole: Sent, first: Sent, second: Sent, sums: bool) -
     return off if off > tolerance(model) and distance(model, whole, together, scale) > tolerance(model) else None
 
 
-def less(minuend: Sent, subtrahend: Sent) -> list[Array]:
-    """Return the gradient that one attempt has and the other does not."""
-    (a, n), (b, m) = minuend, subtrahend
-    return [x / n - y / m for x, y in zip(a, b, strict=True)]
+def entries(gradient: Array) -> Array:
+    """Return places, in the flat gradient, that stand for all of it: some of those that are not 0."""
+    places = np.flatnonzero(gradient)
+    return places if len(places) <= ENTRIES else np.random.default_rng(0).choice(places, ENTRIES, replace=False)
 
 
-def divides(whole: list[Array], first: list[Array], second: list[Array]) -> bool:
+def thinned(sent: Sent, places: list[Array]) -> Array:
+    """Return a mean gradient at these places of each variable, in one vector."""
+    arrays, n = sent
+    return np.concatenate([array.reshape(-1)[kept] / n for array, kept in zip(arrays, places, strict=True)])
+
+
+def divides(whole: Array, first: Array, second: Array) -> bool:
     """Tell whether a gradient is a mean of two halves' gradients with unequal weights, as that of a masked mean is.
 
     A loss made of statistics of the batch, such as a product of two means, has no such weights: either the gradient is
     no combination of the halves' gradients, or the weights do not add up to 1.
     """
-    target, a, b = (np.concatenate([g.reshape(-1) for g in arrays]) for arrays in (whole, first, second))
-    size = float(np.linalg.norm(target))
-    if not all(np.isfinite(each).all() for each in (target, a, b)) or size == 0.0:
+    size = float(np.linalg.norm(whole))
+    if not all(np.isfinite(each).all() for each in (whole, first, second)) or size == 0.0:
         return False
-    weights, _, rank, _ = np.linalg.lstsq(np.stack([a, b], axis=1), target, rcond=1e-4)
-    residual = float(np.linalg.norm(weights[0] * a + weights[1] * b - target)) / size
+    weights, _, rank, _ = np.linalg.lstsq(np.stack([first, second], axis=1), whole, rcond=1e-4)
+    residual = float(np.linalg.norm(weights[0] * first + weights[1] * second - whole)) / size
     uneven, excess = abs(weights[0] - weights[1]) / 2, abs(weights.sum() - 1)
     return bool(
         rank == 2 and residual < WIDE and weights.min() > -WIDE and uneven > WIDE and excess < 0.1 * uneven**2 + 1e-5

@@ -50,7 +50,7 @@ class Afar:
             told, given = self.line.ask({"event": "weights"}, shown(self.model))
         self.epoch = told["epoch"]
         orders = Orders(**told["orders"])
-        if orders.weights:
+        if orders.variables:
             put(self.model, given)
         return orders
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from choros.backend import seeds
-from choros.backend.caller import host_views
+from choros.backend.caller import marks, same_mark
 from choros.backend.optimizers import learning_rates, optimizer_variables
+from choros.backend.settings import Settings, Values
 from choros.errors import BadInput, warn
 from choros.training.job import Orders
 from choros.training.lazy import LazyWeights, holds_tensors
 from choros.types import Array
 
-_SAMPLE = 16  # values of a variable that are compared
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
@@ -72,10 +72,14 @@ class Conductor:
         self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
         self.lazy = LazyWeights(model, self._touch)
         self._before: list[Array] = []  # the weights before callbacks could change them, once touched
-        self._slots: dict[str, Array] = {}  # likewise the beginnings of the optimizer's variables, but for rates
+        self._slots: list[Any] = []  # likewise marks of the optimizers' variables
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
-        self._warned = False  # of variables of the optimizer that a callback has set
+        self._settings: Settings | None = None
+        self._scheduled = False  # whether the learning rate was a schedule when training began
+        self._set_before: Values = {}
+        self.set: Values = {}  # all settings that callbacks have changed in this fit
+        self._warned = False  # of what a callback has set, and no worker takes
         self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
         self.step = -1  # the batch whose beginning was told last
         self.logs: dict[str, float] = {}
@@ -84,6 +88,7 @@ class Conductor:
     def begin(self, epoch: int) -> Orders:
         """Training and its first epoch begin; what callbacks do then may be in what was kept already."""
         self.model.stop_training = False
+        self._settings, self._scheduled = Settings(self.model), self._has_schedule()
         begun = self._go_on()
         before = self._state()
         self.list.on_train_begin()
@@ -92,9 +97,10 @@ class Conductor:
             self.epoch = epoch
             self.list.on_epoch_begin(epoch)
             self._begin_batch(self.first)
-        return (
-            Orders(bool(self.model.stop_training)) if begun and self._go_on() else self._orders(before, started=False)
-        )
+        again = begun and self._go_on()
+        orders = Orders(bool(self.model.stop_training)) if again else self._orders(before, started=False)
+        self.set = self._settings.to_begin_with() | orders.settings
+        return replace(orders, settings=self.set)
 
     def _go_on(self) -> bool:
         """Bring into the model what callbacks are to find in it, where training goes on; see ``kept``."""
@@ -111,7 +117,8 @@ class Conductor:
             return Orders()
         watched = self.lazy.watches_rate
         rate = self._seen[1] if watched else self._rate()
-        self._before = []
+        self._before, self._slots = [], []
+        self._set_before = self._read_settings(layers=False)
         if self._eager:
             self._touch()
         with self.lazy.armed():
@@ -120,7 +127,8 @@ class Conductor:
             stop = self.lazy.stopped
             if not stop and (self.steps is None or step + 1 < self.steps):
                 self._begin_batch(step + 1)  # which trains this batch also where it stops, as in Keras
-        if watched and not (self._before or self._eager or self.lazy.rate_used):
+        quiet = watched and not (self._before or self._eager or self.lazy.rate_used)
+        if quiet and not self._changed_settings():
             return Orders(stop)
         return replace(self._orders((rate, self._before)), stop=stop)
 
@@ -129,7 +137,8 @@ class Conductor:
         if not self._before:
             self.fetch(None)
             self._before = values(self._weights())
-            self._slots = self._optimizer_samples()
+            self._slots = self._marks()
+            self._set_before = self._read_settings()
 
     def _look_at_callbacks(self) -> None:
         """See whether one that wants every batch holds what shows weights past the model's objects."""
@@ -164,18 +173,14 @@ class Conductor:
         while self.epoch is not None and self.epoch in self.waiting:
             ended = self.epoch
             latest = self._end(ended, self.waiting.pop(ended))
-            orders = Orders(
-                orders.stop or latest.stop,
-                orders.learning_rate if latest.learning_rate is None else latest.learning_rate,
-                orders.weights or latest.weights,
-            )
+            orders = orders.then(latest)
             self.told[ended] = orders
         return orders
 
     def _end(self, epoch: int, logs: dict[str, float]) -> Orders:
         if self.user:
             self.fetch(epoch)
-        before, self._slots = self._state(), self._optimizer_samples()
+        before = self._state()
         self.logs = logs
         if any(name.startswith("val_") for name in logs):
             self.list.on_test_begin()
@@ -199,7 +204,10 @@ class Conductor:
 
     # -- what callbacks changed
     def _state(self) -> tuple[float, list[Array]]:
-        return self._rate(), values(self._weights()) if self.user else []
+        if not self.user:
+            return 0.0, []
+        self._slots, self._set_before = self._marks(), self._read_settings()
+        return self._rate(), values(self._weights())
 
     def _weights(self) -> list[Any]:
         """Return the variables that count as weights: drawing random numbers in a callback changes none of them.
@@ -210,34 +218,46 @@ class Conductor:
         rates = learning_rates(self.model)
         return [*(variable for variable in self.model.variables if id(variable) not in left_out), *rates]
 
-    def _optimizer_samples(self) -> dict[str, Array]:
-        """Return the beginnings of the optimizers' variables, but for learning rates: callbacks are not to set these.
+    def _read_settings(self, layers: bool = True) -> Values:
+        return {} if self._settings is None else self._settings.read(layers)
+
+    def _changed_settings(self) -> Values:
+        return {} if self._settings is None else self._settings.changed(self._set_before)
+
+    def _marks(self) -> list[Any]:
+        """Return marks of the optimizers' variables, to tell later which ones a callback has set.
 
         Keras' own callback that changes places with averages in them is left out.
         """
         import keras
 
-        if not self.user or any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self.user):
-            return {}
-        variables = [v for v in optimizer_variables(self.model) if v.path.rpartition("/")[2] != "learning_rate"]
-        views = host_views(variables)
-        return {v.path: np.array(view.reshape(-1)[:_SAMPLE]) for v, view in zip(variables, views, strict=True)}
+        if any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self.user):
+            return []
+        return marks(optimizer_variables(self.model))
 
-    def _warn_of_slots(self) -> None:
-        """Say once that a callback has set a variable of the optimizer, which no worker takes."""
-        slots, self._slots = self._slots, {}
-        if not slots or self._warned:
+    def _set_slots(self) -> list[int]:
+        """Return the places of the optimizers' variables that a callback has set, but for learning rates."""
+        before, self._slots = self._slots, []
+        if not before:
+            return []
+        variables = optimizer_variables(self.model)
+        return [
+            place
+            for place, (variable, old, new) in enumerate(zip(variables, before, marks(variables), strict=False))
+            if variable.path.rpartition("/")[2] != "learning_rate" and not same_mark(old, new)
+        ]
+
+    def _refuse_others(self, slots: list[int], settings: Values) -> None:
+        """Say once that workers that wait for nobody take no variables of optimizers and no settings."""
+        if self._warned or not (slots or settings):
             return
-        now = self._optimizer_samples()
-        for path, before in slots.items():
-            if path in now and not np.array_equal(before, now[path], equal_nan=before.dtype.kind == "f"):
-                self._warned = True
-                warn(
-                    f"A callback has set {path!r}, a variable of the optimizer. Workers have optimizers of their own "
-                    "and take only learning rates and weights from callbacks, so this has no effect. To change moments "
-                    "or the count of steps, end this fit, set them, and call fit again."
-                )
-                return
+        self._warned = True
+        names = [*(optimizer_variables(self.model)[place].path for place in slots), *settings]
+        warn(
+            f"A callback has set {', '.join(map(repr, names[:3]))}. Workers that wait for nobody take only learning "
+            "rates and weights from callbacks, so this has no effect. Set it in on_train_begin or between two calls "
+            "of fit, or use a synchronous algorithm (AllReduce, LocalSGD, Averaging ...)."
+        )
 
     def _rate(self) -> float:
         if not self.user:
@@ -248,14 +268,32 @@ class Conductor:
             self._seen = (value, float(values([rate])[0]))
         return self._seen[1]
 
+    def _has_schedule(self) -> bool:
+        """Return whether the rate follows from the count of steps, which a callback may have set."""
+        import keras
+
+        return not isinstance(self.model.optimizer.learning_rate, keras.Variable)
+
     def _orders(self, before: tuple[float, list[Array]], started: bool = True) -> Orders:
         stop = bool(self.model.stop_training)
         if not self.user:
             return Orders(stop)
-        self._warn_of_slots()
+        settings, slots = self._changed_settings(), self._set_slots()
+        if started and self.alone:
+            self._refuse_others(slots, settings)
+            settings, slots = {}, []
+        self.set |= settings
         rate, weights = self._rate(), before[1]
+        scheduled = self._has_schedule()
+        if scheduled and not self._scheduled:
+            raise BadInput(
+                "A callback has replaced the learning rate by a schedule, which workers do not hear of: give the "
+                "optimizer the schedule before fit, or set a number (LearningRateScheduler)."
+            )
+        set_anew = rate != before[0] and math.isfinite(rate) and not scheduled
+        orders = Orders(stop, rate if set_anew else None, slots=slots, settings=settings)
         if not weights:  # no callback has touched them
-            return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None)
+            return orders
         now = values(self._weights())
         changed = [
             not np.array_equal(old, new, equal_nan=old.dtype.kind == "f") for old, new in zip(weights, now, strict=True)
@@ -266,7 +304,7 @@ class Conductor:
                 "A callback has set the learning rate of a second optimizer, which asynchronous workers do not hear "
                 "of: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."
             )
-        return Orders(stop, rate if rate != before[0] and math.isfinite(rate) else None, any(changed))
+        return replace(orders, weights=any(changed))
 
 
 def values(variables: Sequence[Any]) -> list[Array]:

@@ -302,9 +302,13 @@ class Engine:
             elif event == "ready":
                 self.ready.add(rank)
                 if all_told:  # one that was revived, while the others go on
-                    self.tell(Orders(), ranks=[rank])
+                    self.tell(Orders(settings=self.conductor.set), ranks=[rank])
                 elif all_told := len(self.ready) == self.job.workers:
-                    orders = Orders() if self.begun_once else self.conductor.begin(self.job.initial_epoch)
+                    orders = (
+                        Orders(settings=self.conductor.set)
+                        if self.begun_once
+                        else self.conductor.begin(self.job.initial_epoch)
+                    )
                     self.begun_once = True
                     self.tell(orders, everyone=True)
             elif event == "batch":
@@ -381,9 +385,9 @@ class Engine:
                 "A callback has set weights of an Ensemble, whose members never take any: set those that all are to "
                 "begin with before training begins, or use an algorithm whose workers meet."
             )
-        if orders.weights:
+        if orders.variables:
             self.weights.write(host_views(self.variables))
-            if self.centre is not None:
+            if self.centre is not None and orders.weights:
                 self.centre.replace(*flat_vectors(self.model))
         if not self.job.together:
             self.board.order(orders, self.conductor.epoch)

@@ -100,11 +100,36 @@ class Plan:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the caller's callbacks decided: stop, a new learning rate, new weights."""
+    """What the caller's callbacks decided: stop, a new learning rate, new weights.
+
+    Attributes:
+        stop: bool. Whether training ends.
+        learning_rate: float. A new one; None where there is none.
+        weights: bool. Whether all ranks take the weights that the callbacks left.
+        slots: list of int. The variables, among ``optimizer_variables``, that callbacks have set.
+        settings: dict. What they have set besides; see ``choros.backend.settings``.
+    """
 
     stop: bool = False
     learning_rate: float | None = None
     weights: bool = False
+    slots: list[int] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def variables(self) -> bool:
+        """Whether ranks take values of variables, which travel beside the orders."""
+        return self.weights or bool(self.slots)
+
+    def then(self, later: Orders) -> Orders:
+        """Return these orders with those that came after them."""
+        return Orders(
+            self.stop or later.stop,
+            self.learning_rate if later.learning_rate is None else later.learning_rate,
+            self.weights or later.weights,
+            sorted({*self.slots, *later.slots}),
+            {**self.settings, **later.settings},
+        )
 
 
 @dataclass

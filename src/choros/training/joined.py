@@ -157,7 +157,7 @@ class JoinedReporter:
         """Give rank 0's orders to those who wait for nobody."""
         if orders.weights and self.run.centre is not None:
             with self.run.aside():
-                self.run.take(self.set)
+                self.run.take(self.set, orders)
                 self.run.centre.replace(*self.run.vectors())
         self.run.board.order(orders, self.conductor.epoch)
 
@@ -248,16 +248,18 @@ class JoinedReporter:
     def obey(self, told: dict[str, Any]) -> Orders:
         """Take rank 0's orders; new weights are those of rank 0's model."""
         orders = Orders(**told)
-        if orders.weights:
+        if orders.variables:
             group = self.run.group if self.together else self.base
             mine = self.set if self.lead else self.run.replica.snapshot()
-            self.run.take([group.broadcast(value) for value in mine])
-            if self.lead and self.run.centre is not None:
+            self.run.take([group.broadcast(value) for value in mine], orders)
+            if orders.weights and self.lead and self.run.centre is not None:
                 self.run.centre.replace(*self.run.vectors())
             if not self.together:
                 group.barrier()
         if orders.learning_rate is not None:
             self.run.replica.learning_rate = orders.learning_rate
+        if orders.settings:
+            self.run.replica.take_settings(orders.settings)
         return orders
 
 

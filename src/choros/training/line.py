@@ -160,8 +160,8 @@ class Line(ABC):
         self.latest = arrays or self.latest
         orders = Orders()
         if head["event"] == "begin":
-            if not self.begun:  # not where the run was started again
-                orders = self.conductor.begin(head["epoch"])
+            again = Orders(settings=self.conductor.set)
+            orders = again if self.begun else self.conductor.begin(head["epoch"])
             self.begun = True
         elif head["event"] == "batch":
             self._asking = back
@@ -170,7 +170,7 @@ class Line(ABC):
         else:
             orders = self.conductor.epoch_end(head["epoch"], head["logs"])
         told = {"orders": vars(orders), "epoch": self.conductor.epoch}
-        back.put((told, shown(self.model) if orders.weights else []))
+        back.put((told, shown(self.model) if orders.variables else []))
 
     def last(self) -> list[Any]:
         """Return the last weights that came, else the given ones: those of ``model.trainable_variables``."""

@@ -285,6 +285,10 @@ class ManyReplicas:
         """Set them, on every device."""
         self.crew.each(lambda number: self.replicas[number].set_optimizer_state(arrays))
 
+    def take_settings(self, values: dict[str, Any]) -> None:
+        """Set them, on every device."""
+        self.crew.each(lambda number: self.replicas[number].take_settings(values))
+
     @property
     def iterations(self) -> int:
         """The optimizer's count of steps."""

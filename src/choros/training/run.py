@@ -234,30 +234,32 @@ class Run:
         self.replica.set(vector)
         self.write_weights()
 
-    def read_weights(self) -> None:
-        """Take the weights that the caller's callbacks have set; optimizer and seeds stay this worker's own."""
-        if self.weights is not None:
-            self.take(self.weights.views())
+    def take(self, arrays: list[Array], orders: Orders) -> None:
+        """Set what callbacks have set, from what ``snapshot`` gave.
 
-    def take(self, arrays: list[Array]) -> None:
-        """Set the model's variables and the rates of its held optimizers from what ``snapshot`` gave.
-
-        The states of random layers and the optimizers' slots stay this worker's own.
+        These are the model's variables and the rates of its held optimizers, where orders say so, and the variables of
+        optimizers that they name. All others, and the states of random layers, stay this worker's own.
         """
-        model, mine = self.replica.model, self.replica.view()
+        model, mine, optimizers = self.replica.model, self.replica.view(), optimizer_variables(self.replica.model)
+        taken = {id(optimizers[place]) for place in orders.slots}
         rates = {id(variable) for variable in learning_rates(model)}
-        own = {id(variable) for variable in [*self.replica.seeds, *optimizer_variables(model)]} - rates
+        own = {id(variable) for variable in [*self.replica.seeds, *optimizers]} - rates
         for index, variable in enumerate(model_variables(model)):
-            if id(variable) not in own:
+            if id(variable) in taken or (orders.weights and id(variable) not in own):
                 mine[index] = arrays[index]
+        ahead = self.replica.ahead() if self.algorithm.momentum and not orders.weights else None
         self.replica.restore(mine)
+        if ahead is not None:
+            self.replica.set_ahead(ahead)
 
     def obey(self, orders: Orders) -> None:
-        """Take a new learning rate and new weights."""
+        """Take a new learning rate, new values of variables and of settings."""
         if orders.learning_rate is not None:
             self.replica.learning_rate = orders.learning_rate
-        if orders.weights:
-            self.read_weights()
+        if orders.variables and self.weights is not None:
+            self.take(self.weights.views(), orders)
+        if orders.settings:
+            self.replica.take_settings(orders.settings)
 
 
 def vectors(replica: Any) -> tuple[Array, Array]:

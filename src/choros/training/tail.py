@@ -31,7 +31,7 @@ class Tail:
         >>> slot = np.empty(tail.size, np.float32)
         >>> tail.write(slot, Orders(learning_rate=0.1), np.array([1 / 3, 2.0]))
         >>> tail.orders(slot), (tail.metrics(slot) == [1 / 3, 2.0]).all()
-        (Orders(stop=False, learning_rate=0.1, weights=False), np.True_)
+        (Orders(stop=False, learning_rate=0.1, weights=False, slots=[], settings={}), np.True_)
     """
 
     def __init__(self, rank: int, ranks: int, values: int) -> None:
@@ -55,7 +55,7 @@ class Tail:
         """
         out[:] = 0
         if orders is not None and orders != Orders():
-            alone = self.rate_alone and not (orders.stop or orders.weights)
+            alone = self.rate_alone and orders == Orders(learning_rate=orders.learning_rate)
             out[0] = _RATE if alone else _MORE
             out[1 : self._metrics] = np.array([orders.learning_rate or 0.0]).view(np.uint16)
         if self.values:

@@ -1,0 +1,186 @@
+"""Values besides weights that a training step reads and a callback may set: numbers of optimizers, layers and losses.
+
+They are of two kinds. *Numbers* are plain Python values that are attributes of an object, such as
+``optimizer.momentum``. *Variables* are ``keras.Variable`` objects that the model does not track, such as the weight of
+a term that a compiled loss holds. Keras' own loop follows a change of a number where the step runs as Python, and that
+of a variable where the program reads variables when it runs. Where it does not, neither is read here.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.backend.optimizers import held_optimizers, model_variables
+from choros.backend.plain import compiled_losses, of_keras
+
+Values = dict[str, Any]
+
+_NUMBERS = (int, float, bool, str, type(None))
+_KEPT = frozenset({"stop_training", "built", "compiled", "training", "name"})  # what each process sets for itself
+_DEPTH, _MOST = 4, 20_000  # how far, and through how many objects, variables are looked for
+_LARGEST = 65_536  # values of one variable; larger ones are no settings
+
+
+class Settings:
+    """The settings of one model. Two copies of a model give the same names.
+
+    Args:
+        model: keras.Model, compiled and built.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse", run_eagerly=True)
+        >>> settings = Settings(model)
+        >>> before = settings.read()
+        >>> model.optimizer.momentum = 0.5
+        >>> settings.changed(before)
+        {'optimizer.momentum': 0.5}
+    """
+
+    def __init__(self, model: Any) -> None:
+        backend, eager = keras.backend.backend(), bool(model.run_eagerly)
+        self._small: dict[str, Any] = {}  # objects of which each batch may look at the numbers
+        self._layers: dict[str, Any] = {}
+        if eager or backend == "torch":
+            self._small = dict(_optimizers(model))
+            self._small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
+            self._layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
+        self.variables: dict[str, Any] = _untracked(model)
+        self._followed = self.variables if eager or backend != "jax" else {}
+
+    def read(self, layers: bool = True) -> Values:
+        """Return the present values by name: numbers, and nested lists for variables.
+
+        Args:
+            layers: whether to read those of the model and its layers too. Defaults to True.
+        """
+        objects = {**self._small, **self._layers} if layers else self._small
+        values = {f"{place}.{name}": value for place, each in objects.items() for name, value in _numbers(each)}
+        return values | _values(self._followed)
+
+    def to_begin_with(self) -> Values:
+        """Return the values of all variables: another process may have others, as those of an imported module."""
+        return _values(self.variables)
+
+    def changed(self, before: Values) -> Values:
+        """Return what differs now from what ``read`` gave before; a value that is new is a change too.
+
+        Args:
+            before: of ``read``; without layers only where no name in it is of a layer.
+        """
+        now = self.read(any(name.startswith("layers[") for name in before))
+        return {name: value for name, value in now.items() if name not in before or _differ(before[name], value)}
+
+    def write(self, values: Values) -> None:
+        """Set values that ``changed`` gave, in this or in another copy of the model."""
+        objects = {**self._small, **self._layers}
+        for name, value in values.items():
+            if name in self.variables:
+                variable = self.variables[name]
+                variable.assign(np.asarray(value, np.float64).astype(variable.dtype))
+                continue
+            place, _, attribute = name.rpartition(".")
+            if place in objects:
+                setattr(objects[place], attribute, value)
+
+
+def _values(variables: dict[str, Any]) -> Values:
+    return {name: np.asarray(keras.ops.convert_to_numpy(each)).tolist() for name, each in variables.items()}
+
+
+def _differ(before: Any, now: Any) -> bool:
+    """Tell whether two values differ; not a number is equal to itself."""
+    return not (before == now or (before != before and now != now))
+
+
+def _numbers(each: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in list(vars(each).items()):
+        if name[:1] == "_" or name in _KEPT:
+            continue
+        if isinstance(value, (np.number, np.bool_)):
+            yield name, value.item()
+        elif type(value) in _NUMBERS:
+            yield name, value
+
+
+def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
+    for place, optimizer in {"optimizer": model.optimizer, **held_optimizers(model)}.items():
+        yield place, optimizer
+        if hasattr(optimizer, "inner_optimizer"):
+            yield f"{place}.inner_optimizer", optimizer.inner_optimizer
+
+
+def _untracked(model: Any) -> dict[str, Any]:
+    """Return by name the variables that losses hold, or functions of the user's losses, layers and model use."""
+    known = {id(variable) for variable in [*model_variables(model), *model.metrics_variables]}
+    roots: list[tuple[str, Any]] = []
+    for place, entry in enumerate(compiled_losses(model)):
+        roots.append((f"loss[{place}]", entry.loss))
+    owners = [*model._flatten_layers(), *(entry.loss for entry in compiled_losses(model))]
+    for base in dict.fromkeys(base for owner in owners for base in type(owner).__mro__ if not _of_a_library(base)):
+        functions = {name: each for name, each in vars(base).items() if isinstance(each, types.FunctionType)}
+        roots += [(f"{base.__qualname__}.{name}", functions[name]) for name in sorted(functions)]
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    level = roots
+    for _ in range(_DEPTH):
+        further: list[tuple[str, Any]] = []
+        for name, each in level:
+            if id(each) in seen or len(seen) > _MOST:
+                continue
+            seen.add(id(each))
+            if isinstance(each, keras.Variable):
+                if id(each) not in known and int(np.prod(each.shape)) <= _LARGEST:
+                    found[name] = each
+                continue
+            further += [(f"{name}.{part}", value) for part, value in _parts(each)]
+        level = further
+    return found
+
+
+def _parts(each: Any) -> Iterator[tuple[str, Any]]:
+    """Give what an object holds, by name, as far as Python tells without running code of its class."""
+    if isinstance(each, (dict, list, tuple)):
+        items = list(each.items()) if isinstance(each, dict) else list(enumerate(each))
+        yield from ((str(key), value) for key, value in items)
+    elif isinstance(each, types.MethodType):
+        yield "__func__", each.__func__
+        yield "__self__", each.__self__
+    elif isinstance(each, functools.partial):
+        yield from (("func", each.func), ("args", each.args), ("keywords", each.keywords))
+    elif isinstance(each, types.FunctionType) and not of_keras(each):
+        for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=False):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # it is empty
+                continue
+        for name in sorted(_names(each.__code__)):
+            if name in each.__globals__:
+                yield name, each.__globals__[name]
+        yield from ((f"defaults[{place}]", value) for place, value in enumerate(each.__defaults__ or ()))
+    elif isinstance(each, keras.Loss) or _of_the_user(each):
+        yield from list(vars(each).items())
+
+
+def _of_the_user(each: Any) -> bool:
+    """Tell whether an object is of a class of the user's own, and no part of a model."""
+    skipped = (keras.Layer, keras.Optimizer, keras.Metric, keras.callbacks.Callback, types.ModuleType, type)
+    return not isinstance(each, skipped) and hasattr(each, "__dict__") and not _of_a_library(type(each))
+
+
+def _of_a_library(kind: type) -> bool:
+    libraries = ("builtins", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "choros")
+    return kind.__module__.partition(".")[0] in libraries
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names that a function and those within it use."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
