@@ -150,7 +150,9 @@ def test_what_a_callback_sets_is_taken_as_in_plain_keras(case, hook, rows, pools
     untouched.fit(*rows, **how)
     choros.Trainer(ours, workers=2, pool=pools(2)).fit(*rows, callbacks=[At(hook, change)], **how)
     same(ours, plain)
-    changes = any(not np.allclose(a, b, atol=1e-4) for a, b in zip(plain.get_weights(), untouched.get_weights()))
+    changes = any(
+        not np.allclose(a, b, atol=1e-4) for a, b in zip(plain.get_weights(), untouched.get_weights(), strict=True)
+    )
     traced_once = {"momentum", "loss variable", "loss number", "closed over", "global", "layer"}
     seen = {"torch": set(), "tensorflow": {"momentum", "loss number", "layer"}, "jax": traced_once}
     assert changes == (case not in seen[keras.backend.backend()]), "Keras itself takes it where it is traced anew"
