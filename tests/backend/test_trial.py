@@ -193,10 +193,9 @@ def test_a_loss_that_is_no_mean_over_rows_is_refused_by_name(named, make):
         check_exact(make(), 2, batch(y=Y * LATE))
 
 
-@pytest.mark.parametrize(
-    "seed", [1, 1001, 1041]
-)  # with the last two, halves that differ most have as many valid entries
+@pytest.mark.parametrize("seed", [1, 1001, 1041])
 def test_a_masked_mean_is_found_among_layers_that_may_stay(seed):
+    """With the last two seeds the halves that differ most have equally many valid entries."""
     keras.utils.set_random_seed(seed)
     among = Balance(), AddsMaskedMean(name="masked"), layers.BatchNormalization(), Sampling()
     with pytest.raises(NotExact, match="AddsMaskedMean 'masked' gives"):

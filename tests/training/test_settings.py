@@ -158,6 +158,19 @@ def test_what_a_callback_sets_is_taken_as_in_plain_keras(case, hook, rows, pools
     assert changes == (case not in seen[keras.backend.backend()]), "Keras itself takes it where it is traced anew"
 
 
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
+@pytest.mark.parametrize("case", ["moments", "momentum", "loss variable"])
+def test_ranks_of_a_launcher_take_it_too(case, hook, rows, same, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    change, build = CASES[case]
+    how = {"batch_size": 8, "epochs": 3, "verbose": 0, "shuffle": False}
+    plain, ours = build(), build()
+    plain.fit(*rows, callbacks=[At(hook, change)], **how)
+    trainer = choros.Trainer(ours, workers=2, launcher=choros.Ssh("localhost:2"), timeout=60, first_timeout=120)
+    trainer.fit(*rows, callbacks=[At(hook, change)], **how)
+    same(ours, plain)
+
+
 @pytest.mark.parametrize("algorithm", ["localsgd", "averaging"])
 def test_ranks_that_train_by_themselves_take_it_too(algorithm, rows, pools):
     """All ranks train the same rows with the same moments: so they end as one process does."""
