@@ -203,10 +203,10 @@ def test_notes_of_another_host_are_left_once(host, when):
     one.harm["add"] = when, lambda: None
     assert board.add(1, 1, ones, ones) is True
     one.harm |= {op: (when, lambda: None) for op in ("leave", "since", "sums", "head")}
-    mail.leave(1, {"loss": 0.5}, 2.0)
-    assert mail.take() == [(1, {"loss": 0.5}, 2.0)]
-    mail.leave(0, {"loss": 0.25}, 3.0)
-    assert mail.take() == [(0, {"loss": 0.25}, 3.0)]
+    mail.leave(1, {"loss": 0.5}, 2.0, [1.5])
+    assert mail.take() == [(1, {"loss": 0.5}, 2.0, [1.5])]
+    mail.leave(0, {"loss": 0.25}, 3.0, [])
+    assert mail.take() == [(0, {"loss": 0.25}, 3.0, [])]
     assert [part.tolist() for part in board.sums(1)] == [[2.0] * 3] * 2
     assert not board.stopped
     for op in ("exchange", "pending", "trial", "read", "replace", "times"):  # the center's, which comes after the notes
@@ -214,7 +214,7 @@ def test_notes_of_another_host_are_left_once(host, when):
     one.board.order(Orders(learning_rate=0.0))
     time.sleep(0.06)  # orders that were read hold so long
     assert board.rate() == 0.0
-    assert one.mail.take() == [(1, {"loss": 0.5}, 2.0), (0, {"loss": 0.25}, 3.0)]
+    assert one.mail.take() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
     assert (one.harm, one.came) == ({}, 7)
 
 

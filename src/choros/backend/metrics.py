@@ -111,6 +111,25 @@ class Metrics(ABC):
         figures = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in results.items()}
         return figures | {name: loss for name, loss in self._exact().items() if name in figures}
 
+    def metric_values(self, state: Array) -> list[float]:
+        """Return what the metrics' variables would hold in one process, flat, for a sum of metric states.
+
+        Args:
+            state: the sum over ranks after training or evaluated batches, as ``set_metric_state`` takes it.
+        """
+        count = self._metric_slices[-1].stop if self._metric_slices else 0
+        values, rows = np.array(state[:count]), max(int(state[count]), 1)
+        for index in self.averaged:
+            values[self._metric_slices[index]] /= rows
+        exact = self._exact()
+        if self.loss_metric is not None and self.loss_metric.name in exact:
+            weight = rows if self._tally else self._trained[1]
+            places = {id(v): where for v, where in zip(self.metric_variables, self._metric_slices, strict=True)}
+            values[places[id(self.loss_metric.total)]] = exact[self.loss_metric.name] * weight
+            values[places[id(self.loss_metric.count)]] = weight
+        held: list[float] = values.tolist()
+        return held
+
     def peek(self, state: Array) -> dict[str, Any]:
         """Return what ``metrics`` gives for a sum of metric states; this replica's metrics stay as they are.
 

@@ -188,6 +188,9 @@ class Replica(Protocol):
         Where a user's ``train_step`` returns logs that are not the metrics', the last step's, as in Keras.
         """
 
+    def metric_values(self, state: Array) -> list[float]:
+        """Return what the metrics' variables would hold in one process, flat, for a sum of metric states."""
+
     def peek(self, state: Array) -> dict[str, Any]:
         """Return what ``metrics`` would give for a sum of metric states, in the middle of an epoch; nothing changes."""
 

@@ -26,6 +26,7 @@ class Afar:
         self.line, self.model, self.job = line, model, job
         self.epoch: int | None = job.initial_epoch
         self.fetch: Callable[[int | None], None] = lambda epoch: None
+        self.held: list[float] = []
 
     def begin(self, epoch: int) -> Orders:
         """Training begins."""
@@ -35,10 +36,14 @@ class Afar:
         """A step is done."""
         return self._ask({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
 
-    def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float], held: list[float]) -> Orders:
         """An epoch has ended; its weights go along, so that the caller has them whatever happens."""
         self.fetch(epoch)
-        return self._ask({"event": "epoch_end", "epoch": epoch, "logs": logs}, True)
+        return self._ask({"event": "epoch_end", "epoch": epoch, "logs": logs, "held": held}, True)
+
+    def show_metrics(self, held: list[float]) -> None:
+        """Keep what metrics hold, which goes to the callbacks with the weights."""
+        self.held = held
 
     def end(self) -> None:
         """The caller ends training when it has the last weights."""
@@ -47,7 +52,7 @@ class Afar:
         told, given = self.line.ask(head, shown(self.model) if weights else ())
         while told.get("show"):  # a callback touches weights
             self.fetch(None)
-            told, given = self.line.ask({"event": "weights"}, shown(self.model))
+            told, given = self.line.ask({"event": "weights", "held": self.held}, shown(self.model))
         self.epoch = told["epoch"]
         orders = Orders(**told["orders"])
         if orders.variables:

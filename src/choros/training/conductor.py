@@ -11,6 +11,7 @@ import numpy as np
 
 from choros.backend import seeds
 from choros.backend.caller import marks, same_mark
+from choros.backend.metrics import slices_of
 from choros.backend.optimizers import learning_rates, optimizer_variables
 from choros.backend.settings import Settings, Values
 from choros.errors import BadInput, warn
@@ -65,7 +66,7 @@ class Conductor:
         )
         self.history: Any = model.history
         self.per_batch = any(_wants_batches(callback) for callback in self.user)  # one wants every batch
-        self.waiting: dict[int, dict[str, float]] = {}  # epochs that were reported before their time
+        self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}  # epochs reported before their time
         self.told: dict[int, Orders] = {}  # by epoch that has ended, what was decided: for those that end it again
         self.epoch: int | None = None
         self.epochs, self.steps, self.first, self.alone = epochs, steps, first, False
@@ -76,6 +77,7 @@ class Conductor:
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
         self._settings: Settings | None = None
+        self._held: Array | None = None  # what callbacks were shown of metrics, once they touch them
         self._scheduled = False  # whether the learning rate was a schedule when training began
         self._set_before: Values = {}
         self.set: Values = {}  # all settings that callbacks have changed in this fit
@@ -117,7 +119,7 @@ class Conductor:
             return Orders()
         watched = self.lazy.watches_rate
         rate = self._seen[1] if watched else self._rate()
-        self._before, self._slots = [], []
+        self._before, self._slots, self._held = [], [], None
         self._set_before = self._read_settings(layers=False)
         if self._eager:
             self._touch()
@@ -130,7 +132,7 @@ class Conductor:
         quiet = watched and not (self._before or self._eager or self.lazy.rate_used)
         if quiet and not self._changed_settings():
             return Orders(stop)
-        return replace(self._orders((rate, self._before)), stop=stop)
+        return replace(self._orders((rate, self._before)), stop=stop, reset=self._were_reset())
 
     def _touch(self) -> None:
         """A callback is about to read or set weights: fetch them, and remember what they were."""
@@ -161,25 +163,49 @@ class Conductor:
         for callback in self._of_batches:
             callback.on_train_batch_end(step, logs=logs)
 
-    def epoch_end(self, epoch: int, logs: dict[str, float]) -> Orders:
+    def show_metrics(self, held: Sequence[float]) -> None:
+        """Give the variables of the model's metrics the values that callbacks are to find in them, given flat."""
+        variables = self.model.metrics_variables
+        slices = slices_of(variables)
+        if not held or slices[-1].stop != len(held):  # they may be too many, or of a model that was compiled again
+            return
+        self._held = flat = np.array(held)
+        for variable, where in zip(variables, slices, strict=True):
+            variable.assign(flat[where].reshape(tuple(variable.shape)).astype(variable.dtype))
+
+    def _were_reset(self) -> bool:
+        """Return whether a callback of a batch has reset the metrics, once it was shown what they hold."""
+        if self._held is None or not self._held.any():
+            return False
+        now = values(self.model.metrics_variables)
+        self.model.reset_metrics()
+        return all(map(np.array_equal, now, values(self.model.metrics_variables)))
+
+    def epoch_end(self, epoch: int, logs: dict[str, float], held: Sequence[float] = ()) -> Orders:
         """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn.
 
         One that ends again, as workers were started again, is told what was decided the first time.
+
+        Args:
+            epoch: int. Which.
+            logs: its logs.
+            held: what the variables of the metrics hold then, flat.
         """
         if epoch in self.told:
             return self.told[epoch]
-        self.waiting[epoch] = logs
+        self.waiting[epoch] = logs, held
         orders = Orders()
         while self.epoch is not None and self.epoch in self.waiting:
             ended = self.epoch
-            latest = self._end(ended, self.waiting.pop(ended))
+            latest = self._end(ended, *self.waiting.pop(ended))
             orders = orders.then(latest)
             self.told[ended] = orders
         return orders
 
-    def _end(self, epoch: int, logs: dict[str, float]) -> Orders:
+    def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> Orders:
         if self.user:
             self.fetch(epoch)
+            self.show_metrics(held)
         before = self._state()
         self.logs = logs
         if any(name.startswith("val_") for name in logs):
@@ -192,6 +218,8 @@ class Conductor:
             self.epoch = None
             return self._orders(before)
         if self.epoch is not None:
+            if held:
+                self.model.reset_metrics()
             self.list.on_epoch_begin(self.epoch)
             self._begin_batch(0)
         orders = self._orders(before)

@@ -321,7 +321,7 @@ class Engine:
             elif event == "epoch_end":
                 if "loss" in message["logs"]:
                     self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
-                self.tell(self.conductor.epoch_end(message["epoch"], message["logs"]))
+                self.tell(self.conductor.epoch_end(message["epoch"], message["logs"], message["held"]))
                 self.board.open(message["epoch"] + 1)
                 if self.nurse is not None:
                     self.nurse.ended()
@@ -463,6 +463,7 @@ class Engine:
             with suppress(MeetingTimeout):
                 who, event, blobs = self.pool.receive(0.5)
                 if who == rank and event["event"] == "weights":
+                    self.conductor.show_metrics(event["held"])
                     return
                 if who == rank and event["event"] in ("failed", "died"):
                     self.fail(who, event)

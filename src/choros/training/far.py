@@ -134,9 +134,9 @@ class FarMail:
         self._line, self._taken = line, 0
         self.snapshots = FarSnapshots(line) if watched else None
 
-    def leave(self, epoch: int, logs: dict[str, float], seconds: float) -> None:
+    def leave(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
         """Leave one line."""
-        self._line.ask({"op": "leave", "epoch": epoch, "logs": logs, "seconds": seconds})
+        self._line.ask({"op": "leave", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held})
 
     def take(self) -> list[Line]:
         """Return what has come since the last time."""
@@ -184,8 +184,8 @@ def answer(board: Noticeboard, mail: Mail, head: dict[str, Any], arrays: list[Ar
     if op == "sums":
         return {}, list(board.sums(int(head["epoch"])))
     if op == "leave":
-        if all(epoch != head["epoch"] for epoch, _, _ in read_lines(mail.since(0))):  # one rank leaves an epoch's
-            mail.leave(int(head["epoch"]), head["logs"], float(head["seconds"]))
+        if all(line[0] != head["epoch"] for line in read_lines(mail.since(0))):  # one rank leaves an epoch's
+            mail.leave(int(head["epoch"]), head["logs"], float(head["seconds"]), head["held"])
         return {}, []
     if op == "since":
         return {"text": mail.since(int(head["taken"])).decode()}, []

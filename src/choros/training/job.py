@@ -108,6 +108,7 @@ class Orders:
         weights: bool. Whether all ranks take the weights that the callbacks left.
         slots: list of int. The variables, among ``optimizer_variables``, that callbacks have set.
         settings: dict. What they have set besides; see ``choros.backend.settings``.
+        reset: bool. Whether metrics forget what they have seen in this epoch.
     """
 
     stop: bool = False
@@ -115,6 +116,7 @@ class Orders:
     weights: bool = False
     slots: list[int] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    reset: bool = False
 
     @property
     def variables(self) -> bool:
@@ -129,6 +131,7 @@ class Orders:
             self.weights or later.weights,
             sorted({*self.slots, *later.slots}),
             {**self.settings, **later.settings},
+            self.reset or later.reset,
         )
 
 
@@ -157,6 +160,9 @@ class Tally:
         return asdict(self)
 
 
+Show = Callable[[], list[float]]
+
+
 class Reporter(Protocol):
     """The worker's line to whoever drives the callbacks."""
 
@@ -164,20 +170,19 @@ class Reporter(Protocol):
         """Say that this rank is ready to train; returns when all are."""
         ...
 
-    def batch(
-        self, epoch: int, step: int, logs: dict[str, float] | None, show: Callable[[], None] | None = None
-    ) -> Orders:
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> Orders:
         """Report a step (logs on rank 0 only); where callbacks want each batch, wait for what they decide.
 
-        ``show`` writes the weights where callbacks find them, and is called only if they touch these.
+        ``show`` writes the weights where callbacks find them, and is called only if they touch these. It returns what
+        the variables of metrics hold.
         """
         ...
 
-    def done(self, epoch: int, step: int, logs: dict[str, float]) -> None:
-        """Rank 0 reports a step and does not wait; callbacks want each batch."""
+    def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
+        """Rank 0 reports a step and does not wait; callbacks want each batch. ``show`` as in ``batch``."""
         ...
 
-    def decided(self, show: Callable[[], None]) -> Orders:
+    def decided(self, show: Show) -> Orders:
         """Wait for what callbacks decide after the step of ``done``; ``show`` as in ``batch``."""
         ...
 
@@ -185,8 +190,11 @@ class Reporter(Protocol):
         """Return rank 0's orders; all ranks that are together call it."""
         ...
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
-        """Report the end of an epoch, and the seconds of training until then; together, wait for orders."""
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> Orders:
+        """Report the end of an epoch, and the seconds of training until then; together, wait for orders.
+
+        ``held`` is what the variables of metrics hold.
+        """
         ...
 
     def keep(self, part: tuple[dict[str, Any], dict[str, list[Any]]], asked: bool) -> None:

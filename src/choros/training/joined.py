@@ -10,7 +10,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from choros.training.agreement import agree, facts_of
 from choros.training.conductor import Conductor, values
 from choros.training.ended import Ended
 from choros.training.halting import HostsKeeper, Resting
-from choros.training.job import Orders, Plan, Tally
+from choros.training.job import Orders, Plan, Show, Tally
 from choros.training.loops import mean_average, train
 from choros.training.meeting import meet
 from choros.training.nurse import CentreKeeper
@@ -59,7 +59,8 @@ class JoinedReporter:
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
         self.held: Held | None = None  # what this rank trains, while callbacks have the model
-        self.show: Callable[[], None] | None = None  # writes the weights of the middle of an epoch
+        self.metrics: list[Array] = []  # likewise what its metrics hold
+        self.show: Show | None = None  # writes the weights of the middle of an epoch
         self.set: list[Array] = []  # rank 0's variables as the callbacks left them
         self.orders = Orders()  # what the callbacks of the last batch decided
         self.looked = 0.0
@@ -71,9 +72,7 @@ class JoinedReporter:
             orders = self.conductor.begin(self.run.job.initial_epoch)
         return self.obey(self.spread([vars(orders), None])[0])
 
-    def batch(
-        self, epoch: int, step: int, logs: dict[str, float] | None, show: Callable[[], None] | None = None
-    ) -> Orders:
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> Orders:
         """Rank 0 has done a step; together, where callbacks want each, all do what they decide."""
         orders = Orders()
         if logs is not None:
@@ -88,14 +87,14 @@ class JoinedReporter:
             return self.spread_orders(orders)
         return orders
 
-    def done(self, epoch: int, step: int, logs: dict[str, float]) -> None:
+    def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
         """Run the callbacks of a step in this process, while the other ranks calculate."""
-        self.show = self.run.write_weights
+        self.show = show
         with self.aside(lazy=True):
             self.orders = self.conductor.batch(epoch, step, logs)
         self.show = None
 
-    def decided(self, show: Callable[[], None]) -> Orders:
+    def decided(self, show: Show) -> Orders:
         """Return what they decided."""
         return self.orders
 
@@ -103,28 +102,28 @@ class JoinedReporter:
         """Take rank 0's orders, and return them."""
         return self.obey(self.spread([vars(orders), None])[0])
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> Orders:
         """An epoch has ended: together all wait for the orders, alone the logs are left for all to read."""
         if not self.together:
             if logs is not None:
-                self.mail.leave(epoch, logs, seconds)
+                self.mail.leave(epoch, logs, seconds, held)
             if self.lead:
                 self.read_mail()
             return Orders()
         orders = Orders()
         if self.lead and logs is not None:
-            orders = self.record(epoch, logs, seconds)
+            orders = self.record(epoch, logs, seconds, held)
         told, logs, seconds = self.spread([vars(orders), logs, seconds])
         if not self.lead and logs is not None:
-            self.record(epoch, logs, seconds)
+            self.record(epoch, logs, seconds, [])
         return self.obey(told)
 
-    def record(self, epoch: int, logs: dict[str, float], seconds: float) -> Orders:
+    def record(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> Orders:
         """Keep an epoch's loss, and run the callbacks of its end."""
         if "loss" in logs:
             self.losses.append((seconds, epoch, logs["loss"]))
         with self.aside():
-            return self.conductor.epoch_end(epoch, logs)
+            return self.conductor.epoch_end(epoch, logs, held)
 
     @contextmanager
     def aside(self, lazy: bool = False) -> Iterator[None]:
@@ -136,7 +135,9 @@ class JoinedReporter:
         if not (self.lead and self.conductor.user):
             yield
             return
-        self.held = None if lazy else self.run.hold()
+        self.held = None
+        if not lazy:
+            self._hold()
         try:
             yield
             if self.held is not None:
@@ -144,14 +145,19 @@ class JoinedReporter:
         finally:
             if self.held is not None:
                 self.run.put_back(self.held)
+                for variable, value in zip(self.run.replica.model.metrics_variables, self.metrics, strict=False):
+                    variable.assign(value)
                 self.held = None
+
+    def _hold(self) -> None:
+        self.held, self.metrics = self.run.hold(), values(self.run.replica.model.metrics_variables)
 
     def fetching(self) -> None:
         """Callbacks are about to touch the model: hold what this rank trains, and write the weights for them."""
         if self.held is None:
-            self.held = self.run.hold()
+            self._hold()
             if self.show is not None:
-                self.show()
+                self.conductor.show_metrics(self.show())
 
     def command(self, orders: Orders) -> None:
         """Give rank 0's orders to those who wait for nobody."""
@@ -163,8 +169,8 @@ class JoinedReporter:
 
     def read_mail(self) -> None:
         """Run the callbacks of epochs whose logs have come."""
-        for epoch, logs, seconds in self.mail.take():
-            orders = self.record(epoch, logs, seconds)
+        for epoch, logs, seconds, held in self.mail.take():
+            orders = self.record(epoch, logs, seconds, held)
             if self.lead:
                 self.command(orders)
                 self.run.board.open(epoch + 1)
@@ -260,6 +266,8 @@ class JoinedReporter:
             self.run.replica.learning_rate = orders.learning_rate
         if orders.settings:
             self.run.replica.take_settings(orders.settings)
+        if orders.reset:
+            self.run.replica.reset_metrics()
         return orders
 
 

@@ -118,7 +118,7 @@ class LazyWeights:
         import keras
 
         self.disarm()
-        variables = model_variables(self.model)
+        variables = [*model_variables(self.model), *self.model.metrics_variables]
         rate = self.model.optimizer.learning_rate  # the caller's value; a change of it is sent to the workers
         layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
         groups = (

@@ -63,7 +63,8 @@ class Line(ABC):
             while True:
                 heard = self._hear(0.5)
                 if heard is not None and heard[0] == 0 and heard[1]["event"] == "weights":
-                    _, _, self.latest, self._asking = heard
+                    _, event, self.latest, self._asking = heard
+                    self.conductor.show_metrics(event["held"])
                     break
                 if heard is not None:
                     self._later.append(heard)
@@ -168,7 +169,7 @@ class Line(ABC):
             orders = self.conductor.batch(head["epoch"], head["step"], head["logs"])
             back, self._asking = self._asking, None
         else:
-            orders = self.conductor.epoch_end(head["epoch"], head["logs"])
+            orders = self.conductor.epoch_end(head["epoch"], head["logs"], head["held"])
         told = {"orders": vars(orders), "epoch": self.conductor.epoch}
         back.put((told, shown(self.model) if orders.variables else []))
 

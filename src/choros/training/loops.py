@@ -111,8 +111,8 @@ class TogetherLoop:
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
-            logs = self.end_epoch(epoch, run.tally.rows - self.rows_before)
-            orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock())
+            logs, held = self.end_epoch(epoch, run.tally.rows - self.rows_before)
+            orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
             self.obey(orders)
             if self.keeper is not None:
                 self.keeper.ended(epoch, orders.stop)
@@ -129,14 +129,24 @@ class TogetherLoop:
             run.progress(epoch, step)
             return Orders()
         state = run.group.sum(replica.metric_state())
-        orders = run.reporter.batch(epoch, step, replica.peek(state) if run.rank == 0 else None, self.show)
+        logs = replica.peek(state) if run.rank == 0 else None
+        orders = run.reporter.batch(epoch, step, logs, lambda: self.show(state))
         self.obey(orders)
         return orders
 
-    def show(self) -> None:
-        """Write the weights for callbacks in the middle of an epoch: the center, where there is one."""
+    def show(self, state: Array) -> list[float]:
+        """Write the weights for callbacks in the middle of an epoch: the center, where there is one.
+
+        Args:
+            state: the sum of the ranks' metric states.
+
+        Returns:
+            What the metrics' variables then hold.
+        """
         with self.run.at(self.centre()):
             self.run.write_weights()
+        held: list[float] = self.replica.metric_values(state)
+        return held
 
     def centre(self) -> Array | None:
         """Return the centre where this rank is not at it: since a meeting, or (EASGD) even then."""
@@ -185,8 +195,12 @@ class TogetherLoop:
         self.run.tally.exchanging += time.perf_counter() - begun
         self.run.tally.exchanges += 1
 
-    def end_epoch(self, epoch: int, rows: int) -> dict[str, float]:
-        """Average the moving statistics, sum the metrics, validate and write the weights, all at the centre."""
+    def end_epoch(self, epoch: int, rows: int) -> tuple[dict[str, float], list[float]]:
+        """Average the moving statistics, sum the metrics, validate and write the weights, all at the centre.
+
+        Returns:
+            The logs, and what the metrics' variables hold then.
+        """
         run, replica, group = self.run, self.replica, self.run.group
         if replica.others and group.size > 1:
             replica.set_others(mean_others(run, rows))
@@ -194,6 +208,7 @@ class TogetherLoop:
             replica.set_average(mean_average(replica, group, rows))
         replica.set_metric_state(group.sum(replica.metric_state()))
         logs: dict[str, float] = replica.metrics()
+        held = run.held_by_metrics()
         lost = False
         if group.size > 1:
             said = self.same(epoch)
@@ -205,10 +220,11 @@ class TogetherLoop:
         if run.job.validates(epoch):
             with run.at(average_of(replica) if run.job.validate_average else shown):
                 logs |= run.validate(group)
+            held = run.held_by_metrics()
         if run.rank == 0:
             with run.at(shown):
                 run.write_weights()
-        return logs
+        return logs, held
 
     def same(self, epoch: int, step: int | None = None) -> list[list[Any]]:
         """See that all ranks have the same weights, or centre; where they differ by rounding, take those of one.
@@ -310,7 +326,7 @@ class AloneLoop:
                     self.meet()
                 if run.job.per_batch and run.rank == 0:
                     begun = time.perf_counter()
-                    show = run.write_weights if run.job.ensemble else None
+                    show = self.show if run.job.ensemble else None
                     run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
                     run.tally.calling += time.perf_counter() - begun
                 else:
@@ -333,6 +349,11 @@ class AloneLoop:
         if self.schedule.pending:
             self.replica.reset_metrics()  # who validated the last epoch has more of them than the board has room for
             self.meet()
+
+    def show(self) -> list[float]:
+        """Write the weights of an Ensemble's first member for callbacks, and return what its metrics hold."""
+        self.run.write_weights()
+        return self.run.held_by_metrics()
 
     def leave_pending(self, epoch: int) -> None:
         """At an epoch's end, leave what the next exchange is to bring, for who validates and shows that epoch."""
@@ -414,13 +435,15 @@ class AloneLoop:
         train, valid = run.board.sums(index) if best is None else run.board.part(index, best)
         replica.set_metric_state(train[: self.values])
         logs: dict[str, float] = replica.metrics()
+        held = run.held_by_metrics()
         if best is not None:
             logs |= dict(zip(members, valid.tolist(), strict=False))
         elif run.snapshots is not None or run.job.validates(epoch):
             shown = self.snapshot(epoch)
             if run.job.validates(epoch):
                 logs |= self.validate_at(*shown)
-        run.reporter.epoch_end(epoch, logs, run.clock())
+                held = run.held_by_metrics()
+        run.reporter.epoch_end(epoch, logs, run.clock(), held)
 
     def snapshot(self, epoch: int) -> tuple[Array, Array]:
         """Return the center of an epoch's end, with what all had yet to bring, and keep it for callbacks.

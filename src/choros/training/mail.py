@@ -12,7 +12,8 @@ from choros.training.snapshots import Snapshots
 from choros.transport.segment import Segment
 
 LINE = 1 << 14  # bytes for the logs of an epoch
-Line = tuple[int, dict[str, float], float]
+Line = tuple[int, dict[str, float], float, list[float]]
+_FEW = 256  # values of metrics go along, no more
 
 
 class Mail:
@@ -29,13 +30,19 @@ class Mail:
         self.area = segment.array(np.uint8, segment.nbytes, 0)
         self.taken = 0
 
-    def leave(self, epoch: int, logs: dict[str, float], seconds: float) -> None:
+    def leave(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
         """Leave one line.
+
+        Args:
+            epoch: int. Which has ended.
+            logs: its logs.
+            seconds: of training until then.
+            held: what the variables of metrics hold; left out where it is much.
 
         Raises:
             OverflowError: the logs of all epochs are longer than was foreseen.
         """
-        self.put(json.dumps([epoch, logs, seconds]).encode() + b"\n")
+        self.put(json.dumps([epoch, logs, seconds, held if len(held) <= _FEW else []]).encode() + b"\n")
 
     def put(self, line: bytes) -> None:
         """Leave one line as it is."""
@@ -49,7 +56,7 @@ class Mail:
             self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
             self.board.post[()] = end + len(line)
 
-    def take(self) -> list[tuple[int, dict[str, float], float]]:
+    def take(self) -> list[Line]:
         """Return what has come since the last time."""
         text = self.since(self.taken)
         self.taken += len(text)
@@ -69,11 +76,11 @@ class Mail:
 
 
 def read_lines(text: bytes) -> list[Line]:
-    r"""Return epochs, their logs and the seconds of training until then.
+    r"""Return epochs, their logs, the seconds of training until then, and what the variables of metrics held.
 
     Example:
-        >>> read_lines(b'[0, {"loss": 0.5}, 1.5]\n')
-        [(0, {'loss': 0.5}, 1.5)]
+        >>> read_lines(b'[0, {"loss": 0.5}, 1.5, [4.0, 8.0]]\n')
+        [(0, {'loss': 0.5}, 1.5, [4.0, 8.0])]
     """
     found: list[Any] = [json.loads(line) for line in text.splitlines()]
-    return [(int(epoch), logs, seconds) for epoch, logs, seconds in found]
+    return [(int(epoch), logs, seconds, held) for epoch, logs, seconds, held in found]

@@ -233,6 +233,11 @@ class ManyReplicas:
         logs: dict[str, Any] = self.crew.first(read)
         return logs
 
+    def metric_values(self, state: Array) -> list[float]:
+        """Return what the metrics' variables would hold in one process."""
+        values: list[float] = self.crew.first(lambda: self.lead.metric_values(state))
+        return values
+
     def peek(self, state: Array) -> dict[str, Any]:
         """Return what Keras would log for a sum of metric states."""
         logs: dict[str, Any] = self.crew.first(lambda: self.lead.peek(state))

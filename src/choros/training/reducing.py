@@ -47,6 +47,7 @@ class Reducing:
         self.orders: Orders | None = None  # on rank 0, what callbacks decided
         self.mark: Any = None  # from before the gradients that may be dropped
         self.summed: Array | None = None
+        self.state: Array | None = None  # on rank 0, the sum of the metric states after the last step
         self.values = 0  # of this rank's metric state
 
     def __call__(self, batch: Batch) -> None:
@@ -92,11 +93,12 @@ class Reducing:
         run.tally.exchanging += time.perf_counter() - begun
         return summed, lost
 
-    def _show(self) -> None:
-        """Write the weights for callbacks, as they and all else were after the last step."""
+    def _show(self) -> list[float]:
+        """Write the weights for callbacks, as they and all else were after the last step; return what metrics hold."""
         now = self.replica.swap(self.mark)
-        self.loop.show()
+        held: list[float] = self.loop.show(self.state)
         self.replica.swap(now)
+        return held
 
     def _goes_on(self, summed: Array) -> bool:
         """Take what callbacks decided; False where the gradients do not count."""
@@ -130,7 +132,8 @@ class Reducing:
             # a worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model
             state = tail.metrics(self.summed[self.count :])[: self.values]
         if run.rank == 0:
-            run.reporter.done(epoch, step, self.replica.peek(state))
+            self.state = state
+            run.reporter.done(epoch, step, self.replica.peek(state), lambda: self.loop.show(self.state))
         self.summed, self.open = None, True
 
     def settle(self) -> Orders:
@@ -138,5 +141,5 @@ class Reducing:
         if not self.open:
             return Orders()
         if self.run.rank == 0:
-            self.orders = self.run.reporter.decided(self.loop.show)
+            self.orders = self.run.reporter.decided(lambda: self.loop.show(self.state))
         return self._follow()

@@ -23,6 +23,8 @@ from choros.training.state import Part
 from choros.transport import Group
 from choros.types import Array, Batch, aligned
 
+_SHOWN = 65_536  # values of metrics are shown to callbacks, no more
+
 Held = tuple[list[Array], list[Array] | None]
 
 
@@ -181,6 +183,11 @@ class Run:
         self.replica.set_metric_state(group.sum(self.replica.metric_state()))
         return {f"val_{name}": value for name, value in self.replica.metrics().items()}
 
+    def held_by_metrics(self) -> list[float]:
+        """Return what the metrics' variables hold, flat, where callbacks may read it; else nothing."""
+        wanted = self.job.watched and self.job.metric_values <= _SHOWN
+        return self.replica.metric_values(self.replica.metric_state()) if wanted else []
+
     @contextmanager
     def at(self, centre: Array | None) -> Iterator[None]:
         """Hold the centre's weights for a while instead of this worker's own."""
@@ -260,6 +267,8 @@ class Run:
             self.take(self.weights.views(), orders)
         if orders.settings:
             self.replica.take_settings(orders.settings)
+        if orders.reset:
+            self.replica.reset_metrics()
 
 
 def vectors(replica: Any) -> tuple[Array, Array]:

@@ -31,7 +31,7 @@ class Tail:
         >>> slot = np.empty(tail.size, np.float32)
         >>> tail.write(slot, Orders(learning_rate=0.1), np.array([1 / 3, 2.0]))
         >>> tail.orders(slot), (tail.metrics(slot) == [1 / 3, 2.0]).all()
-        (Orders(stop=False, learning_rate=0.1, weights=False, slots=[], settings={}), np.True_)
+        (Orders(stop=False, learning_rate=0.1, weights=False, slots=[], settings={}, reset=False), np.True_)
     """
 
     def __init__(self, rank: int, ranks: int, values: int) -> None:

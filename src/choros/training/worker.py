@@ -6,7 +6,7 @@ import gc
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
@@ -21,7 +21,7 @@ from choros.data import packing
 from choros.training.batch_line import WorkerBatchLine
 from choros.training.best import Best
 from choros.training.feeding import FedSource
-from choros.training.job import Job, Orders
+from choros.training.job import Job, Orders, Show
 from choros.training.layout import laid_out
 from choros.training.lean import lean
 from choros.training.loops import train
@@ -56,9 +56,7 @@ class PipeReporter:
         self.link.send({"event": "ready"})
         return self._orders()
 
-    def batch(
-        self, epoch: int, step: int, logs: dict[str, float] | None, show: Callable[[], None] | None = None
-    ) -> Orders:
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> Orders:
         """Report a step; where callbacks want each batch, all ranks that are together do what rank 0 is told."""
         orders = Orders()
         if logs is not None:
@@ -66,12 +64,12 @@ class PipeReporter:
             orders = self.decided(show) if self.per_batch else orders
         return self.spread_orders(orders) if self.per_batch and self.together else orders
 
-    def done(self, epoch: int, step: int, logs: dict[str, float]) -> None:
+    def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
         """Send the logs of a step."""
         if self.line is None or not self.line.report(epoch, step, logs):
             self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
 
-    def decided(self, show: Callable[[], None] | None) -> Orders:
+    def decided(self, show: Show | None) -> Orders:
         """Wait for the answer."""
         while self.line is None or not self.line.may_go_on():
             orders = self._message(show)
@@ -83,10 +81,11 @@ class PipeReporter:
         """Return rank 0's orders."""
         return Orders(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> Orders:
         """Report the end of an epoch; together, wait for orders."""
         if logs is not None:
-            self.link.send({"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds})
+            ended = {"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held}
+            self.link.send(ended)
         return self._orders() if self.together else Orders()
 
     def keep(self, part: Part, asked: bool) -> None:
@@ -107,14 +106,12 @@ class PipeReporter:
             pass
         return orders
 
-    def _message(self, show: Callable[[], None] | None) -> Orders | None:
+    def _message(self, show: Show | None) -> Orders | None:
         """Receive orders, or serve a callback that touches weights."""
         message, _, _ = self.link.receive(None)
         if "orders" in message:
             return Orders(**message["orders"])
-        if show is not None:
-            show()
-        self.link.send({"event": "weights"})
+        self.link.send({"event": "weights", "held": [] if show is None else show()})
         return None
 
 

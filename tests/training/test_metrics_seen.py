@@ -1,0 +1,104 @@
+"""What callbacks read of the model's metrics: the figures of all workers, as Keras' own loop would show them."""
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+
+K = keras.callbacks
+
+
+class Reads(K.Callback):
+    """Notes what the metrics hold in one hook; with weights or without."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.seen, self.logs = [], []
+        setattr(self, hook, self.look)
+
+    def look(self, number, logs=None):
+        self.logs.append(dict(logs or {}))
+        self.seen.append(np.concatenate([np.ravel(np.asarray(v, "float64")) for v in self.results()]))
+
+    def results(self):
+        for metric in self.model.metrics:
+            unbuilt = not getattr(metric, "built", True)  # before the first batch on TensorFlow
+            result = [0.0, 0.0] if unbuilt else metric.result()
+            yield from result.values() if isinstance(result, dict) else np.ravel(result)
+
+
+def make(make_model):
+    return make_model(metrics=["accuracy", keras.metrics.SparseCategoricalCrossentropy(name="entropy")])
+
+
+def rows_of(data):
+    x, y = data(60)
+    return x, y, np.linspace(0.5, 1.5, 60).astype("float32")
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_epoch_end"])
+@pytest.mark.parametrize("validated", [False, True])
+def test_metrics_hold_what_plain_keras_would_show(hook, validated, make_model, data, pools):
+    x, y, weight = rows_of(data)
+    how = {"batch_size": 8, "epochs": 3, "verbose": 0, "shuffle": False, "sample_weight": weight}
+    if validated:
+        how |= {"validation_data": (x[:20], y[:20])}
+    expected, reads = Reads(hook), Reads(hook)
+    make(make_model).fit(x, y, callbacks=[expected], **how)
+    choros.Trainer(make(make_model), workers=2, pool=pools(2)).fit(x, y, callbacks=[reads], **how)
+    assert len(reads.seen) == len(expected.seen) > 0
+    np.testing.assert_allclose(reads.seen, expected.seen, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["localsgd", "aeasgd"])
+def test_an_epoch_s_end_shows_the_metrics_of_all_workers(algorithm, make_model, data, pools):
+    x, y, _ = rows_of(data)
+    reads = Reads("on_epoch_end")
+    trainer = choros.Trainer(make(make_model), algorithm, workers=2, pool=pools(2))
+    trainer.fit(x, y, batch_size=12, epochs=3, verbose=0, callbacks=[reads])
+    for seen, logs in zip(reads.seen, reads.logs, strict=True):
+        np.testing.assert_allclose(seen, [logs["loss"], logs["accuracy"], logs["entropy"]], atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "downpour"])
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
+def test_ranks_of_a_launcher_show_them_too(algorithm, hook, make_model, data, tmp_path, monkeypatch):
+    if (algorithm, hook) == ("downpour", "on_train_batch_end"):
+        pytest.skip("workers that wait for nobody have no figures of a batch in common")
+    monkeypatch.chdir(tmp_path)
+    x, y, weight = rows_of(data)
+    how = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False, "sample_weight": weight}
+    expected, reads = Reads(hook), Reads(hook)
+    make(make_model).fit(x, y, callbacks=[expected], **how)
+    launcher = choros.Ssh("localhost:2")
+    trainer = choros.Trainer(make(make_model), algorithm, workers=2, launcher=launcher, timeout=60, first_timeout=120)
+    trainer.fit(x, y, callbacks=[reads], **how)
+    if algorithm == "allreduce":
+        np.testing.assert_allclose(reads.seen, expected.seen, atol=1e-5)
+    for seen, logs in zip(reads.seen, reads.logs, strict=True):
+        np.testing.assert_allclose(seen, [logs["loss"], logs["accuracy"], logs["entropy"]], atol=1e-5)
+
+
+class Resets(K.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            self.model.reset_metrics()
+
+
+def test_a_callback_may_reset_them_in_the_middle_of_an_epoch(make_model, data, pools, same_history):
+    x, y, weight = rows_of(data)
+    how = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False, "sample_weight": weight}
+    plain = make(make_model).fit(x, y, callbacks=[Resets()], **how)
+    ours = choros.Trainer(make(make_model), workers=2, pool=pools(2)).fit(x, y, callbacks=[Resets()], **how)
+    same_history(ours, plain)
+
+
+def test_ranks_that_meet_rarely_reset_theirs_too(make_model, data, pools):
+    """Both forget the first 4 of 8 batches: the accuracy is of half of the rows."""
+    x, y, _ = rows_of(data)
+    model, reads = make(make_model), Reads("on_epoch_end")
+    trainer = choros.Trainer(model, choros.LocalSGD(window=3), workers=2, pool=pools(2))
+    trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[Resets(), reads])
+    counted = [int(float(metric.count)) for metric in model.metrics[1].metrics]
+    assert counted == [60 - 4 * 8] * 2
