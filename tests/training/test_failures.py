@@ -192,6 +192,37 @@ def test_an_asynchronous_worker_that_hangs_is_told_while_the_others_train():
     assert time.monotonic() - begun < 40  # the other one would train for minutes
 
 
+def test_a_member_of_an_ensemble_that_hangs_is_told_while_the_others_train():
+    begun = time.monotonic()
+    trainer = choros.Trainer(model(), "ensemble", workers=2, timeout=3)
+    with pytest.raises(WorkerFailed, match="Worker 1 of 2 has done no step for 3 s") as failed:
+        trainer.fit(Failing(signal.SIGSTOP, batches=100_000), epochs=1, verbose=0)
+    assert failed.value.rank == 1
+    assert time.monotonic() - begun < 40  # the other one would train for minutes
+
+
+class Slow(keras.utils.PyDataset):
+    """One worker's batches take longer by far."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        import sys
+
+        if os.environ.get("CHOROS_WORKER") and int(sys.argv[-2]) == 1:
+            time.sleep(0.7)
+        return np.zeros((8, 8), "float32"), np.zeros(8, "int32")
+
+
+@pytest.mark.parametrize("algorithm", ["ensemble", "aeasgd"])
+def test_a_worker_that_waits_for_callbacks_of_slower_ones_is_no_hang(algorithm):
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)]
+    trainer = choros.Trainer(model(), algorithm, workers=2, timeout=2)
+    history = trainer.fit(Slow(), epochs=5, verbose=0, callbacks=callbacks)
+    assert len(history.history["loss"]) == 5
+
+
 def test_a_slow_callback_of_a_batch_is_no_hang(data, make_model):
     x, y = data()
     slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(4 if batch == 2 else 0))

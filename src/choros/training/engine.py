@@ -30,6 +30,7 @@ from choros.training.batch_line import BatchLine
 from choros.training.best import Best, best_of
 from choros.training.ended import Ended
 from choros.training.feeding import Feeder
+from choros.training.hangs import Hangs
 from choros.training.job import Job, Orders, Plan, Tally
 from choros.training.mending import Mender
 from choros.training.model_io.serialization import PackedModel, copy_model
@@ -103,6 +104,7 @@ class Engine:
         self.kept = False  # whether ``given`` stays as it is when the model changes
         self.begun_once = False
         self.nurse: Nurse | None = None
+        self.hangs: Hangs | None = None  # where workers do not wait for each other
         self.ready: set[int] = set()
         self.asking: int | None = None  # the rank that waits for what callbacks of a batch decide
         self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events that came while weights were fetched
@@ -137,6 +139,7 @@ class Engine:
         self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
         self.feeder = None if self.stream is None else Feeder(self.stream, job)
         self.line = BatchLine() if job.together and job.per_batch else None
+        self.hangs = None if job.together else Hangs(self.board, job)
         self.centre: SharedCentre | None = None
         self.snapshots: Snapshots | None = None
         if job.alone and self.meeting is not None:
@@ -281,13 +284,17 @@ class Engine:
                 raise self.feeder.error
             if found is not None and found[1]["event"] == "record":
                 moved = self.record()
+            if self.hangs is not None:
+                self.hangs.look()
             if self.nurse is not None:
                 self.nurse.watch(tallies)
+            if self.hangs is not None and (late := self.hangs.late(self.job.timeout, tallies)):
+                self.hung(self.hangs.beats, self.job.timeout, late[0])
             looked = time.monotonic()
             if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
                 beats, moved = latest, looked
             if found is None:
-                starting = not beats.all() or (self.nurse is not None and self.nurse.starting)
+                starting = not beats.all() or (self.hangs is not None and self.hangs.starting)
                 limit = self.job.first_timeout if starting else self.job.timeout
                 if time.monotonic() - moved > 1.1 * limit + 2.0:  # the ranks themselves know better, and first
                     self.hung(beats, limit)
@@ -323,6 +330,8 @@ class Engine:
                     self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
                 self.tell(self.conductor.epoch_end(message["epoch"], message["logs"], message["held"]))
                 self.board.open(message["epoch"] + 1)
+                if self.hangs is not None:  # nobody hung who waited for these callbacks
+                    self.hangs.forgive()
                 if self.nurse is not None:
                     self.nurse.ended()
             elif event == "state":
@@ -358,8 +367,8 @@ class Engine:
         self.asking = None if self.job.alone else rank
         orders = self.conductor.batch(epoch, step, logs)
         self.asking = None
-        if self.nurse is not None:
-            self.nurse.heard(rank)
+        if self.hangs is not None:
+            self.hangs.forgive(rank)
         if self.line is not None and orders == _GO_ON:
             self.line.go_on()
         else:

@@ -22,7 +22,7 @@ from choros.training.parts import adding, dividing
 from choros.training.reducing import Reducing
 from choros.training.revival import leave, take_up
 from choros.training.run import Run
-from choros.training.snapshots import SLOTS
+from choros.training.snapshots import SLOTS, has_room
 from choros.transport import Group
 from choros.transport.centre_state import word
 from choros.transport.local_group import LocalGroup
@@ -474,10 +474,8 @@ class AloneLoop:
             time.sleep(_LOOK)
 
     def has_room(self, epoch: int) -> bool:
-        """Tell whether the slot of an epoch may be written: callbacks have seen what is in it, or will never."""
-        board, before = self.run.board, epoch - SLOTS
-        seen = before < self.run.job.initial_epoch or board.opened > before
-        return seen or (board.stopped and epoch >= board.last)
+        """Tell whether the slot of an epoch may be written."""
+        return has_room(self.run.board, self.run.job.initial_epoch, epoch)
 
     def validate_at(self, centre: Array, others: Array) -> dict[str, float]:
         """Validate a snapshot of the centre while the others go on."""

@@ -189,6 +189,10 @@ class Noticeboard:
         """Tell whether a rank has added to an epoch."""
         return bool(self._ended[epoch, rank])
 
+    def epochs_ended(self, rank: int) -> int:
+        """Return how many epochs a rank has added to."""
+        return int(np.count_nonzero(self._ended[:, rank]))
+
     def complete(self, epoch: int) -> bool:
         """Tell whether all ranks have added to an epoch."""
         return bool(self._ended[epoch].all())

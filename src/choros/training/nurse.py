@@ -95,14 +95,8 @@ class Nurse(CentreKeeper):
         self.near = centre
         self.slots_of, self.ranks = engine.slots_of, engine.ranks
         self.engine, self.mender = engine, engine.mender
-        self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
-        self.hung: dict[int, str] = {}  # those that were ended here, and why
-        self.beats, self.moved = self.board.beats(), np.full(self.job.workers, time.monotonic())
-
-    def ended(self) -> None:
-        """An epoch has ended, and its callbacks have run: nobody hung who waited for these."""
-        self.moved[:] = time.monotonic()
-        super().ended()
+        self.hangs = engine.hangs
+        self.hung: dict[int, str] = {}  # ranks that were ended here, and why
 
     def revive(self, rank: int, event: dict[str, Any], done: dict[int, Any]) -> bool:
         """Start a new process in the place of a worker that failed; False where the run is to end with it."""
@@ -123,48 +117,25 @@ class Nurse(CentreKeeper):
         job, (head, state) = {**message["job"], "counts_on": True}, to_blobs(engine.slots_of(rank))
         again = {**message, "job": job, "again": True, "state": head, "line": False}
         engine.pool.send(rank, again, [*blobs, *state], fds)
-        self.beats[rank], self.moved[rank] = self.board.beats()[rank], time.monotonic()
-        self.starting.add(rank)
+        self.hangs.began_anew(rank)
         return True
-
-    def waiting(self) -> set[int]:
-        """Return the ranks that have ended an epoch at whose end all wait for each other."""
-        if not self.job.whole_epochs:
-            return set()
-        index = max(self.board.opened - self.job.initial_epoch, 0)
-        if index >= self.job.epochs - self.job.initial_epoch:
-            return set()
-        return {rank for rank in range(self.job.workers) if self.board.ended(index, rank)}
-
-    def heard(self, rank: int) -> None:
-        """A rank that waited for callbacks of a batch goes on."""
-        self.moved[rank] = time.monotonic()
 
     def watch(self, done: dict[int, Any]) -> None:
         """End workers that hang, where they may begin anew; keep the state, if it is time.
 
         Raises:
             SystemExit: this process was asked to end.
-            WorkerFailed: a worker hangs, and no restart is left.
         """
-        now, beats = time.monotonic(), self.board.beats()
-        fresh = beats != self.beats
-        self.moved[fresh], self.beats = now, beats
-        self.starting -= set(np.flatnonzero(fresh).tolist())
         limit = _HUNG * self.job.timeout
-        stepping = set(np.flatnonzero(beats).tolist()) - self.starting - self.waiting() - done.keys()
-        late = [rank for rank in stepping if now - self.moved[rank] > limit]
+        late = self.hangs.late(limit, done)
         if late and self.mender.left:
             holder = centre_state.holder(self.near)
             rank = holder if holder in late else late[0]
             how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"
             who = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
             self.hung[rank] = f"{who} had done no step for {how}, and was ended"
-            self.moved[:] = now
+            self.hangs.forgive()
             self.engine.pool.end(rank)
-        hung = [rank for rank in late if now - self.moved[rank] > self.job.timeout]
-        if hung:
-            self.engine.hung(beats, self.job.timeout, hung[0])
         if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
             self.keep(asked=True)
             raise self.saver.leave()

@@ -16,6 +16,20 @@ from choros.transport.waiting import fence
 from choros.types import Array
 
 SLOTS = 2
+
+
+def has_room(board: Any, first: int, epoch: int) -> bool:
+    """Tell whether the slot of an epoch may be written: callbacks have seen what is in it, or never will.
+
+    Args:
+        board: Noticeboard.
+        first: int. The first epoch of the run.
+        epoch: int. Whose center is to be kept.
+    """
+    before = epoch - SLOTS
+    return before < first or board.opened > before or (board.stopped and epoch >= board.last)
+
+
 _HEAD = 8  # words: length of the vector, of the moving statistics, bytes of a value, then the epoch of each slot + 1
 _EPOCHS = 3
 
