@@ -15,7 +15,7 @@ class Hangs:
     """The times of the workers' last steps, by the heartbeats on the noticeboard.
 
     A worker that has yet to do its first step is starting up, and none of these. Nor is one that waits: for all to end
-    an epoch, where that is asked for, or for the callbacks of an epoch that others have yet to end.
+    an epoch, where that is asked for, or, in an Ensemble, for callbacks of an epoch that others have yet to end.
 
     Args:
         board: Noticeboard.
@@ -56,7 +56,7 @@ class Hangs:
             index = max(board.opened - job.initial_epoch, 0)
             over = index >= job.epochs - job.initial_epoch
             return [] if over else [rank for rank in range(job.workers) if board.ended(index, rank)]
-        if not (job.watched or job.ensemble):  # then nobody waits
+        if not job.ensemble:  # of others only who ends an epoch last waits for callbacks, which come next
             return []
         ending = (job.initial_epoch + board.epochs_ended(rank) for rank in range(job.workers))
         return [rank for rank, epoch in enumerate(ending) if not has_room(board, job.initial_epoch, epoch)]
