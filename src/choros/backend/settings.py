@@ -46,22 +46,24 @@ class Settings:
 
     def __init__(self, model: Any) -> None:
         backend, eager = keras.backend.backend(), bool(model.run_eagerly)
-        self._small: dict[str, Any] = {}  # objects of which each batch may look at the numbers
+        self._small: dict[str, Any] = {}  # objects of which ``glance`` reads the numbers
         self._layers: dict[str, Any] = {}
         if eager or backend == "torch":
             self._small = dict(_optimizers(model))
             self._small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
             self._layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
+        self._watched = [(vars(each), [name for name, _ in _numbers(each)]) for each in self._small.values()]
         self.variables: dict[str, Any] = _untracked(model)
         self._followed = self.variables if eager or backend != "jax" else {}
 
-    def read(self, layers: bool = True) -> Values:
-        """Return the present values by name: numbers, and nested lists for variables.
+    def glance(self) -> list[Any]:
+        """Return the values of all but layers, without names: cheap enough for each batch."""
+        values = [attributes.get(name) for attributes, names in self._watched for name in names]
+        return [*values, *_values(self._followed).values()] if self._followed else values
 
-        Args:
-            layers: whether to read those of the model and its layers too. Defaults to True.
-        """
-        objects = {**self._small, **self._layers} if layers else self._small
+    def read(self) -> Values:
+        """Return the present values by name: numbers, and nested lists for variables."""
+        objects = {**self._small, **self._layers}
         values = {f"{place}.{name}": value for place, each in objects.items() for name, value in _numbers(each)}
         return values | _values(self._followed)
 
@@ -70,12 +72,8 @@ class Settings:
         return _values(self.variables)
 
     def changed(self, before: Values) -> Values:
-        """Return what differs now from what ``read`` gave before; a value that is new is a change too.
-
-        Args:
-            before: of ``read``; without layers only where no name in it is of a layer.
-        """
-        now = self.read(any(name.startswith("layers[") for name in before))
+        """Return what differs now from what ``read`` gave before; a value that is new is a change too."""
+        now = self.read()
         return {name: value for name, value in now.items() if name not in before or _differ(before[name], value)}
 
     def write(self, values: Values) -> None:

@@ -15,7 +15,7 @@ from choros.backend.metrics import slices_of
 from choros.backend.optimizers import learning_rates, optimizer_variables
 from choros.backend.settings import Settings, Values
 from choros.errors import BadInput, warn
-from choros.training.job import Orders
+from choros.training.job import GO_ON, Orders
 from choros.training.lazy import LazyWeights, holds_tensors
 from choros.types import Array
 
@@ -79,7 +79,8 @@ class Conductor:
         self._settings: Settings | None = None
         self._held: Array | None = None  # what callbacks were shown of metrics, once they touch them
         self._scheduled = False  # whether the learning rate was a schedule when training began
-        self._set_before: Values = {}
+        self._read: Values = {}  # the settings as they were last looked at
+        self._glance: list[Any] = []
         self.set: Values = {}  # all settings that callbacks have changed in this fit
         self._warned = False  # of what a callback has set, and no worker takes
         self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
@@ -91,6 +92,7 @@ class Conductor:
         """Training and its first epoch begin; what callbacks do then may be in what was kept already."""
         self.model.stop_training = False
         self._settings, self._scheduled = Settings(self.model), self._has_schedule()
+        self._read, self._glance = self._settings.read(), self._settings.glance()
         begun = self._go_on()
         before = self._state()
         self.list.on_train_begin()
@@ -120,18 +122,20 @@ class Conductor:
         watched = self.lazy.watches_rate
         rate = self._seen[1] if watched else self._rate()
         self._before, self._slots, self._held = [], [], None
-        self._set_before = self._read_settings(layers=False)
         if self._eager:
             self._touch()
-        with self.lazy.armed():
+        self.lazy.arm()
+        try:
             self._begin_batch(step)
             self._end_batch(step, logs)
             stop = self.lazy.stopped
             if not stop and (self.steps is None or step + 1 < self.steps):
                 self._begin_batch(step + 1)  # which trains this batch also where it stops, as in Keras
+        finally:
+            self.lazy.rest()
         quiet = watched and not (self._before or self._eager or self.lazy.rate_used)
-        if quiet and not self._changed_settings():
-            return Orders(stop)
+        if quiet and (self._settings is None or self._settings.glance() == self._glance):
+            return Orders(True) if stop else GO_ON
         return replace(self._orders((rate, self._before)), stop=stop, reset=self._were_reset())
 
     def _touch(self) -> None:
@@ -140,7 +144,6 @@ class Conductor:
             self.fetch(None)
             self._before = values(self._weights())
             self._slots = self._marks()
-            self._set_before = self._read_settings()
 
     def _look_at_callbacks(self) -> None:
         """See whether one that wants every batch holds what shows weights past the model's objects."""
@@ -234,7 +237,7 @@ class Conductor:
     def _state(self) -> tuple[float, list[Array]]:
         if not self.user:
             return 0.0, []
-        self._slots, self._set_before = self._marks(), self._read_settings()
+        self._slots = self._marks()
         return self._rate(), values(self._weights())
 
     def _weights(self) -> list[Any]:
@@ -246,11 +249,14 @@ class Conductor:
         rates = learning_rates(self.model)
         return [*(variable for variable in self.model.variables if id(variable) not in left_out), *rates]
 
-    def _read_settings(self, layers: bool = True) -> Values:
-        return {} if self._settings is None else self._settings.read(layers)
-
     def _changed_settings(self) -> Values:
-        return {} if self._settings is None else self._settings.changed(self._set_before)
+        """Return the settings that callbacks have changed since this was last asked."""
+        if self._settings is None:
+            return {}
+        changed = self._settings.changed(self._read)
+        self._read |= changed
+        self._glance = self._settings.glance()
+        return changed
 
     def _marks(self) -> list[Any]:
         """Return marks of the optimizers' variables, to tell later which ones a callback has set.

@@ -31,7 +31,7 @@ from choros.training.best import Best, best_of
 from choros.training.ended import Ended
 from choros.training.feeding import Feeder
 from choros.training.hangs import Hangs
-from choros.training.job import Job, Orders, Plan, Tally
+from choros.training.job import GO_ON, Job, Orders, Plan, Tally
 from choros.training.mending import Mender
 from choros.training.model_io.serialization import PackedModel, copy_model
 from choros.training.noticeboard import Noticeboard
@@ -52,7 +52,6 @@ _SECOND_HAND = (
     "choros.errors.PeerFailed",
     "choros.errors.MeetingTimeout",
 )  # errors that only tell of another rank's failure
-_GO_ON = Orders()
 _LOOK = 0.25  # seconds between two looks at heartbeats while records of batches come
 
 
@@ -369,7 +368,7 @@ class Engine:
         self.asking = None
         if self.hangs is not None:
             self.hangs.forgive(rank)
-        if self.line is not None and orders == _GO_ON:
+        if self.line is not None and (orders is GO_ON or orders == GO_ON):
             self.line.go_on()
         else:
             self.tell(orders, ranks=[rank])

@@ -135,6 +135,9 @@ class Orders:
         )
 
 
+GO_ON = Orders()
+
+
 @dataclass
 class Tally:
     """What one worker did, for ``history.run``."""

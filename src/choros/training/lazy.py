@@ -66,18 +66,26 @@ class LazyWeights:
     @contextmanager
     def armed(self) -> Iterator[None]:
         """Have the first access to weights in this block call ``touch``."""
+        self.arm()
+        try:
+            yield
+        finally:
+            self.rest()
+
+    def arm(self) -> None:
+        """Have the first access to weights from now on call ``touch``."""
         if not self._objects:
             self.collect()
         if not self._armed:
             self._set_classes(self._lazy)
         self._armed = self._inside = True
         self.rate_used = False
-        try:
-            yield
-        finally:
-            self._inside = False
-            if not self.stays:
-                self.disarm()
+
+    def rest(self) -> None:
+        """End what ``arm`` began."""
+        self._inside = False
+        if not self.stays:
+            self.disarm()
 
     def disarm(self) -> None:
         """Restore all classes."""
