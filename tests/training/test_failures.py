@@ -222,8 +222,25 @@ def test_a_member_that_waits_for_callbacks_of_slower_ones_is_no_hang():
     assert len(history.history["loss"]) == 5
 
 
-def test_a_slow_callback_of_a_batch_is_no_hang(data, make_model):
+@pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
+def test_a_slow_callback_of_a_batch_is_no_hang(algorithm, data, make_model):
     x, y = data()
-    slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(4 if batch == 2 else 0))
-    with choros.Trainer(make_model(), "aeasgd", workers=2, timeout=2) as trainer:
+    slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(6 if batch == 2 else 0))
+    with choros.Trainer(make_model(), algorithm, workers=2, timeout=2) as trainer:
         assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
+def test_a_slow_callback_ends_no_run_of_a_launcher(hook, data, make_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x, y = data()
+    slow = keras.callbacks.LambdaCallback(**{hook: lambda number, logs: time.sleep(8 if number == 1 else 0)})
+    trainer = choros.Trainer(make_model(), workers=2, launcher=choros.Ssh("localhost:2"), timeout=3)
+    assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
+
+
+def test_a_worker_that_hangs_is_told_where_callbacks_want_each_batch():
+    each = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    trainer = choros.Trainer(model(), workers=2, timeout=3)
+    with pytest.raises(WorkerFailed, match="of 2 has done no step for"):
+        trainer.fit(Failing(signal.SIGSTOP), epochs=1, verbose=0, callbacks=[each])

@@ -199,3 +199,26 @@ def test_a_rate_that_was_set_after_the_last_meeting_is_the_model_s(tmp_path):
     out = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert out.returncode == 0, out.stderr
     assert out.stdout.count("rate 1.0\n") == 2, out.stdout
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
+def test_a_callback_longer_than_the_timeout_does_not_end_the_job(hook, tmp_path):
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(f"""
+            import time
+            import keras, numpy as np
+            import choros
+
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            slow = keras.callbacks.LambdaCallback({hook}=lambda number, logs: time.sleep(8 if number == 1 else 0))
+            x = np.ones((64, 4), "float32")
+            trainer = choros.Trainer(model, timeout=3)
+            history = trainer.fit(x, x[:, :1], batch_size=16, epochs=2, callbacks=[slow], verbose=0)
+            print("epochs", len(history.history["loss"]))
+        """)
+    )
+    run = [sys.executable, "-m", "choros", "run", "-n", "2", "train.py"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epochs 2") == 2

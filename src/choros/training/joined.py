@@ -44,6 +44,7 @@ from choros.transport.shared_centre import SharedCentre
 from choros.types import Array
 
 _STALL = 60.0  # seconds after which a rank that waits for another one says so
+_CALLBACKS = 7 * 86400.0  # seconds that other ranks wait for callbacks at an epoch's end
 _LOOK = 0.05  # seconds between two looks of rank 0 at what other ranks have left for it
 _REST = 5.0  # seconds without a step of any rank of this host, after which rank 0 waits for all as the others do
 
@@ -246,9 +247,16 @@ class JoinedReporter:
             time.sleep(_LOOK)
 
     def spread(self, mine: list[Any]) -> list[Any]:
-        """Return what rank 0 says."""
+        """Return what rank 0 says, after its callbacks, which may take as long as they like.
+
+        Its death is noticed at once. Callbacks that never return are not: a warning says which rank is waited for.
+        """
         group = self.run.group if self.together else self.base
-        said: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
+        before, group.timeout = group.timeout, _CALLBACKS
+        try:
+            said: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
+        finally:
+            group.timeout = before
         return said
 
     def obey(self, told: dict[str, Any]) -> Orders:

@@ -97,7 +97,7 @@ class TogetherLoop:
                 step(batch)
                 if run.dropped:
                     continue
-                run.group.timeout = run.job.timeout  # the first step had longer
+                run.group.timeout = run.step_timeout  # the first step had longer
                 if self.reducing is not None:
                     self.reducing.report(epoch, number)
                 else:

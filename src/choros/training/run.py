@@ -86,6 +86,15 @@ class Run:
         """Return the batch with which an epoch begins."""
         return self.begin[1] if epoch == self.begin[0] else 0
 
+    @property
+    def step_timeout(self) -> float:
+        """Seconds that one wait of a rank in a step may last.
+
+        With callbacks of each batch all may wait for rank 0, which waits for these, however long they take. A death is
+        noticed at once all the same; a hang by the process that called ``fit``, which knows when callbacks run.
+        """
+        return max(self.job.timeout, self.job.first_timeout) if self.job.per_batch else self.job.timeout
+
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, counting steps, rows and the time since the first step."""
         job, tally, together = self.job, self.tally, self.job.together
