@@ -4,9 +4,11 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -229,3 +231,32 @@ def test_own_processes_may_open_as_many_files_as_the_hard_limit_allows():
         [sys.executable, "-c", f"{limit}; {run}", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split()[-1] == "4096"
+
+
+def test_a_forked_child_does_not_hide_its_parents_death(door):
+    """As of a data loader or multiprocessing, which may outlive a rank that is killed."""
+    script = """
+        import os, sys, time
+        from choros.transport.tcp.wire import dial
+
+        end = dial(sys.argv[1], bytes.fromhex(sys.argv[2]), {"rank": 1}, 10.0)
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        print("forked", flush=True)
+        time.sleep(60)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(script), door.place, SECRET.hex()]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as rank:
+        _, end = door.next(20.0)
+        assert rank.stdout.readline() == b"forked\n"
+        rank.kill()
+        rank.wait()
+        begun = time.monotonic()
+        end.settimeout(10.0)
+        try:
+            assert shut(end)
+            assert time.monotonic() - begun < 2.0
+        finally:
+            end.close()
+            os.killpg(rank.pid, signal.SIGKILL)  # the child

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from choros.errors import MeetingTimeout, PeerFailed
+from choros.forks import keep_from_children
 from choros.launch.frame import MOST_FDS, PREFIX, Frame, Message, lengths_and_message, pack, unpack_prefix
 
 STALLED = 300.0
@@ -53,6 +54,7 @@ class Wire:
         self._fds: list[int] = []
         self._cut = False  # a send was broken off, so what follows would not be understood
         self._begin()
+        keep_from_children(self._sock)
 
     @classmethod
     def pair(cls) -> tuple[Wire, Wire]:

@@ -89,7 +89,12 @@ class Conductor:
 
     # -- what Keras' fit would call
     def begin(self, epoch: int) -> Orders:
-        """Training and its first epoch begin; what callbacks do then may be in what was kept already."""
+        """Training and its first epoch begin; what callbacks do then may be in what was kept already.
+
+        Where workers are started again, they are only given the settings that callbacks have changed.
+        """
+        if self._settings is not None:
+            return Orders(settings=self.set)
         self.model.stop_training = False
         self._settings, self._scheduled = Settings(self.model), self._has_schedule()
         self._read, self._glance = self._settings.read(), self._settings.glance()

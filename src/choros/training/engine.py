@@ -101,7 +101,6 @@ class Engine:
         self.mender = Mender(restarts, plan.job.workers)
         self.given: list[Array] = []
         self.kept = False  # whether ``given`` stays as it is when the model changes
-        self.begun_once = False
         self.nurse: Nurse | None = None
         self.hangs: Hangs | None = None  # where workers do not wait for each other
         self.ready: set[int] = set()
@@ -310,13 +309,7 @@ class Engine:
                 if all_told:  # one that was revived, while the others go on
                     self.tell(Orders(settings=self.conductor.set), ranks=[rank])
                 elif all_told := len(self.ready) == self.job.workers:
-                    orders = (
-                        Orders(settings=self.conductor.set)
-                        if self.begun_once
-                        else self.conductor.begin(self.job.initial_epoch)
-                    )
-                    self.begun_once = True
-                    self.tell(orders, everyone=True)
+                    self.tell(self.conductor.begin(self.job.initial_epoch), everyone=True)
             elif event == "batch":
                 if self.line is not None:
                     self.line.learn(message["logs"])
@@ -368,7 +361,7 @@ class Engine:
         self.asking = None
         if self.hangs is not None:
             self.hangs.forgive(rank)
-        if self.line is not None and (orders is GO_ON or orders == GO_ON):
+        if self.line is not None and orders == GO_ON:
             self.line.go_on()
         else:
             self.tell(orders, ranks=[rank])

@@ -18,7 +18,7 @@ from choros.backend.optimizers import model_variables
 from choros.errors import ChorosError, MeetingTimeout, PeerFailed
 from choros.machine.address import head_address
 from choros.training.conductor import Conductor, values
-from choros.training.job import Job, Orders
+from choros.training.job import Job
 from choros.training.parcel import put, shown
 from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import Door
@@ -159,10 +159,8 @@ class Line(ABC):
             back: where rank 0 waits for the answer.
         """
         self.latest = arrays or self.latest
-        orders = Orders()
         if head["event"] == "begin":
-            again = Orders(settings=self.conductor.set)
-            orders = again if self.begun else self.conductor.begin(head["epoch"])
+            orders = self.conductor.begin(head["epoch"])
             self.begun = True
         elif head["event"] == "batch":
             self._asking = back

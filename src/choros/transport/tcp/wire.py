@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.forks import keep_from_children
 
 _MAGIC, _NONCE, _PROOF, _MOST = b"choros 1", 16, 32, 1 << 16
 _SHAKE = 10.0  # seconds that one who has come may take to prove itself
@@ -83,6 +84,7 @@ class Door:
                 wrong = error
         else:
             raise BadInput(f"No port of {list(ports)} can be opened at {address}, which must be this host's: {wrong}")
+        keep_from_children(self._socket)
         self.place = f"{address}:{self._socket.getsockname()[1]}"
         self._shut = False
         self._proving, self._lock = dict[socket.socket, str](), threading.Lock()
@@ -105,6 +107,7 @@ class Door:
         while not self._shut:
             try:
                 end, (host, _) = self._socket.accept()
+                keep_from_children(end)
             except OSError as error:
                 if error.errno not in _PASSING:  # closed
                     return
@@ -254,7 +257,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
         for port in ports:
             left = until - time.monotonic()
             try:
-                end = socket.create_connection((host, port), timeout=min(max(left, 0.1), _TRY))
+                end = keep_from_children(socket.create_connection((host, port), timeout=min(max(left, 0.1), _TRY)))
                 return _known(end, f"{host}:{port}", secret, json.dumps(hello).encode())
             except PeerFailed as error:
                 cut += isinstance(error, _CutOff)
