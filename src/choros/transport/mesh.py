@@ -25,7 +25,7 @@ from choros.errors import BadInput, CallsDifferError, ChorosError, MeetingTimeou
 from choros.transport.board import GRACE, names
 from choros.transport.calls import GATHER, LEAVE, Posted, difference, spell
 from choros.transport.messages import DATA, FRAME, Messages
-from choros.transport.peers import alive, crowded, machine
+from choros.transport.peers import Process, alive, crowded, machine
 from choros.transport.waiting import SPIN
 from choros.types import Array
 
@@ -69,12 +69,13 @@ class Mesh:
         self._broken, self._closed, self._ended = "", False, False
         self._leaving: list[Any] = []
         self._kept: Any = None
-        self._beside: dict[int, int] = {}  # by rank, the processes of this machine
+        self._beside: dict[int, Process] = {}  # by rank, those of this machine
         place = hashlib.blake2b(machine().encode(), digest_size=8).digest()
-        self._meet((GATHER, 0, 0, 0), np.frombuffer(place + os.getpid().to_bytes(8, "little"), np.int64))
-        pids = {rank: self._framed(rank, 16).view(np.int64).tolist() for rank in range(self.size)}
-        self._beside = {rank: pid for rank, (where, pid) in pids.items() if where == pids[self.rank][0]}
-        self._spin = spin if spin is not None else 0.0 if crowded(self._beside.values()) else SPIN
+        mine = np.array([int.from_bytes(place, "little", signed=True), *Process.mine()], np.int64)
+        self._meet((GATHER, 0, 0, 0), mine)
+        found = {rank: self._framed(rank, mine.nbytes).view(np.int64).tolist() for rank in range(self.size)}
+        self._beside = {rank: Process(*each) for rank, (where, *each) in found.items() if where == mine[0]}
+        self._spin = spin if spin is not None else 0.0 if crowded(each.pid for each in self._beside.values()) else SPIN
         messages.settle()
         atexit.register(self._end)
 
@@ -178,10 +179,10 @@ class Mesh:
     def _look(self, missing: set[int], waited: float, what: Callable[[], str]) -> None:
         if self._broken:  # another thread has given up
             raise PeerFailed(f"{self._where}: the run was given up while it waited at {what()}: {self._broken}")
-        for rank, pid in self._beside.items():
-            if rank in missing and not alive(pid):
+        for rank, process in self._beside.items():
+            if rank in missing and not alive(process):
                 raise PeerFailed(
-                    f"{self._where}: rank {rank} (process {pid}) died while it was awaited at {what()}. "
+                    f"{self._where}: rank {rank} (process {process.pid}) died while it was awaited at {what()}. "
                     f"This group cannot go on; see what rank {rank} printed last."
                 )
         if missing and waited >= self.timeout:
@@ -274,9 +275,9 @@ class Mesh:
         begin = time.perf_counter()
         died = begin if self._broken else math.inf
         self._leave(not self._broken)
-        near = [pid for rank, pid in self._beside.items() if rank != self.rank]
+        near = [process for rank, process in self._beside.items() if rank != self.rank]
         while self._broken or not self._gone():
-            now, living = time.perf_counter(), [pid for pid in near if alive(pid)]
+            now, living = time.perf_counter(), [process for process in near if alive(process)]
             if len(living) < len(near):
                 died = min(died, now)
             alone = not living and len(near) == self.size - 1

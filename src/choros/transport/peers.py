@@ -6,8 +6,12 @@ import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from choros.transport.board import names
+
+_STARTED = 19  # the place of the start time in what the kernel says
+_UNKNOWN = ["0"] * 20
 
 
 @cache
@@ -30,17 +34,38 @@ def machine() -> str:
     return " ".join(found)
 
 
-def alive(pid: int) -> bool:
+class Process(NamedTuple):
+    """A process of this machine. Its number may be given to another one once it has ended; the pair is its own."""
+
+    pid: int
+    started: int  # clock ticks since this machine's boot; 0 where that cannot be read
+
+    @classmethod
+    def mine(cls) -> Process:
+        """Return the process that asks."""
+        return cls(os.getpid(), int((_facts(os.getpid()) or _UNKNOWN)[_STARTED]))
+
+
+def alive(process: Process) -> bool:
     """Whether a process of this machine runs: False where it has gone, or only its parent has not noticed yet.
 
     Example:
-        >>> alive(os.getpid())
-        True
+        >>> mine = Process.mine()
+        >>> alive(mine), alive(mine._replace(started=1))
+        (True, False)
     """
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
+    facts = _facts(process.pid)
+    if facts is None:
         return not Path("/proc/self/stat").exists()
+    return facts[0] not in ("Z", "X") and int(facts[_STARTED]) == process.started
+
+
+def _facts(pid: int) -> list[str] | None:
+    """Return what the kernel says of a process, from its state on; None where it says nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
 
 
 def crowded(pids: Iterable[int]) -> bool:
