@@ -35,7 +35,14 @@ AGAIN = 75  # EX_TEMPFAIL: the exit code of who was asked to end, and has left a
 
 
 class ChorosError(Exception):
-    """The root: ``except ChorosError`` catches whatever Choros raises on purpose."""
+    """The root: ``except ChorosError`` catches whatever Choros raises on purpose.
+
+    All of these can be pickled with their attributes, as between processes of a pool, or tasks of Spark.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have pickle restore what the error holds: Python's own way calls the class with the message alone."""
+        return _restore, (type(self), self.args, vars(self))
 
 
 class BadInput(ChorosError, ValueError):
@@ -135,6 +142,13 @@ class WorkerFailed(ChorosError, RuntimeError):
         self.peak_memory = peak_memory
         self.output = output
         self.weights = weights
+
+
+def _restore(kind: type[ChorosError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ChorosError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    vars(error).update(attributes)
+    return error
 
 
 def brief(error: BaseException) -> str:
