@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import choros
 from choros.errors import WorkerFailed
+from choros.training import hangs
 
 
 class Failing(keras.utils.PyDataset):
@@ -225,7 +227,7 @@ def test_a_member_that_waits_for_callbacks_of_slower_ones_is_no_hang():
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
 def test_a_slow_callback_of_a_batch_is_no_hang(algorithm, data, make_model):
     x, y = data()
-    slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(6 if batch == 2 else 0))
+    slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(4 if batch == 2 else 0))
     with choros.Trainer(make_model(), algorithm, workers=2, timeout=2) as trainer:
         assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
 
@@ -234,8 +236,8 @@ def test_a_slow_callback_of_a_batch_is_no_hang(algorithm, data, make_model):
 def test_a_slow_callback_ends_no_run_of_a_launcher(hook, data, make_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     x, y = data()
-    slow = keras.callbacks.LambdaCallback(**{hook: lambda number, logs: time.sleep(8 if number == 1 else 0)})
-    trainer = choros.Trainer(make_model(), workers=2, launcher=choros.Ssh("localhost:2"), timeout=3)
+    slow = keras.callbacks.LambdaCallback(**{hook: lambda number, logs: time.sleep(5 if number == 1 else 0)})
+    trainer = choros.Trainer(make_model(), workers=2, launcher=choros.Ssh("localhost:2"), timeout=2)
     assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
 
 
@@ -244,3 +246,33 @@ def test_a_worker_that_hangs_is_told_where_callbacks_want_each_batch():
     trainer = choros.Trainer(model(), workers=2, timeout=3)
     with pytest.raises(WorkerFailed, match="of 2 has done no step for"):
         trainer.fit(Failing(signal.SIGSTOP), epochs=1, verbose=0, callbacks=[each])
+
+
+class Noted:
+    """A noticeboard whose heartbeats a test sets."""
+
+    def __init__(self):
+        self.count = np.ones(2)
+
+    def beats(self):
+        return self.count.copy()
+
+
+def test_time_in_which_nobody_looked_does_not_count(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(hangs.time, "monotonic", lambda: clock[0])
+    board = Noted()
+    watch = hangs.Hangs(board, types.SimpleNamespace(workers=2, whole_epochs=False, ensemble=False))
+    for _ in range(4):
+        clock[0] += 0.5
+        board.count[0] += 1
+        watch.look()
+    assert watch.late(1.9, ()) == [1]
+    assert watch.late(2.1, ()) == []
+    clock[0] += 60.0  # a callback
+    watch.look()
+    assert watch.late(4.0, ()) == []
+    clock[0] += 1.0
+    watch.look()
+    assert watch.late(3.9, {1}) == []
+    assert watch.late(3.9, ()) == [1]

@@ -139,8 +139,14 @@ def _the_term_as_it_was():
 
 
 @pytest.mark.filterwarnings("error:A callback has set")
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_begin", "on_epoch_end"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "hook"),
+    [
+        *((case, "on_epoch_end") for case in CASES),
+        *(("moments", hook) for hook in ("on_train_batch_end", "on_epoch_begin")),
+        *((case, "on_train_batch_end") for case in ("momentum", "steps", "loss variable", "layer")),
+    ],
+)
 def test_what_a_callback_sets_is_taken_as_in_plain_keras(case, hook, rows, pools, same):
     change, build = CASES[case]
     how = {"batch_size": 8, "epochs": 4, "verbose": 0, "shuffle": False}
@@ -158,8 +164,10 @@ def test_what_a_callback_sets_is_taken_as_in_plain_keras(case, hook, rows, pools
     assert changes == (case not in seen[keras.backend.backend()]), "Keras itself takes it where it is traced anew"
 
 
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
-@pytest.mark.parametrize("case", ["moments", "momentum", "loss variable"])
+@pytest.mark.parametrize(
+    ("case", "hook"),
+    [("moments", "on_epoch_end"), ("momentum", "on_train_batch_end"), ("loss variable", "on_epoch_end")],
+)
 def test_ranks_of_a_launcher_take_it_too(case, hook, rows, same, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     change, build = CASES[case]

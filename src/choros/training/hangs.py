@@ -10,6 +10,8 @@ import numpy as np
 
 from choros.training.snapshots import has_room
 
+_OFTEN = 1.0  # seconds between two looks, but for callbacks
+
 
 class Hangs:
     """The times of the workers' last steps, by the heartbeats on the noticeboard.
@@ -25,11 +27,18 @@ class Hangs:
     def __init__(self, board: Any, job: Any) -> None:
         self.board, self.job = board, job
         self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
-        self.beats, self.moved = board.beats(), np.full(job.workers, time.monotonic())
+        self.looked = time.monotonic()
+        self.beats, self.moved = board.beats(), np.full(job.workers, self.looked)
 
     def look(self) -> None:
-        """Read the heartbeats."""
+        """Read the heartbeats.
+
+        What passed while nobody looked, as in a long callback, does not count: ranks that ended meanwhile have yet to
+        be heard.
+        """
         now, beats = time.monotonic(), self.board.beats()
+        self.moved += max(now - self.looked - _OFTEN, 0.0)
+        self.looked = now
         fresh = beats != self.beats
         self.beats = beats
         self.moved[[*np.flatnonzero(fresh), *self._waiting()]] = now
