@@ -8,7 +8,7 @@ import pytest
 DRILLS = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "drills" / "run.py"), run_name="_drills")
 
 
-@pytest.mark.parametrize("number", [6], ids=["one of AEASGD is killed"])
+@pytest.mark.parametrize("number", [12], ids=["one of AEASGD is killed"])
 def test_a_drill_comes_right(number, pools, tmp_path):
     pool = pools(2)
     pool.start()

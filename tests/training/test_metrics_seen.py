@@ -107,3 +107,32 @@ def test_ranks_that_meet_rarely_reset_theirs_too(make_model, data, pools):
     trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[Resets(), reads])
     counted = [int(float(metric.count)) for metric in model.metrics[1].metrics]
     assert counted == [60 - 4 * 8] * 2
+
+
+class Errors(keras.metrics.Metric):
+    """Gives two figures, as a dict."""
+
+    def __init__(self, name="errors", **how):
+        super().__init__(name=name, **how)
+        self.total, self.rows = (self.add_weight(name=each, initializer="zeros") for each in ("total", "rows"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        y_true = keras.ops.cast(keras.ops.reshape(y_true, (-1, 1)), "float32")
+        self.total.assign_add(keras.ops.sum(keras.ops.abs(y_true - y_pred)))
+        self.rows.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+    def result(self):
+        return {"mean_error": self.total / self.rows, "total_error": 1.0 * self.total}
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_metric_of_several_figures_is_of_all_workers(watched, make_model, data, pools):
+    x, y, _ = rows_of(data)
+    how = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
+    callbacks = [Resets()] if watched else []
+    plain = make_model(metrics=[Errors(), "accuracy"]).fit(x, y, callbacks=callbacks, **how)
+    trainer = choros.Trainer(make_model(metrics=[Errors(), "accuracy"]), workers=2, pool=pools(2))
+    ours = trainer.fit(x, y, callbacks=callbacks, **how)
+    assert ours.history.keys() == plain.history.keys()
+    for name, figures in plain.history.items():
+        np.testing.assert_allclose(ours.history[name], figures, rtol=1e-5, err_msg=name)

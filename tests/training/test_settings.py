@@ -195,8 +195,6 @@ def test_ranks_that_train_by_themselves_take_it_too(algorithm, rows, pools):
 
 @pytest.mark.parametrize(("change", "name"), [(moments, "momentum"), (loss_variable, r"loss\[0\].weight")])
 def test_workers_that_wait_for_nobody_say_that_they_do_not(change, name, rows, pools):
-    if keras.backend.backend() == "jax" and change is loss_variable:
-        pytest.skip("Keras on JAX reads such a variable once")
     model = make(loss=Weighted(), optimizer=keras.optimizers.Adam(0.01))
     trainer = choros.Trainer(model, "aeasgd", workers=2, pool=pools(2))
     with pytest.warns(UserWarning, match=f"A callback has set .*{name}.*no effect") as told:
@@ -226,3 +224,12 @@ def test_a_schedule_in_the_place_of_a_rate_is_refused(rows, pools):
     trainer = choros.Trainer(make(), workers=2, pool=pools(2))
     with pytest.raises(choros.errors.BadInput, match="replaced the learning rate by a schedule"):
         trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_begin", replaces)])
+
+
+def test_freezing_in_the_middle_is_refused(rows, pools):
+    def freezes(model, value):
+        model.layers[1].trainable = False
+
+    trainer = choros.Trainer(make(), workers=2, pool=pools(2))
+    with pytest.raises(choros.errors.BadInput, match="changed which variables are trained"):
+        trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_begin", freezes)])

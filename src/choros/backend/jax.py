@@ -23,7 +23,7 @@ from choros.backend import step_counter
 from choros.backend.base import BaseReplica, large_frozen
 from choros.backend.capture import refuse_other_optimizers
 from choros.backend.devices.jax import Spread
-from choros.backend.metrics import UNUSED, Told
+from choros.backend.metrics import UNUSED, Told, flattened
 from choros.errors import NotExact
 from choros.types import Array
 
@@ -384,7 +384,7 @@ class JaxReplica(BaseReplica):
         if not self._compiles:
             return super()._names_of_results()
         with keras.StatelessScope():  # traced only: results of numbers would be compiled for nothing
-            return frozenset(jax.eval_shape(self.model.get_metrics_result))
+            return frozenset(flattened(jax.eval_shape(self.model.get_metrics_result)))
 
     def reset_metrics(self) -> None:
         """Forget what the metrics and the tallies have seen."""

@@ -67,7 +67,7 @@ class Metrics(ABC):
 
     def _names_of_results(self) -> frozenset[str]:
         """What the metrics' results are called."""
-        return frozenset(self.model.get_metrics_result())
+        return frozenset(flattened(self.model.get_metrics_result()))
 
     def reset_metrics(self) -> None:
         """Forget what the metrics and the tallies have seen."""
@@ -170,8 +170,7 @@ class Metrics(ABC):
 
     def _results(self) -> dict[str, Any]:
         """What Keras' metrics have come to."""
-        results: dict[str, Any] = self.model.get_metrics_result()
-        return results
+        return flattened(self.model.get_metrics_result())
 
     def _compare(self) -> None:
         """Find out which figures of the step's logs are the metrics' results, and which are the step's own."""
@@ -190,7 +189,7 @@ class Metrics(ABC):
         """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
         if not isinstance(logs, dict):
             return None
-        logs = _flattened(logs)
+        logs = flattened(logs)
         return logs if logs.keys() != self._names else None
 
     def _known(self, told: Told, rows: int) -> float:
@@ -240,11 +239,11 @@ def _mean(total: float, count: float) -> float:
     return c_float(c_float(total).value / c_float(count).value).value if count else 0.0
 
 
-def _flattened(logs: dict[str, Any]) -> dict[str, Any]:
+def flattened(logs: dict[str, Any]) -> dict[str, Any]:
     """Logs with those of a metric of several, as ``compile`` makes one, each by itself, as Keras shows them."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
-        flat.update(_flattened(value) if isinstance(value, dict) else {name: value})
+        flat.update(flattened(value) if isinstance(value, dict) else {name: value})
     return flat
 
 

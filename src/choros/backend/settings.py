@@ -2,8 +2,10 @@
 
 They are of two kinds. *Numbers* are plain Python values that are attributes of an object, such as
 ``optimizer.momentum``. *Variables* are ``keras.Variable`` objects that the model does not track, such as the weight of
-a term that a compiled loss holds. Keras' own loop follows a change of a number where the step runs as Python, and that
-of a variable where the program reads variables when it runs. Where it does not, neither is read here.
+a term that a compiled loss holds. A step that runs as Python follows a change of either. A program that was traced does
+not follow a number, nor on JAX such a variable; but Keras traces it anew for another shape, as of a short last batch,
+with what they are then. Workers trace for the same shapes, and so are told of all changes; what a callback sets after a
+batch may come one trace late, as ranks calculate the next gradients while callbacks run.
 """
 
 from __future__ import annotations
@@ -45,27 +47,22 @@ class Settings:
     """
 
     def __init__(self, model: Any) -> None:
-        backend, eager = keras.backend.backend(), bool(model.run_eagerly)
-        self._small: dict[str, Any] = {}  # objects of which ``glance`` reads the numbers
-        self._layers: dict[str, Any] = {}
-        if eager or backend == "torch":
-            self._small = dict(_optimizers(model))
-            self._small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
-            self._layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
+        self._small = dict(_optimizers(model))  # objects of which ``glance`` reads the numbers
+        self._small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
+        self._layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
         self._watched = [(vars(each), [name for name, _ in _numbers(each)]) for each in self._small.values()]
         self.variables: dict[str, Any] = _untracked(model)
-        self._followed = self.variables if eager or backend != "jax" else {}
 
     def glance(self) -> list[Any]:
         """Return the values of all but layers, without names: cheap enough for each batch."""
         values = [attributes.get(name) for attributes, names in self._watched for name in names]
-        return [*values, *_values(self._followed).values()] if self._followed else values
+        return [*values, *_values(self.variables).values()] if self.variables else values
 
     def read(self) -> Values:
         """Return the present values by name: numbers, and nested lists for variables."""
         objects = {**self._small, **self._layers}
         values = {f"{place}.{name}": value for place, each in objects.items() for name, value in _numbers(each)}
-        return values | _values(self._followed)
+        return values | _values(self.variables)
 
     def to_begin_with(self) -> Values:
         """Return the values of all variables: another process may have others, as those of an imported module."""

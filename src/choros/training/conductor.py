@@ -79,6 +79,7 @@ class Conductor:
         self._settings: Settings | None = None
         self._held: Array | None = None  # what callbacks were shown of metrics, once they touch them
         self._scheduled = False  # whether the learning rate was a schedule when training began
+        self._trained: list[int] = []  # ids of the variables that were trained when training began
         self._read: Values = {}  # the settings as they were last looked at
         self._glance: list[Any] = []
         self.set: Values = {}  # all settings that callbacks have changed in this fit
@@ -98,6 +99,7 @@ class Conductor:
         self.model.stop_training = False
         self._settings, self._scheduled = Settings(self.model), self._has_schedule()
         self._read, self._glance = self._settings.read(), self._settings.glance()
+        self._trained = list(map(id, self.model.trainable_variables))
         begun = self._go_on()
         before = self._state()
         self.list.on_train_begin()
@@ -165,7 +167,7 @@ class Conductor:
 
     def _end_batch(self, step: int, logs: dict[str, float]) -> None:
         if not set(map(type, logs.values())) <= {float}:
-            self.list.on_train_batch_end(step, logs)
+            self.list.on_train_batch_end(step, _arrays(logs))
             return
         logs = dict(sorted(logs.items()))  # Keras' order
         for callback in self._of_batches:
@@ -211,6 +213,7 @@ class Conductor:
         return orders
 
     def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> Orders:
+        logs = _arrays(logs)
         if self.user:
             self.fetch(epoch)
             self.show_metrics(held)
@@ -318,6 +321,11 @@ class Conductor:
         if not self.user:
             return Orders(stop)
         settings, slots = self._changed_settings(), self._set_slots()
+        if list(map(id, self.model.trainable_variables)) != self._trained:
+            raise BadInput(
+                "A callback has changed which variables are trained (trainable = ...), which workers do not hear of: "
+                "end this fit, set it, compile, and call fit again."
+            )
         if started and self.alone:
             self._refuse_others(slots, settings)
             settings, slots = {}, []
@@ -352,6 +360,11 @@ def values(variables: Sequence[Any]) -> list[Array]:
 
     arrays = [keras.ops.convert_to_numpy(variable) for variable in variables]
     return [array if array.flags.owndata and array.flags.writeable else np.array(array) for array in arrays]
+
+
+def _arrays(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return logs with arrays in the place of lists, as a metric of several values is logged."""
+    return {name: np.array(value, np.float32) if isinstance(value, list) else value for name, value in logs.items()}
 
 
 def _wants_batches(callback: Any) -> bool:
