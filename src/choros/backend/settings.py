@@ -1,11 +1,12 @@
 """Values besides weights that a training step reads and a callback may set: numbers of optimizers, layers and losses.
 
 They are of two kinds. *Numbers* are plain Python values that are attributes of an object, such as
-``optimizer.momentum``. *Variables* are ``keras.Variable`` objects that the model does not track, such as the weight of
-a term that a compiled loss holds. A step that runs as Python follows a change of either. A program that was traced does
-not follow a number, nor on JAX such a variable; but Keras traces it anew for another shape, as of a short last batch,
-with what they are then. Workers trace for the same shapes, and so are told of all changes; what a callback sets after a
-batch may come one trace late, as ranks calculate the next gradients while callbacks run.
+``optimizer.momentum``, and lists, dicts and arrays of such. *Variables* are ``keras.Variable`` objects that the model
+does not track, such as the weight of a term that a compiled loss holds. A step that runs as Python follows a change of
+either. A program that was traced does not follow a number, nor on JAX such a variable; but Keras traces it anew for
+another shape, as of a short last batch, with what they are then. Workers trace for the same shapes, and so are told of
+all changes; what a callback sets after a batch may come one trace late, as ranks calculate the next gradients while
+callbacks run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _NUMBERS = (int, float, bool, str, type(None))
 _KEPT = frozenset({"stop_training", "built", "compiled", "training", "name"})  # what each process sets for itself
 _DEPTH, _MOST = 4, 20_000  # how far, and through how many objects, variables are looked for
 _LARGEST = 65_536  # values of one variable; larger ones are no settings
+_LONGEST = 4096  # of a list, dict or array
+_OTHER = object()
+_PARTS = (keras.regularizers.Regularizer, keras.constraints.Constraint)  # of layers, with numbers of their own
 
 
 class Settings:
@@ -50,12 +54,15 @@ class Settings:
         self._small = dict(_optimizers(model))  # objects of which ``glance`` reads the numbers
         self._small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
         self._layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
+        for place, layer in list(self._layers.items()):
+            parts = {name: part for name, part in vars(layer).items() if isinstance(part, _PARTS)}
+            self._layers |= {f"{place}.{name}": part for name, part in parts.items()}
         self._watched = [(vars(each), [name for name, _ in _numbers(each)]) for each in self._small.values()]
         self.variables: dict[str, Any] = _untracked(model)
 
     def glance(self) -> list[Any]:
         """Return the values of all but layers, without names: cheap enough for each batch."""
-        values = [attributes.get(name) for attributes, names in self._watched for name in names]
+        values = [_plain(attributes.get(name)) for attributes, names in self._watched for name in names]
         return [*values, *_values(self.variables).values()] if self.variables else values
 
     def read(self) -> Values:
@@ -83,7 +90,7 @@ class Settings:
                 continue
             place, _, attribute = name.rpartition(".")
             if place in objects:
-                setattr(objects[place], attribute, value)
+                setattr(objects[place], attribute, _as_before(getattr(objects[place], attribute, None), value))
 
 
 def _values(variables: dict[str, Any]) -> Values:
@@ -99,10 +106,34 @@ def _numbers(each: Any) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(each).items()):
         if name[:1] == "_" or name in _KEPT:
             continue
-        if isinstance(value, (np.number, np.bool_)):
-            yield name, value.item()
-        elif type(value) in _NUMBERS:
-            yield name, value
+        plain = _plain(value)
+        if plain is not _OTHER:
+            yield name, plain
+
+
+def _plain(value: Any, depth: int = 3) -> Any:
+    """Return a copy of a number, or of lists, dicts and arrays of numbers, as JSON has them; else ``_OTHER``."""
+    if type(value) in _NUMBERS:
+        return value
+    if isinstance(value, (np.number, np.bool_)):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.dtype.kind in "biuf" and value.size <= _LONGEST else _OTHER
+    if not depth or not isinstance(value, (list, tuple, dict)) or hasattr(value, "_fields") or len(value) > _LONGEST:
+        return _OTHER
+    if isinstance(value, dict):
+        parts = [_plain(each, depth - 1) for each in value.values()]
+        named = all(isinstance(key, str) for key in value)
+        return dict(zip(value, parts, strict=True)) if named and not any(each is _OTHER for each in parts) else _OTHER
+    parts = [_plain(each, depth - 1) for each in value]
+    return _OTHER if any(each is _OTHER for each in parts) else parts
+
+
+def _as_before(before: Any, value: Any) -> Any:
+    """Return a value that travelled as JSON in the type of the one that it replaces."""
+    if isinstance(before, np.ndarray):
+        return np.asarray(value, before.dtype)
+    return tuple(value) if isinstance(before, tuple) and isinstance(value, list) else value
 
 
 def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
