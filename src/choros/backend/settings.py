@@ -85,8 +85,7 @@ class Settings:
         objects = {**self._small, **self._layers}
         for name, value in values.items():
             if name in self.variables:
-                variable = self.variables[name]
-                variable.assign(np.asarray(value, np.float64).astype(variable.dtype))
+                self.variables[name].assign(np.asarray(value))
                 continue
             place, _, attribute = name.rpartition(".")
             if place in objects:
@@ -174,6 +173,8 @@ def _untracked(model: Any) -> dict[str, Any]:
 def _parts(each: Any) -> Iterator[tuple[str, Any]]:
     """Give what an object holds, by name, as far as Python tells without running code of its class."""
     if isinstance(each, (dict, list, tuple)):
+        if len(each) > _LONGEST:
+            return
         items = list(each.items()) if isinstance(each, dict) else list(enumerate(each))
         yield from ((str(key), value) for key, value in items)
     elif isinstance(each, types.MethodType):
