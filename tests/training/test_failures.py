@@ -236,8 +236,8 @@ def test_a_slow_callback_of_a_batch_is_no_hang(algorithm, data, make_model):
 def test_a_slow_callback_ends_no_run_of_a_launcher(hook, data, make_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     x, y = data()
-    slow = keras.callbacks.LambdaCallback(**{hook: lambda number, logs: time.sleep(5 if number == 1 else 0)})
-    trainer = choros.Trainer(make_model(), workers=2, launcher=choros.Ssh("localhost:2"), timeout=2)
+    slow = keras.callbacks.LambdaCallback(**{hook: lambda number, logs: time.sleep(7 if number == 1 else 0)})
+    trainer = choros.Trainer(make_model(), workers=2, launcher=choros.Ssh("localhost:2"), timeout=4)
     assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
 
 

@@ -151,7 +151,11 @@ class JoinedReporter:
                 self.held = None
 
     def _hold(self) -> None:
-        self.held, self.metrics = self.run.hold(), values(self.run.replica.model.metrics_variables)
+        import keras
+
+        self.held = self.run.hold()
+        if keras.backend.backend() != "jax":  # there a replica keeps them outside of the model, whose arrays are gone
+            self.metrics = values(self.run.replica.model.metrics_variables)
 
     def fetching(self) -> None:
         """Callbacks are about to touch the model: hold what this rank trains, and write the weights for them."""
