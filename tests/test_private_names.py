@@ -103,6 +103,7 @@ PRIVATE = [
     Name("_foreach_sub", "torch", "one kernel for all variables (backend/torch.py)"),
     Name("_foreach_add_", "torch", "one kernel for all variables (backend/torch.py)"),
     Name("_foreach_copy_", "torch", "one kernel for all variables (backend/torch.py)"),
+    Name("_version", "torch.Tensor", "how often a tensor was set (backend/caller.py)"),
     Name("_Options", "torch.distributed.ProcessGroupGloo", "options of gloo (transport/carriers/torch.py)"),
     Name("_timeout", "gloo's options", "seconds that a sum may last (transport/carriers/torch.py)"),
     Name("_threads", "gloo's options", "threads of gloo (transport/carriers/torch.py)"),

@@ -118,7 +118,9 @@ def _plain(value: Any, depth: int = 3) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return value.tolist() if value.dtype.kind in "biuf" and value.size <= _LONGEST else _OTHER
-    if not depth or not isinstance(value, (list, tuple, dict)) or hasattr(value, "_fields") or len(value) > _LONGEST:
+    if not depth or not isinstance(value, (list, tuple, dict)) or len(value) > _LONGEST:
+        return _OTHER
+    if isinstance(value, tuple) and type(value) is not tuple:  # it could not be made again of its parts
         return _OTHER
     if isinstance(value, dict):
         parts = [_plain(each, depth - 1) for each in value.values()]
