@@ -1,4 +1,4 @@
-"""Sockets that the processes which a rank forks do not keep open."""
+"""Close a rank's sockets in the child processes that it forks."""
 
 from __future__ import annotations
 

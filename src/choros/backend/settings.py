@@ -1,12 +1,15 @@
-"""Values besides weights that a training step reads and a callback may set: numbers of optimizers, layers and losses.
+"""Values other than weights that a training step reads and a callback may set, as of optimizers, layers and losses.
 
-They are of two kinds. *Numbers* are plain Python values that are attributes of an object, such as
-``optimizer.momentum``, and lists, dicts and arrays of such. *Variables* are ``keras.Variable`` objects that the model
-does not track, such as the weight of a term that a compiled loss holds. A step that runs as Python follows a change of
-either. A program that was traced does not follow a number, nor on JAX such a variable; but Keras traces it anew for
-another shape, as of a short last batch, with what they are then. Workers trace for the same shapes, and so are told of
-all changes; what a callback sets after a batch may come one trace late, as ranks calculate the next gradients while
-callbacks run.
+There are two kinds:
+
+- Numbers: plain Python values that are attributes of an object, such as ``optimizer.momentum``, and lists, dicts and
+  arrays of them.
+- Variables: ``keras.Variable`` objects that the model does not track, such as the weight of a term, held by a loss.
+
+A step that runs as Python uses a new value at once. A compiled step uses the value that it had when it was traced: this
+is so for numbers, and on JAX also for variables. Keras traces a step again for each new batch shape, such as a short
+last batch. Workers trace for the same shapes, so every change is sent to them on all backends. Callbacks of a batch run
+while ranks calculate the next gradients, so a trace in that time does not use what they set.
 """
 
 from __future__ import annotations
@@ -51,13 +54,14 @@ class Settings:
     """
 
     def __init__(self, model: Any) -> None:
-        self._small = dict(_optimizers(model))  # objects of which ``glance`` reads the numbers
-        self._small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
-        self._layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
-        for place, layer in list(self._layers.items()):
+        small = dict(_optimizers(model))  # objects of which ``glance`` reads the numbers
+        small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
+        self._watched = [(vars(each), [name for name, _ in _numbers(each)]) for each in small.values()]
+        layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
+        self._objects = {**small, **layers}
+        for place, layer in layers.items():
             parts = {name: part for name, part in vars(layer).items() if isinstance(part, _PARTS)}
-            self._layers |= {f"{place}.{name}": part for name, part in parts.items()}
-        self._watched = [(vars(each), [name for name, _ in _numbers(each)]) for each in self._small.values()]
+            self._objects |= {f"{place}.{name}": part for name, part in parts.items()}
         self.variables: dict[str, Any] = _untracked(model)
 
     def glance(self) -> list[Any]:
@@ -67,8 +71,7 @@ class Settings:
 
     def read(self) -> Values:
         """Return the present values by name: numbers, and nested lists for variables."""
-        objects = {**self._small, **self._layers}
-        values = {f"{place}.{name}": value for place, each in objects.items() for name, value in _numbers(each)}
+        values = {f"{place}.{name}": value for place, each in self._objects.items() for name, value in _numbers(each)}
         return values | _values(self.variables)
 
     def to_begin_with(self) -> Values:
@@ -82,14 +85,14 @@ class Settings:
 
     def write(self, values: Values) -> None:
         """Set values that ``changed`` gave, in this or in another copy of the model."""
-        objects = {**self._small, **self._layers}
         for name, value in values.items():
             if name in self.variables:
                 self.variables[name].assign(np.asarray(value))
                 continue
             place, _, attribute = name.rpartition(".")
-            if place in objects:
-                setattr(objects[place], attribute, _as_before(getattr(objects[place], attribute, None), value))
+            if place in self._objects:
+                holder = self._objects[place]
+                setattr(holder, attribute, _as_before(getattr(holder, attribute, None), value))
 
 
 def _values(variables: dict[str, Any]) -> Values:
@@ -185,17 +188,32 @@ def _parts(each: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(each, functools.partial):
         yield from (("func", each.func), ("args", each.args), ("keywords", each.keywords))
     elif isinstance(each, types.FunctionType) and not of_keras(each):
-        for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=False):
-            try:
-                yield name, cell.cell_contents
-            except ValueError:  # it is empty
-                continue
-        for name in sorted(_names(each.__code__)):
-            if name in each.__globals__:
-                yield name, each.__globals__[name]
-        yield from ((f"defaults[{place}]", value) for place, value in enumerate(each.__defaults__ or ()))
+        yield from parts_of_function(each)
     elif isinstance(each, keras.Loss) or _of_the_user(each):
         yield from list(vars(each).items())
+
+
+def parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Give by name what a function closes over, the globals that it and the functions within it use, and its defaults.
+
+    Args:
+        function: of Python.
+
+    Example:
+        >>> rate = 0.5
+        >>> dict(parts_of_function(lambda x, power=2: rate * x**power))
+        {'rate': 0.5, 'defaults[0]': 2}
+    """
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+    for name in sorted(_names(function.__code__)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    yield from ((f"defaults[{place}]", value) for place, value in enumerate(function.__defaults__ or ()))
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def _of_the_user(each: Any) -> bool:

@@ -82,7 +82,7 @@ class Conductor:
         self._trained: list[int] = []  # ids of the variables that were trained when training began
         self._read: Values = {}  # the settings as they were last looked at
         self._glance: list[Any] = []
-        self.settings_given: Values = {}  # all settings that callbacks have changed in this fit
+        self._given: Values = {}  # all settings that callbacks have changed in this fit
         self._warned = False  # of what a callback has set, and no worker takes
         self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
         self.step = -1  # the batch whose beginning was told last
@@ -92,10 +92,10 @@ class Conductor:
     def begin(self, epoch: int) -> Orders:
         """Training and its first epoch begin; what callbacks do then may be in what was kept already.
 
-        Where workers are started again, they are only given the settings that callbacks have changed.
+        Called again, when new workers have started: return the settings that workers got so far, and run no callback.
         """
         if self._settings is not None:
-            return Orders(settings=self.settings_given)
+            return Orders(settings=self._given)
         self.model.stop_training = False
         self._settings, self._scheduled = Settings(self.model), self._has_schedule()
         self._read, self._glance = self._settings.read(), self._settings.glance()
@@ -110,8 +110,8 @@ class Conductor:
             self._begin_batch(self.first)
         again = begun and self._go_on()
         orders = Orders(bool(self.model.stop_training)) if again else self._orders(before, started=False)
-        self.settings_given = self._settings.to_begin_with() | orders.settings
-        return replace(orders, settings=self.settings_given)
+        self._given = self._settings.to_begin_with() | orders.settings
+        return replace(orders, settings=self._given)
 
     def _go_on(self) -> bool:
         """Bring into the model what callbacks are to find in it, where training goes on; see ``kept``."""
@@ -329,7 +329,7 @@ class Conductor:
         if started and self.alone:
             self._refuse_others(slots, settings)
             settings, slots = {}, []
-        self.settings_given |= settings
+        self._given |= settings
         rate, weights = self._rate(), before[1]
         scheduled = self._has_schedule()
         if scheduled and not self._scheduled:

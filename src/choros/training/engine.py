@@ -307,7 +307,7 @@ class Engine:
             elif event == "ready":
                 self.ready.add(rank)
                 if all_told:  # one that was revived, while the others go on
-                    self.tell(Orders(settings=self.conductor.settings_given), ranks=[rank])
+                    self.tell(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
                 elif all_told := len(self.ready) == self.job.workers:
                     self.tell(self.conductor.begin(self.job.initial_epoch), everyone=True)
             elif event == "batch":

@@ -1,4 +1,4 @@
-"""Which workers that wait for nobody have done no step for long: the others' steps do not tell."""
+"""Detection of hung workers where workers do not wait for each other, so that the others' steps do not show a hang."""
 
 from __future__ import annotations
 

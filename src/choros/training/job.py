@@ -100,15 +100,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the caller's callbacks decided: stop, a new learning rate, new weights.
+    """Decisions of the caller's callbacks, for the workers: stop, take a new learning rate, take new weights.
 
     Attributes:
         stop: bool. Whether training ends.
         learning_rate: float. A new one; None where there is none.
         weights: bool. Whether all ranks take the weights that the callbacks left.
-        slots: list of int. The variables, among ``optimizer_variables``, that callbacks have set.
-        settings: dict. What they have set besides; see ``choros.backend.settings``.
-        reset: bool. Whether metrics forget what they have seen in this epoch.
+        slots: list of int. Indices, in ``optimizer_variables``, of the variables that callbacks have set.
+        settings: dict. Other values that callbacks have set, by name; see ``choros.backend.settings``.
+        reset: bool. Whether ranks reset their metrics.
     """
 
     stop: bool = False
@@ -120,7 +120,7 @@ class Orders:
 
     @property
     def variables(self) -> bool:
-        """Whether ranks take values of variables, which travel beside the orders."""
+        """True if the orders come with new values of variables, which are sent separately."""
         return self.weights or bool(self.slots)
 
     def then(self, later: Orders) -> Orders:

@@ -264,7 +264,7 @@ class JoinedReporter:
         return said
 
     def obey(self, told: dict[str, Any]) -> Orders:
-        """Take rank 0's orders; new weights are those of rank 0's model."""
+        """Take the variables that rank 0's orders are about, and return the orders, of which the loop does the rest."""
         orders = Orders(**told)
         if orders.variables:
             group = self.run.group if self.together else self.base
@@ -274,12 +274,6 @@ class JoinedReporter:
                 self.run.centre.replace(*self.run.vectors())
             if not self.together:
                 group.barrier()
-        if orders.learning_rate is not None:
-            self.run.replica.learning_rate = orders.learning_rate
-        if orders.settings:
-            self.run.replica.take_settings(orders.settings)
-        if orders.reset:
-            self.run.replica.reset_metrics()
         return orders
 
 

@@ -17,6 +17,7 @@ from itertools import repeat
 from typing import Any
 
 from choros.backend.optimizers import model_variables
+from choros.backend.settings import parts_of_function
 
 # Attributes that need no weights.
 _OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})
@@ -277,9 +278,7 @@ def _parts(each: Any) -> list[Any]:
     if isinstance(each, functools.partial):
         return [each.func, *each.args, *each.keywords.values()]
     if isinstance(each, types.FunctionType):
-        named = [each.__globals__[name] for name in _names(each.__code__) if name in each.__globals__]
-        cells = [cell.cell_contents for cell in each.__closure__ or () if _is_full(cell)]
-        return [*named, *cells, *(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+        return [value for _, value in parts_of_function(each)]
     if type(each).__module__ == "numpy":
         return []
     held = object.__getattribute__(each, "__dict__") if hasattr(type(each), "__dict__") and _has_dict(each) else {}
@@ -290,20 +289,6 @@ def _hooks(callback: Any) -> list[types.FunctionType]:
     """Return the functions of a callback's classes, but for those of Keras."""
     classes = [base for base in type(callback).__mro__ if not base.__module__.startswith("keras.")]
     return [value for base in classes for value in vars(base).values() if isinstance(value, types.FunctionType)]
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the names that a function and those within it use."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def _is_full(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def _has_dict(each: Any) -> bool:

@@ -463,7 +463,7 @@ class AloneLoop:
     def wait_for_room(self, epoch: int) -> None:
         """Wait until the slot of an epoch may be written."""
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
-        while not self.has_room(epoch):
+        while not has_room(run.board, run.job.initial_epoch, epoch):
             run.reporter.look()
             if time.monotonic() > limit:
                 raise MeetingTimeout(
@@ -472,10 +472,6 @@ class AloneLoop:
                     "faster."
                 )
             time.sleep(_LOOK)
-
-    def has_room(self, epoch: int) -> bool:
-        """Tell whether the slot of an epoch may be written."""
-        return has_room(self.run.board, self.run.job.initial_epoch, epoch)
 
     def validate_at(self, centre: Array, others: Array) -> dict[str, float]:
         """Validate a snapshot of the centre while the others go on."""

@@ -47,7 +47,7 @@ class Process(NamedTuple):
 
 
 def alive(process: Process) -> bool:
-    """Whether a process of this machine runs: False where it has gone, or only its parent has not noticed yet.
+    """Return True if a process of this machine runs; False for a zombie too.
 
     Example:
         >>> mine = Process.mine()
