@@ -22,7 +22,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 ROOMS = {
     "errors": set(),
     "types": set(),
-    "pickling": set(),
+    "pickling": {"object_graph"},
+    "object_graph": set(),
     "algorithms": set(),
     "forks": set(),
     "transport": {"forks"},
@@ -30,7 +31,7 @@ ROOMS = {
     "machine": {"backend_choice"},
     "backend_choice": {"cluster"},
     "launch": {"forks"},
-    "backend": set(),
+    "backend": {"object_graph"},
     "data": {"pickling"},
     "exchange": {"algorithms", "transport"},
     "report": set(),
@@ -53,6 +54,7 @@ ROOMS = {
         "backend",
         "checkpoints",
         "data",
+        "object_graph",
         "pickling",
     },
 }

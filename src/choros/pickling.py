@@ -13,7 +13,6 @@ import functools
 import importlib
 import importlib.machinery
 import io
-import itertools
 import pickle
 import sys
 import threading
@@ -21,13 +20,14 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from choros.errors import NotSerializable, brief
+from choros.object_graph import children
 from choros.types import Array, dtype_of
 
 # Attributes of a keras.Model that fit, evaluate and predict make anew.
@@ -50,7 +50,6 @@ _PER_CALL = ("_eval_epoch_iterator", "history")
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
 _VIEWS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's, of plain containers
-_MANY = 10_000  # parts of a container that the search for a culprit looks at
 _loading = threading.local()
 
 
@@ -497,27 +496,10 @@ def _cost(thing: Any, apart: set[int]) -> Exception | int:
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, each with its place."""
-    if isinstance(thing, types.FunctionType):
-        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
-            with suppress(ValueError):  # an empty cell
-                yield f" (its variable {name!r})", cell.cell_contents
-        for name in thing.__code__.co_names:
-            if name in thing.__globals__:
-                yield f" (its global {name!r})", thing.__globals__[name]
-        yield from ((f" (its default {number})", value) for number, value in enumerate(thing.__defaults__ or ()))
-    elif isinstance(thing, types.MethodType):
-        yield from ((f".{name}", getattr(thing, name)) for name in ("__self__", "__func__"))
-    elif isinstance(thing, functools.partial):
-        yield from ((f".{name}", getattr(thing, name)) for name in ("func", "args", "keywords"))
-    elif isinstance(thing, (dict, list, tuple, set, frozenset, deque)):
-        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        yield from ((f"[{key!r}]", value) for key, value in itertools.islice(items, _MANY))
-    attributes = getattr(thing, "__dict__", {})
-    if isinstance(attributes, dict) and not isinstance(thing, types.FunctionType):
-        layers = getattr(thing, "layers", None)  # before Keras' own lists of them
-        if isinstance(layers, list):
-            yield from ((f".layers[{number}]", layer) for number, layer in enumerate(layers))
-        for name in sorted(attributes, key=lambda name: str(name).startswith("_")):
-            if name not in _OF_TRACKABLE:
-                yield f".{name}", attributes[name]
+    """Yield what an object holds, each with its place: first layers, then public attributes."""
+    layers = getattr(thing, "layers", None)
+    if isinstance(layers, list):
+        yield from ((f".layers[{number}]", layer) for number, layer in enumerate(layers))
+    for label, part in sorted(children(thing), key=lambda each: each[0].startswith("._")):
+        if label.removeprefix(".") not in _OF_TRACKABLE:
+            yield label, part

@@ -109,6 +109,20 @@ def test_ranks_that_meet_rarely_reset_theirs_too(make_model, data, pools):
     assert counted == [60 - 4 * 8] * 2
 
 
+class ResetsOne(K.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        next(metric for metric in self.model.metrics if metric.name == "loss").reset_state()
+
+
+@pytest.mark.parametrize(("algorithm", "resets"), [("allreduce", ResetsOne), ("aeasgd", Resets)])
+def test_what_workers_do_not_take_of_metrics_is_warned_about(algorithm, resets, make_model, data, pools):
+    x, y, _ = rows_of(data)
+    trainer = choros.Trainer(make(make_model), algorithm, workers=2, pool=pools(2))
+    with pytest.warns(UserWarning, match="A callback has set metrics, which has no effect") as told:
+        trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[resets()])
+    assert len([each for each in told if "A callback has set" in str(each.message)]) == 1
+
+
 class Errors(keras.metrics.Metric):
     """Gives two figures, as a dict."""
 

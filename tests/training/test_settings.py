@@ -10,6 +10,7 @@ from choros.backend.settings import Settings
 
 K = keras.callbacks
 TERM = keras.Variable(0.5, trainable=False, name="term")  # used by a loss function, held by no object
+FACTOR = 1.0
 
 
 class Weighted(keras.losses.Loss):
@@ -48,6 +49,13 @@ class OwnStep(keras.Model):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return TERM * ops.mean(ops.square(y - y_pred))
+
+
+class NumberStep(keras.Model):
+    """The term's weight is a plain number in a module's globals."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return FACTOR * ops.mean(ops.square(y - y_pred))
 
 
 def make(kind=keras.Model, optimizer="sgd", loss="mse", **how):
@@ -120,6 +128,11 @@ def term(model, value):
     TERM.assign(value)
 
 
+def factor(model, value):
+    global FACTOR
+    FACTOR = value
+
+
 def layer_number(model, value):
     model.layers[2].factor = value
 
@@ -137,6 +150,7 @@ CASES = {
     "loss parts": (loss_parts, lambda: make(loss=Weighted())),
     "closed over": (closed_over, lambda: make(loss=makes_closure(keras.Variable(1.0, trainable=False)))),
     "global": (term, lambda: make(OwnStep)),
+    "global number": (factor, lambda: make(NumberStep)),
     "layer": (layer_number, make),
     "regularizer": (regularizer, make),
     "eager": (momentum, lambda: make(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), run_eagerly=True)),
@@ -150,8 +164,13 @@ def rows():
 
 
 @pytest.fixture(autouse=True)
-def _the_term_as_it_was():
+def _globals_as_they_were():
+    _reset_globals()
+
+
+def _reset_globals():
     TERM.assign(0.5)
+    factor(None, 1.0)
 
 
 @pytest.mark.filterwarnings("error:A callback has set")
@@ -168,14 +187,21 @@ def test_what_a_callback_sets_is_taken_as_in_plain_keras(case, hook, rows, pools
     how = {"batch_size": 8, "epochs": 4, "verbose": 0, "shuffle": False}
     plain, untouched, ours = build(), build(), build()
     plain.fit(*rows, callbacks=[At(hook, change)], **how)
-    TERM.assign(0.5)
+    _reset_globals()
     untouched.fit(*rows, **how)
     choros.Trainer(ours, workers=2, pool=pools(2)).fit(*rows, callbacks=[At(hook, change)], **how)
     same(ours, plain)
     changes = any(
         not np.allclose(a, b, atol=1e-4) for a, b in zip(plain.get_weights(), untouched.get_weights(), strict=True)
     )
-    of_a_trace = {"momentum", "loss number", "loss parts", "regularizer", "layer"}  # numbers in a program
+    of_a_trace = {
+        "momentum",
+        "loss number",
+        "loss parts",
+        "regularizer",
+        "layer",
+        "global number",
+    }  # numbers in a program
     read_once = {"loss variable", "closed over", "global"}
     not_seen = {"torch": set(), "tensorflow": of_a_trace, "jax": of_a_trace | read_once}
     assert changes == (case not in not_seen[keras.backend.backend()]), "Keras itself takes it where it is traced anew"
@@ -217,6 +243,15 @@ def test_workers_that_wait_for_nobody_say_that_they_do_not(change, name, rows, p
     with pytest.warns(UserWarning, match=f"A callback has set .*{name}.*no effect") as told:
         trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_end", change)])
     assert sum("A callback has set" in str(each.message) for each in told) == 1
+
+
+def test_a_function_that_a_callback_replaces_is_warned_about(rows, pools):
+    def replaces(model, value):
+        model.layers[1].activation = keras.activations.relu
+
+    trainer = choros.Trainer(make(), workers=2, pool=pools(2))
+    with pytest.warns(UserWarning, match=r"A callback has set 'layers\[\d\].activation', which has no effect"):
+        trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_end", replaces)])
 
 
 def test_values_are_written_into_another_copy(rows):

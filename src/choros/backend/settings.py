@@ -3,7 +3,7 @@
 There are two kinds:
 
 - Numbers: plain Python values that are attributes of an object, such as ``optimizer.momentum``, and lists, dicts and
-  arrays of them.
+  arrays of them. Also plain numbers that are globals of the user's functions.
 - Variables: ``keras.Variable`` objects that the model does not track, such as the weight of a term, held by a loss.
 
 A step that runs as Python uses a new value at once. A compiled step uses the value that it had when it was traced: this
@@ -24,11 +24,14 @@ import numpy as np
 
 from choros.backend.optimizers import held_optimizers, model_variables
 from choros.backend.plain import compiled_losses, of_keras
+from choros.object_graph import children, global_names
 
 Values = dict[str, Any]
 
 _NUMBERS = (int, float, bool, str, type(None))
-_KEPT = frozenset({"stop_training", "built", "compiled", "training", "name"})  # what each process sets for itself
+_KEPT = frozenset(  # what each process sets for itself
+    {"stop_training", "built", "compiled", "training", "name", "train_function", "test_function", "predict_function"}
+)
 _DEPTH, _MOST = 4, 20_000  # how far, and through how many objects, variables are looked for
 _LARGEST = 65_536  # values of one variable; larger ones are no settings
 _LONGEST = 4096  # of a list, dict or array
@@ -62,17 +65,37 @@ class Settings:
         for place, layer in layers.items():
             parts = {name: part for name, part in vars(layer).items() if isinstance(part, _PARTS)}
             self._objects |= {f"{place}.{name}": part for name, part in parts.items()}
-        self.variables: dict[str, Any] = _untracked(model)
+        self.variables, self._globals = _untracked(model)
+        self._functions = self._read_functions()
 
     def glance(self) -> list[Any]:
         """Return the values of all but layers, without names: cheap enough for each batch."""
         values = [_plain(attributes.get(name)) for attributes, names in self._watched for name in names]
+        values += [_plain(names.get(name)) for names, name in self._globals.values()]
         return [*values, *_values(self.variables).values()] if self.variables else values
 
     def read(self) -> Values:
         """Return the present values by name: numbers, and nested lists for variables."""
         values = {f"{place}.{name}": value for place, each in self._objects.items() for name, value in _numbers(each)}
+        values |= {place: _plain(names.get(name)) for place, (names, name) in self._globals.items()}
         return values | _values(self.variables)
+
+    def replaced_functions(self) -> list[str]:
+        """Return the places of functions, such as a layer's activation, that are others than when this was last asked.
+
+        Workers keep theirs: a function cannot travel as a value.
+        """
+        before, self._functions = self._functions, self._read_functions()
+        return [place for place, function in self._functions.items() if before.get(place, function) is not function]
+
+    def _read_functions(self) -> dict[str, Any]:
+        kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+        return {
+            f"{place}.{name}": value
+            for place, each in self._objects.items()
+            for name, value in list(vars(each).items())
+            if isinstance(value, kinds) and name[:1] != "_" and name not in _KEPT
+        }
 
     def to_begin_with(self) -> Values:
         """Return the values of all variables: another process may have others, as those of an imported module."""
@@ -88,6 +111,10 @@ class Settings:
         for name, value in values.items():
             if name in self.variables:
                 self.variables[name].assign(np.asarray(value))
+                continue
+            if name in self._globals:
+                names, key = self._globals[name]
+                names[key] = value
                 continue
             place, _, attribute = name.rpartition(".")
             if place in self._objects:
@@ -147,8 +174,12 @@ def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
             yield f"{place}.inner_optimizer", optimizer.inner_optimizer
 
 
-def _untracked(model: Any) -> dict[str, Any]:
-    """Return by name the variables that losses hold, or functions of the user's losses, layers and model use."""
+def _untracked(model: Any) -> tuple[dict[str, Any], dict[str, tuple[Values, str]]]:
+    """Return by name what losses hold, or functions of the user's losses, layers and model use.
+
+    Returns:
+        The variables; and of numbers in globals of these functions the dict that holds each, and its key there.
+    """
     known = {id(variable) for variable in [*model_variables(model), *model.metrics_variables]}
     roots: list[tuple[str, Any]] = []
     for place, entry in enumerate(compiled_losses(model)):
@@ -158,6 +189,7 @@ def _untracked(model: Any) -> dict[str, Any]:
         functions = {name: each for name, each in vars(base).items() if isinstance(each, types.FunctionType)}
         roots += [(f"{base.__qualname__}.{name}", functions[name]) for name in sorted(functions)]
     found: dict[str, Any] = {}
+    numbers: dict[str, tuple[Values, str]] = {}
     seen: set[int] = set()
     level = roots
     for _ in range(_DEPTH):
@@ -170,50 +202,23 @@ def _untracked(model: Any) -> dict[str, Any]:
                 if id(each) not in known and int(np.prod(each.shape)) <= _LARGEST:
                     found[name] = each
                 continue
-            further += [(f"{name}.{part}", value) for part, value in _parts(each)]
+            if isinstance(each, types.FunctionType) and not _of_a_library(each):
+                names = each.__globals__
+                held = [key for key in global_names(each) if type(names[key]) in _NUMBERS and key[:2] != "__"]
+                numbers |= {f"{each.__module__}.{key}": (names, key) for key in held}
+            further += [(f"{name}{part}", value) for part, value in _parts(each)]
         level = further
-    return found
+    return found, numbers
 
 
 def _parts(each: Any) -> Iterator[tuple[str, Any]]:
-    """Give what an object holds, by name, as far as Python tells without running code of its class."""
+    """Yield what a container, a function, a loss or an object of the user's own holds, each with its place."""
     if isinstance(each, (dict, list, tuple)):
-        if len(each) > _LONGEST:
-            return
-        items = list(each.items()) if isinstance(each, dict) else list(enumerate(each))
-        yield from ((str(key), value) for key, value in items)
-    elif isinstance(each, types.MethodType):
-        yield "__func__", each.__func__
-        yield "__self__", each.__self__
-    elif isinstance(each, functools.partial):
-        yield from (("func", each.func), ("args", each.args), ("keywords", each.keywords))
-    elif isinstance(each, types.FunctionType) and not of_keras(each):
-        yield from parts_of_function(each)
-    elif isinstance(each, keras.Loss) or _of_the_user(each):
-        yield from list(vars(each).items())
-
-
-def parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Give by name what a function closes over, the globals that it and the functions within it use, and its defaults.
-
-    Args:
-        function: of Python.
-
-    Example:
-        >>> rate = 0.5
-        >>> dict(parts_of_function(lambda x, power=2: rate * x**power))
-        {'rate': 0.5, 'defaults[0]': 2}
-    """
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # it is empty
-            continue
-    for name in sorted(_names(function.__code__)):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-    yield from ((f"defaults[{place}]", value) for place, value in enumerate(function.__defaults__ or ()))
-    yield from (function.__kwdefaults__ or {}).items()
+        return children(each) if len(each) <= _LONGEST else iter(())
+    if isinstance(each, types.FunctionType):
+        return iter(()) if of_keras(each) else children(each)
+    searched = isinstance(each, (types.MethodType, functools.partial, keras.Loss)) or _of_the_user(each)
+    return children(each) if searched else iter(())
 
 
 def _of_the_user(each: Any) -> bool:
@@ -222,12 +227,7 @@ def _of_the_user(each: Any) -> bool:
     return not isinstance(each, skipped) and hasattr(each, "__dict__") and not _of_a_library(type(each))
 
 
-def _of_a_library(kind: type) -> bool:
+def _of_a_library(kind: Any) -> bool:
+    """Tell whether a class or a function is of a library."""
     libraries = ("builtins", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "choros")
-    return kind.__module__.partition(".")[0] in libraries
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the names that a function and those within it use."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
+    return str(kind.__module__).partition(".")[0] in libraries

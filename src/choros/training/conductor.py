@@ -20,6 +20,10 @@ from choros.training.lazy import LazyWeights, holds_tensors
 from choros.types import Array
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_ONLY_WEIGHTS = (
+    "Asynchronous workers take only learning rates and weights from callbacks. Set it in on_train_begin or between two "
+    "calls of fit, or use a synchronous algorithm (AllReduce, LocalSGD, Averaging ...)."
+)
 
 
 class Conductor:
@@ -77,13 +81,13 @@ class Conductor:
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
         self._settings: Settings | None = None
-        self._held: Array | None = None  # what callbacks were shown of metrics, once they touch them
+        self._shown: list[Array] = []  # what callbacks were shown of metrics, once they touch them
         self._scheduled = False  # whether the learning rate was a schedule when training began
         self._trained: list[int] = []  # ids of the variables that were trained when training began
         self._read: Values = {}  # the settings as they were last looked at
         self._glance: list[Any] = []
         self._given: Values = {}  # all settings that callbacks have changed in this fit
-        self._warned = False  # of what a callback has set, and no worker takes
+        self._warned: set[str] = set()  # what callbacks have set, and no worker takes
         self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
         self.step = -1  # the batch whose beginning was told last
         self.logs: dict[str, float] = {}
@@ -128,7 +132,7 @@ class Conductor:
             return Orders()
         watched = self.lazy.watches_rate
         rate = self._seen[1] if watched else self._rate()
-        self._before, self._slots, self._held = [], [], None
+        self._before, self._slots, self._shown = [], [], []
         if self._eager:
             self._touch()
         self.lazy.arm()
@@ -179,17 +183,29 @@ class Conductor:
         slices = slices_of(variables)
         if not held or slices[-1].stop != len(held):  # they may be too many, or of a model that was compiled again
             return
-        self._held = flat = np.array(held)
+        flat = np.array(held)
         for variable, where in zip(variables, slices, strict=True):
             variable.assign(flat[where].reshape(tuple(variable.shape)).astype(variable.dtype))
+        self._shown = values(variables)
 
     def _were_reset(self) -> bool:
-        """Return whether a callback of a batch has reset the metrics, once it was shown what they hold."""
-        if self._held is None or not self._held.any():
-            return False
+        """Return whether a callback of a batch has reset all metrics, once it was shown what they hold.
+
+        Warn of other changes of metrics, which no worker takes.
+        """
         now = values(self.model.metrics_variables)
+        if not self._shown or _equal(now, self._shown):
+            return False
         self.model.reset_metrics()
-        return all(map(np.array_equal, now, values(self.model.metrics_variables)))
+        all_reset = _equal(now, values(self.model.metrics_variables))
+        if not all_reset:
+            self._warn_ignored(
+                "metrics",
+                "Workers take only model.reset_metrics(), of all metrics, after a batch of a synchronous fit.",
+            )
+        elif self.alone:
+            self._warn_ignored("metrics", _ONLY_WEIGHTS)
+        return all_reset and not self.alone
 
     def epoch_end(self, epoch: int, logs: dict[str, float], held: Sequence[float] = ()) -> Orders:
         """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn.
@@ -289,17 +305,11 @@ class Conductor:
             if variable.path.rpartition("/")[2] != "learning_rate" and not same_mark(old, new)
         ]
 
-    def _refuse_others(self, slots: list[int], settings: Values) -> None:
-        """Say once that workers that wait for nobody take no variables of optimizers and no settings."""
-        if self._warned or not (slots or settings):
-            return
-        self._warned = True
-        names = [*(optimizer_variables(self.model)[place].path for place in slots), *settings]
-        warn(
-            f"A callback has set {', '.join(map(repr, names[:3]))}. Workers that wait for nobody take only learning "
-            "rates and weights from callbacks, so this has no effect. Set it in on_train_begin or between two calls "
-            "of fit, or use a synchronous algorithm (AllReduce, LocalSGD, Averaging ...)."
-        )
+    def _warn_ignored(self, what: str, remedy: str) -> None:
+        """Warn, once for each thing, that workers do not take what a callback has set."""
+        if what not in self._warned:
+            self._warned.add(what)
+            warn(f"A callback has set {what}, which has no effect on the workers. {remedy}")
 
     def _rate(self) -> float:
         if not self.user:
@@ -326,8 +336,11 @@ class Conductor:
                 "A callback has changed which variables are trained (trainable = ...), which workers do not hear of: "
                 "end this fit, set it, compile, and call fit again."
             )
-        if started and self.alone:
-            self._refuse_others(slots, settings)
+        if self._settings is not None and (functions := self._settings.replaced_functions()):
+            self._warn_ignored(_names(functions), "Set functions before fit.")
+        if started and self.alone and (slots or settings):
+            paths = [optimizer_variables(self.model)[place].path for place in slots]
+            self._warn_ignored(_names([*paths, *settings]), _ONLY_WEIGHTS)
             settings, slots = {}, []
         self._given |= settings
         rate, weights = self._rate(), before[1]
@@ -360,6 +373,14 @@ def values(variables: Sequence[Any]) -> list[Array]:
 
     arrays = [keras.ops.convert_to_numpy(variable) for variable in variables]
     return [array if array.flags.owndata and array.flags.writeable else np.array(array) for array in arrays]
+
+
+def _equal(left: Sequence[Array], right: Sequence[Array]) -> bool:
+    return len(left) == len(right) and all(map(np.array_equal, left, right))
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3]))
 
 
 def _arrays(logs: dict[str, Any]) -> dict[str, Any]:

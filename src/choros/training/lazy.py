@@ -8,7 +8,6 @@ reference a callback reaches them. What goes past these objects cannot be seen s
 
 from __future__ import annotations
 
-import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from itertools import repeat
 from typing import Any
 
 from choros.backend.optimizers import model_variables
-from choros.backend.settings import parts_of_function
+from choros.object_graph import children
 
 # Attributes that need no weights.
 _OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})
@@ -257,7 +256,8 @@ def holds_tensors(callback: Any, model: Any) -> bool:
                 continue
             if holds(each):
                 return True
-            for part in _parts(each):
+            hooks = _hooks(each) if isinstance(each, keras.callbacks.Callback) else []
+            for part in [*(part for _, part in children(each)), *hooks]:
                 if id(part) not in seen:
                     seen.add(id(part))
                     further.append(part)
@@ -267,39 +267,7 @@ def holds_tensors(callback: Any, model: Any) -> bool:
     return False
 
 
-def _parts(each: Any) -> list[Any]:
-    """Return what an object holds, as far as Python tells without running code of its class."""
-    if isinstance(each, dict):
-        return list(each.values())
-    if isinstance(each, (list, tuple, set, frozenset)):
-        return list(each)
-    if isinstance(each, types.MethodType):
-        return [each.__self__, each.__func__]
-    if isinstance(each, functools.partial):
-        return [each.func, *each.args, *each.keywords.values()]
-    if isinstance(each, types.FunctionType):
-        return [value for _, value in parts_of_function(each)]
-    if type(each).__module__ == "numpy":
-        return []
-    held = object.__getattribute__(each, "__dict__") if hasattr(type(each), "__dict__") and _has_dict(each) else {}
-    return [*held.values(), *(_hooks(each) if _is_callback(each) else [])]
-
-
 def _hooks(callback: Any) -> list[types.FunctionType]:
     """Return the functions of a callback's classes, but for those of Keras."""
     classes = [base for base in type(callback).__mro__ if not base.__module__.startswith("keras.")]
     return [value for base in classes for value in vars(base).values() if isinstance(value, types.FunctionType)]
-
-
-def _has_dict(each: Any) -> bool:
-    try:
-        object.__getattribute__(each, "__dict__")
-    except AttributeError:
-        return False
-    return True
-
-
-def _is_callback(each: Any) -> bool:
-    import keras
-
-    return isinstance(each, keras.callbacks.Callback)

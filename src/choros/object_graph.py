@@ -1,0 +1,68 @@
+"""The objects that a Python object holds, read without running code of its class."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+_LONGEST = 10_000  # parts of a container that are looked at
+
+
+def children(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that an object holds, each with its place as a person would write it.
+
+    A function holds what it closes over, the globals that it and the functions within it use, and its defaults.
+
+    Args:
+        thing: any object.
+
+    Example:
+        >>> rate = 0.5
+        >>> dict(children(lambda x, power=2: rate * x**power))
+        {" (its global 'rate')": 0.5, ' (its default 0)': 2}
+        >>> dict(children({"a": 1}))
+        {"['a']": 1}
+    """
+    if isinstance(thing, types.FunctionType):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+            try:
+                yield f" (its variable {name!r})", cell.cell_contents
+            except ValueError:  # an empty cell
+                continue
+        for name in global_names(thing):
+            yield f" (its global {name!r})", thing.__globals__[name]
+        yield from ((f" (its default {number})", value) for number, value in enumerate(thing.__defaults__ or ()))
+        yield from ((f" (its default {name!r})", value) for name, value in (thing.__kwdefaults__ or {}).items())
+        return
+    if isinstance(thing, types.MethodType):
+        yield from ((".__self__", thing.__self__), (".__func__", thing.__func__))
+    elif isinstance(thing, functools.partial):
+        yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
+    elif isinstance(thing, (dict, list, tuple, set, frozenset, deque)):
+        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        yield from ((f"[{key!r}]", value) for key, value in itertools.islice(items, _LONGEST))
+    try:
+        attributes = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return
+    if isinstance(attributes, dict):
+        yield from ((f".{name}", value) for name, value in list(attributes.items()))
+
+
+def global_names(function: types.FunctionType) -> list[str]:
+    """Return the names of the globals that a function and those within it use, sorted.
+
+    Args:
+        function: of Python.
+    """
+    return sorted(_names(function.__code__) & function.__globals__.keys())
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names that a function and those within it use."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
