@@ -46,7 +46,7 @@ class ChorosError(Exception):
 
 
 class BadInput(ChorosError, ValueError):
-    """What was given cannot work. Says what to give instead; no worker was started."""
+    """An argument that cannot work. The message says what to give instead; no worker was started."""
 
 
 class UnknownAlgorithm(BadInput):

@@ -1,4 +1,4 @@
-"""What may start the workers of a ``Trainer`` elsewhere than on this machine: ssh, ``srun`` or an ``mpiexec``.
+"""Launchers of a ``Trainer``'s workers outside of this machine: ssh, ``srun`` or an ``mpiexec``.
 
 Each becomes a ``choros run`` of this process', which places the ranks, binds them, shows what they print and ends all
 when one fails.
@@ -87,7 +87,7 @@ class Launcher(Protocol):
     """Starts a Python module as the ranks of a job."""
 
     def size(self) -> int | None:
-        """How many ranks there is room for; None where that is not known."""
+        """Return the number of ranks that fit; None if it is not known."""
         ...
 
     def start(self, module: str, ranks: int, environ: Mapping[str, str], how: How) -> Started:
@@ -97,7 +97,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class How:
-    """What a ``Trainer`` wishes of whoever starts its ranks.
+    """The requirements of a ``Trainer`` for the launch of its ranks.
 
     Attributes:
         threads: int or None. Of each rank; its cores when None.
@@ -122,7 +122,7 @@ class _Run:
             parse_slots(self.hosts)
 
     def size(self) -> int | None:
-        """How many ranks there is room for: the slots of the hosts; None where none were given."""
+        """Return the number of ranks that fit, the slots of the hosts; None if no hosts were given."""
         return sum(count for _, count in parse_slots(self.hosts)) if self.hosts else None
 
     def start(self, module: str, ranks: int, environ: Mapping[str, str], how: How) -> Started:
@@ -135,7 +135,7 @@ class _Run:
 
     @property
     def here(self) -> bool:
-        """Whether some of the ranks are known to run on this host."""
+        """True if some of the ranks are known to run on this host."""
         return any(is_this_machine(host) for host, _ in parse_slots(self.hosts)) if self.hosts else True
 
     def options(self) -> list[str]:

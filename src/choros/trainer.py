@@ -329,16 +329,16 @@ class Trainer:
 
     @property
     def _apart(self) -> bool:
-        """Whether each member of an Ensemble has callbacks of its own, in a task elsewhere."""
+        """True if each member of an Ensemble has callbacks of its own, in a task elsewhere."""
         return hasattr(self._launcher, "train")
 
     @property
     def _replicas(self) -> int:
-        """How many models a global batch is divided among."""
+        """The number of models among which a global batch is divided."""
         return sum(self._each) if several_models(max(self._each)) else self.workers
 
     def _where(self, workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
-        """Where this process is."""
+        """Return the place of this process."""
         return check_place(workers, algorithm, pool)
 
     def _write(self) -> PackedModel:

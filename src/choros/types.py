@@ -1,4 +1,4 @@
-"""What several rooms share: arrays, their memory and batches. Standard library and numpy only."""
+"""Types that several packages share: arrays, their memory and batches. Standard library and numpy only."""
 
 from __future__ import annotations
 

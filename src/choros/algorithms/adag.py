@@ -1,4 +1,4 @@
-"""What workers learn counts less the further the centre has moved meanwhile."""
+"""The ADAG rule: an update counts less the more often the center has changed since the worker last read it."""
 
 from __future__ import annotations
 

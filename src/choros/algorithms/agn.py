@@ -1,4 +1,4 @@
-"""What workers learn is divided by their steps, then added to the centre."""
+"""The AGN rule: each update is divided by the worker's number of steps, then added to the center."""
 
 from __future__ import annotations
 

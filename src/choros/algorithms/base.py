@@ -1,4 +1,4 @@
-"""What every algorithm is: a frozen dataclass with three pure functions.
+"""The base class of the algorithms: a frozen dataclass with three pure functions.
 
 Vectors are one-dimensional arrays of any library with ``+ - * /``, ``**`` and ``.sum()``: numpy, JAX and
 PyTorch alike. Nothing here, or in any file of this folder, imports more than the standard library.
@@ -22,7 +22,7 @@ class UnstableError(ValueError):
 
 
 class Meeting(NamedTuple):
-    """What is known when a message reaches the centre.
+    """Facts about a message that reaches the center.
 
     ``workers``: how many were averaged into the message. ``staleness``: merges by others since the sender
     last saw the centre. ``sender``: the sender's rank (0 where all meet together).
@@ -98,7 +98,7 @@ class Algorithm:
 
     @property
     def uses_seen(self) -> bool:
-        """Whether ``propose`` looks at ``seen``; where not, nobody need keep it."""
+        """True if ``propose`` looks at ``seen``; where not, nobody need keep it."""
         return type(self).propose is not Algorithm.propose
 
     @property

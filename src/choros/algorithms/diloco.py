@@ -1,4 +1,4 @@
-"""What workers learn is a gradient for an outer Nesterov step."""
+"""The DiLoCo rule: the mean of the updates is the gradient of an outer Nesterov step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers learn is added to the centre."""
+"""The DOWNPOUR rule: updates are added to the center."""
 
 from __future__ import annotations
 

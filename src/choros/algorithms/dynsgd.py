@@ -1,4 +1,4 @@
-"""What workers learn counts less the staler the worker is."""
+"""The DynSGD rule: an update counts less the staler the worker is."""
 
 from __future__ import annotations
 

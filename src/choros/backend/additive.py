@@ -1,4 +1,4 @@
-"""Which metrics add over ranks: Keras' own do; another class is tried on a few rows before anything starts."""
+"""Metrics that add over ranks: Keras' own do; other classes are tried on a few rows before training starts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def rate_stays_in_optimizer(model: Any) -> bool:
 
 
 def _foreign(metric: Any, model: Any) -> bool:
-    """Whether a metric is not Keras' own: its class, its function, or a running mean that Keras did not make."""
+    """Return whether a metric is not Keras' own: its class, its function, or a running mean that Keras did not make."""
     if not type(metric).__module__.startswith("keras."):
         return True
     if type(metric) is keras.metrics.Mean:

@@ -1,4 +1,4 @@
-"""What the replicas of all three backends share: flat vectors, metrics, the exact loss, seeds, learning rate.
+"""The parts that replicas of all three backends share: flat vectors, metrics, exact loss, seeds, learning rate.
 
 A backend adds only how its variables are read and written, and how one batch is stepped, differentiated,
 applied and evaluated: the abstract methods of ``BaseReplica``.
@@ -340,7 +340,7 @@ class BaseReplica(Metrics):
         self._tally.append(np.array(entry))
 
     def predict(self, batch: Batch) -> list[Any]:
-        """What the model gives for the batch's ``x``, as nested arrays; nothing for a batch of no rows."""
+        """Return the model's predictions for the batch's ``x``, as nested arrays; nothing for a batch of no rows."""
         if not batch.rows:
             return []
         outputs = self._predict(self.pack(Batch(batch.x, None, None, batch.rows, batch.total)))
@@ -365,7 +365,7 @@ class BaseReplica(Metrics):
         return left
 
     def _marked(self) -> list[Any]:
-        """What the variables that ``gradients`` changes hold; where that costs, filled by the next ``gradients``."""
+        """Return the values of the variables that ``gradients`` changes; some are filled by the next call."""
         return self._copied()
 
     def _copied(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What the caller's process does with the given model, on any backend: build it, and read and set its vectors."""
+"""The given model in the caller's process, on any backend: build it, read and set its vectors."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ UNUSED = float("-inf")  # the loss of a step that left Keras' running loss alone
 
 
 class Told(NamedTuple):
-    """What one step told the running loss: its mean (``UNUSED``: nothing), and the weight that this had.
+    """The contribution of one step to the running loss: its mean (``UNUSED``: none) and the weight of that mean.
 
     Keras' own weighs by rows; a ``train_step`` of the user's mostly tells a batch's mean, with a weight of 1.
     """
@@ -66,7 +66,7 @@ class Metrics(ABC):
         """Set these Keras variables, cast to their dtype; always copies."""
 
     def _names_of_results(self) -> frozenset[str]:
-        """What the metrics' results are called."""
+        """Return the names of the metrics' results."""
         return frozenset(flattened(self.model.get_metrics_result()))
 
     def reset_metrics(self) -> None:
@@ -103,7 +103,7 @@ class Metrics(ABC):
         self._tally = [np.array(line) for line in state[count + 1 :].reshape(-1, 3)]
 
     def metrics(self) -> dict[str, Any]:
-        """What Keras would log now; ``loss`` is the exact one where batches were reduced or evaluated."""
+        """Return what Keras would log now; ``loss`` is the exact one if batches were reduced or evaluated."""
         results = self._results()
         if self._logs is not None:
             of_metrics = {name: results[name] for name, (_, own) in self._said.items() if not own}
@@ -169,7 +169,7 @@ class Metrics(ABC):
         return {name: 2 * primes.index(int(value)) for name, value in logs.items()}
 
     def _results(self) -> dict[str, Any]:
-        """What Keras' metrics have come to."""
+        """Return the present results of Keras' metrics."""
         return flattened(self.model.get_metrics_result())
 
     def _compare(self) -> None:
@@ -201,7 +201,7 @@ class Metrics(ABC):
         return 0.0
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
-        """What a user's own step last logged, numbers only, as of ``metric_state``; None where it logs Keras' metrics.
+        """Return the numbers that a user's own step logged, as of ``metric_state``; None if it logs Keras' metrics.
 
         Beside each number: whether it is the step's own, not one of the metrics' results.
         """
@@ -254,7 +254,7 @@ def _loss_metric(model: Any) -> Any:
 
 
 def slices_of(variables: list[Any]) -> list[slice]:
-    """Where each variable lies in a flat vector of them all."""
+    """Return the place of each variable in a flat vector of them all."""
     ends = np.cumsum([int(np.prod(v.shape, dtype=np.int64)) for v in variables], dtype=np.int64).tolist()
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 

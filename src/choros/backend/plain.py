@@ -1,4 +1,4 @@
-"""Which parts of a model are Keras' own and known to treat each row by itself, so that they need no trial."""
+"""Parts of a model that are Keras' own and known to treat each row by itself, so that they need no trial."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _plain_operation(operation: Any) -> bool:
 
 
 def _crosses_rows(layer: Any) -> bool:
-    """Whether an axis of a layer is that of the rows, also where it counts from the end, or may be for all we know."""
+    """Return whether an axis of a layer is, or may be, that of the rows, also where it counts from the end."""
     ranks = {len(tensor.shape) for node in layer._inbound_nodes for tensor in node.input_tensors}
     if min(ranks, default=2) < 2 and type(layer).__name__ not in FLAT:
         return True
@@ -133,5 +133,5 @@ def _crosses_rows(layer: Any) -> bool:
 
 
 def _contracts_rows(equation: Any) -> bool:
-    """Whether the first axis of an ``EinsumDense`` is not the first of what it gives."""
+    """Return whether the first axis of an ``EinsumDense`` is not the first of what it gives."""
     return isinstance(equation, str) and equation[:1] != equation.partition("->")[2].strip()[:1]

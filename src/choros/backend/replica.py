@@ -1,4 +1,4 @@
-"""What a backend must do for Choros: one ``Replica`` holds a compiled Keras model inside a worker.
+"""The interface of a backend: one ``Replica`` holds a compiled Keras model inside a worker.
 
 The order of calls in a worker, and who adds what over the ranks::
 
@@ -180,10 +180,10 @@ class Replica(Protocol):
         """Set them, from one or from a sum of several; what ``apply`` counted stays."""
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
-        """What a user's own step last logged, numbers only; None where a step logs Keras' metrics."""
+        """Return the numbers that a user's own step last logged; None if a step logs Keras' metrics."""
 
     def metrics(self) -> dict[str, Any]:
-        """What Keras would log now, as Python numbers; ``loss`` is the exact one after ``apply`` or ``evaluate``.
+        """Return what Keras would log now, as numbers; ``loss`` is the exact one after ``apply`` or ``evaluate``.
 
         Where a user's ``train_step`` returns logs that are not the metrics', the last step's, as in Keras.
         """
@@ -222,7 +222,7 @@ class Replica(Protocol):
         """After ``sync`` or ``finish``: take up what was set in the model itself since then."""
 
     def finish(self) -> None:
-        """What Keras does at the end of ``fit`` (averaged weights of ``use_ema``); sync state into the model."""
+        """Do what Keras does at the end of ``fit`` (averaged weights of ``use_ema``); sync state into the model."""
 
     def close(self) -> None:
         """End what it keeps running, if anything."""

@@ -1,4 +1,4 @@
-"""What a loss divides by: the weight that makes the ranks' gradients add up to that of one process.
+"""The divisor of a loss: the weight that makes the ranks' gradients add up to that of one process.
 
 For a loss ``L = sum(l) / n`` over one global batch, cut into parts with ``L_r = sum_r(l) / n_r``,
 
@@ -96,7 +96,7 @@ class Weigher:
 
     @property
     def refusal(self) -> NotExact | None:
-        """Why reduced steps are refused, if they are."""
+        """The reason why reduced steps are refused; None if they are not."""
         return self._refusal
 
     @property
@@ -120,7 +120,7 @@ class Weigher:
         self._seen = []
 
     def divisor(self, rows: int, data: tuple[Any, ...] = (), *, strict: bool = True) -> Any:
-        """What the loss of the step just made divided by, in units that are the same on all ranks.
+        """Return the divisor of the last step's loss, in units that are the same on all ranks.
 
         Args:
             rows: the batch's rows, the answer where no mask or weight is in force.
@@ -144,7 +144,7 @@ class Weigher:
         return float(rows) if found is None else keras.ops.maximum(found, TINY)
 
     def _mixed(self) -> NotExact | None:
-        """Why the step just made cannot be weighed, if so: terms that divide by different things."""
+        """Return why the last step cannot be weighed: its terms divide by different things. None if it can."""
         if self._adds:
             return None
         if self.sums:

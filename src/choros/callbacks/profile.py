@@ -46,7 +46,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         self._done, self._begun, self._over = 0, 0, True
 
     def mine(self) -> str | None:
-        """Where this process's files go, below the directory; None where it does not profile."""
+        """Return the directory of this process's files; None if it does not profile."""
         return ""
 
     def on_train_begin(self, logs: Any = None) -> None:

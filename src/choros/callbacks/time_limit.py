@@ -157,7 +157,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         return self.asked
 
     def _whole(self) -> bool:
-        """Whether the epoch's last batch is done; an epoch without a known end never is."""
+        """Return whether the epoch's last batch is done; an epoch without a known end never is."""
         steps: int | None = (self.params or {}).get("steps")
         return self._at[1] == 0 or (steps is not None and self._at[1] >= steps)
 

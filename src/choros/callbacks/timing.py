@@ -1,4 +1,4 @@
-"""How long steps and epochs take; names and figures as in keras_experiments and keras-multi-gpu."""
+"""Times of steps and epochs; names and figures as in keras_experiments and keras-multi-gpu."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Checkpoint:
 
     @property
     def asked(self) -> bool:
-        """Whether a signal, or the limit of time, asks for the end."""
+        """True if a signal, or the time limit, asks for the end."""
         return self._told or time.time() >= self._end
 
     @contextmanager

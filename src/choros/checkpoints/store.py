@@ -194,7 +194,7 @@ def _write(path: Path, facts: dict[str, Any], arrays: list[Array]) -> None:
 
 
 def _pieces(facts: dict[str, Any], arrays: list[Array]) -> Iterator[Any]:
-    """What a file holds, piece by piece, but for the digest."""
+    """Yield the content of a file, piece by piece, without the digest."""
     offsets, end = [], 0
     for array in arrays:
         offsets.append(end)

@@ -1,4 +1,4 @@
-"""What several commands' arguments have in common."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _BACKENDS = {
 
 
 def report() -> str:
-    """What is available, an ``[X]`` before what is.
+    """Return a list of what is available, with an ``[X]`` before each feature that is.
 
     Returns:
         Lines.
@@ -44,7 +44,7 @@ def _named(name: str, there: bool) -> str:
 
 
 def _installed(module: str) -> bool:
-    """Whether a module can be found; it is not imported."""
+    """Return whether a module can be found; it is not imported."""
     try:
         return util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -52,7 +52,7 @@ def _installed(module: str) -> bool:
 
 
 def _no_shared_memory() -> str:
-    """Why there is none; nothing where a group can be made."""
+    """Return why there is none; "" if a group can be made."""
     from choros.transport.shared_group import SharedGroup
 
     try:

@@ -104,7 +104,7 @@ def _print(report: dict[str, Any], args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> list[str]:
-    """What the ranks are told."""
+    """Return the options that are passed to the ranks."""
     found = ["--timeout", str(args.timeout), "--smoke-timeout", str(args.smoke_timeout)]
     found += ["--backends", ",".join(args.backends)] if args.backends else []
     return found + (["--no-smoke"] if args.no_smoke else [])

@@ -1,4 +1,4 @@
-"""What a command is given to run: a script, a module or a program."""
+"""The target of a command: a script, a module or a program."""
 
 from __future__ import annotations
 

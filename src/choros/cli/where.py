@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def findings() -> dict[str, Any]:
-    """What ``choros where`` prints, as JSON holds it.
+    """Return what ``choros where`` prints, as JSON holds it.
 
     Returns:
         The place and why it is believed, in what ranks meet, host, cores, thread variables, Keras' backend, versions.

@@ -1,4 +1,4 @@
-"""Where am I: which rank of how many, told by whichever launcher started this process; and lists of hosts.
+"""The place of this process: its rank and the number of ranks, as its launcher tells; and lists of hosts.
 
 Read from the environment alone; nothing is imported or contacted to find out.
 """

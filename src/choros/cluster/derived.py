@@ -1,4 +1,4 @@
-"""What launchers tell in another form than one variable for each number, as variables."""
+"""Variables made of what launchers tell in another form than one variable for each number."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def of_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_flux(environ: Mapping[str, str]) -> dict[str, str]:
-    """How many of Flux's tasks are on each node, where it is the same on all.
+    """Return the number of Flux's tasks on each node, if it is the same on all.
 
     Example:
         >>> of_flux({"FLUX_JOB_SIZE": "6", "FLUX_JOB_NNODES": "3"})

@@ -11,7 +11,7 @@ from choros.errors import BadInput
 
 
 class ClusterParser:
-    """What keras_experiments asks a cluster: hosts, ranks of each, parameter servers, this rank, the first port.
+    """The interface of keras_experiments to a cluster: hosts, their ranks, parameter servers, rank, first port.
 
     It reads the place of any launcher that ``Place`` knows; a class of one's own may take the place of each property.
 
@@ -53,7 +53,7 @@ class ClusterParser:
 
     @property
     def num_tasks_per_host(self) -> list[int]:
-        """How many ranks each host has."""
+        """The number of ranks on each host."""
         place, hosts = self.place, len(self._hosts())
         told = self._environ.get("SLURM_STEP_TASKS_PER_NODE") if place.launcher == "slurm" else None
         if told and len(counts := expand_tasks(told)) == hosts and sum(counts) == place.size:
@@ -64,7 +64,7 @@ class ClusterParser:
 
     @property
     def num_parameter_servers(self) -> int:
-        """How many parameter servers were asked for."""
+        """The number of parameter servers that were asked for."""
         return len(self._hosts()) if self._servers < 0 else self._servers
 
     @property
@@ -98,7 +98,7 @@ class SlurmClusterParser(ClusterParser):
 
     @property
     def num_tasks_per_host(self) -> list[int]:
-        """How many ranks each host has."""
+        """The number of ranks on each host."""
         return list(expand_tasks(self._told("TASKS_PER_NODE")))
 
     @property

@@ -15,7 +15,7 @@ _SIGNS = ("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPA
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of how many, and on which node.
+    """The rank of this process, the number of ranks, and its node.
 
     Attributes:
         rank, size: int. This process among all, ``0 <= rank < size``.
@@ -87,7 +87,7 @@ def why(environ: Mapping[str, str] | None = None) -> str:
 
 
 def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """What shows that an MPI's launcher started this process, though no table tells where it is.
+    """Return the signs that an MPI's launcher started this process, although no table tells its rank.
 
     MPI's libraries find each other by PMI or PMIx, whoever starts them, so these names are there under any launcher.
 
@@ -114,7 +114,7 @@ def _but(signs: tuple[str, ...]) -> str:
 
 
 def meets_by_mpi(launcher: str) -> bool:
-    """Whether the ranks that a launcher starts may meet by MPI.
+    """Return whether the ranks that a launcher starts may meet by MPI.
 
     Args:
         launcher: as in ``Place.launcher``.

@@ -77,7 +77,7 @@ def _added(found: Iterable[tuple[str, int]]) -> Slots:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name is this machine's: localhost, 127.0.0.1, its host name, with or without the domain.
+    """Return whether a name is this machine's: localhost, 127.0.0.1, its host name, with or without the domain.
 
     Args:
         host: the name.

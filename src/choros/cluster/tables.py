@@ -243,7 +243,7 @@ def tables() -> Iterator[Table]:
 
 
 def points_of(group: str) -> tuple[EntryPoint, ...]:
-    """What installed packages add to a group of entry points, by name."""
+    """Return what installed packages add to a group of entry points, by name."""
     return _points(group, tuple(sys.path))
 
 

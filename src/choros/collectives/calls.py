@@ -311,7 +311,7 @@ class _Once:
         self.size, self.trace = calls.size, calls.group.trace
 
     def gather(self, x: bytes) -> list[bytes]:
-        """What each rank gave; zeros for one that has joined."""
+        """Return what each rank gave; zeros for a rank that has joined."""
         return [own.get("body") or bytes(len(x)) for _, own in self._calls._agree(self._same, body=x)]
 
     def sum(self, x: Array) -> Array:
@@ -329,7 +329,7 @@ class _Once:
 
 
 def _refused(said: list[tuple[Call, Call]], going: list[int], ranks: list[int]) -> str:
-    """Why what the ranks said cannot be done, or ""; the same words on every rank."""
+    """Return why the ranks' calls cannot be carried out, or ""; the same text on every rank."""
     same = said[going[0]][0]
     if any(said[rank][0] != same for rank in going):
         told = "; ".join(f"rank {ranks[rank]}: {_spell(theirs)}" for rank, (theirs, _) in enumerate(said))
@@ -357,7 +357,7 @@ def _needs_rows(x: Array) -> str:
 
 
 def _parts(x: Array, splits: Any, size: int) -> tuple[str, list[int]]:
-    """Why the rows cannot be split so, or ""; and the rows for each rank."""
+    """Return why the rows cannot be split, or ""; and the rows for each rank."""
     if splits is None:
         if len(x) % size:
             return f"{len(x)} rows do not divide among {size} ranks: give splits", []

@@ -1,4 +1,4 @@
-"""What becomes of the values of all ranks: sum, average, extremes, product, Adasum, in a type that is wide enough."""
+"""Reductions over the ranks: sum, average, extremes, product, Adasum, in a type that is wide enough."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def refusal(op: Op, dtype: np.dtype, size: int) -> str:
 
 
 class Summing(Protocol):
-    """What ``reduced`` needs of a group."""
+    """The part of a group that ``reduced`` needs."""
 
     @property
     def size(self) -> int:
-        """How many ranks."""
+        """The number of ranks."""
         ...
 
     @property
     def trace(self) -> Trace | None:
-        """Whom to tell what took time."""
+        """The receiver of timings."""
         ...
 
     def sum(self, x: Array) -> Array:

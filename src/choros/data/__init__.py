@@ -38,11 +38,11 @@ __all__ = [
 
 
 class Source(Protocol):
-    """What the training loops need of data."""
+    """The interface of data for the training loops."""
 
     @property
     def indexed(self) -> bool:
-        """Whether any rows (of a PyDataset: batches) can be asked for; else each global batch is sliced as it comes."""
+        """True if any rows (of a PyDataset: batches) can be asked for; else each global batch is sliced as it comes."""
         ...
 
     @property

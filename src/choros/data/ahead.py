@@ -18,7 +18,7 @@ Augment = Callable[[Any], Any]
 
 
 class Prefetch:
-    """What ``choros.prefetch`` returns: data for ``Trainer.fit``, and how to read it.
+    """The result of ``choros.prefetch``: data for ``Trainer.fit``, and how to read it.
 
     Attributes:
         data: ``(x, y, sample_weight)``, as for ``fit``.
@@ -110,7 +110,7 @@ class AheadSource:
 
 
 def augmented(augment: Augment, x: Any, rows: int) -> Any:
-    """What a user's function makes of a batch's x.
+    """Return the result of a user's function on a batch's x.
 
     Raises:
         BadData: it gave nothing, or another number of rows.
@@ -124,7 +124,7 @@ def augmented(augment: Augment, x: Any, rows: int) -> Any:
 
 
 def without_augment(data: Any) -> Any:
-    """What is evaluated of data that may be ``Prefetch``: the rows as they are."""
+    """Return the data without augmentation, as evaluation reads them."""
     return Prefetch(data.data, data.depth, None) if isinstance(data, Prefetch) else data
 
 

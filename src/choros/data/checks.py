@@ -1,4 +1,4 @@
-"""What is refused before any worker starts: data that do not fit together, each in one sentence with its remedy."""
+"""Checks of data before any worker starts: each refusal is one sentence with its remedy."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _REMEDY = "convert it to numpy arrays, name files by choros.files, or wrap it in
 
 
 def is_py_dataset(value: Any) -> bool:
-    """Whether ``value`` is a ``keras.utils.PyDataset``, found without importing Keras.
+    """Return whether ``value`` is a ``keras.utils.PyDataset``, found without importing Keras.
 
     Example:
         >>> is_py_dataset([1, 2])
@@ -27,7 +27,7 @@ def is_py_dataset(value: Any) -> bool:
 
 
 def brings_targets(value: Any) -> bool:
-    """Whether ``value`` yields y and weights itself: a PyDataset, rows of files, or a stream of batches.
+    """Return whether ``value`` yields y and weights itself: a PyDataset, rows of files, or a stream of batches.
 
     Example:
         >>> brings_targets([1, 2])
@@ -37,7 +37,7 @@ def brings_targets(value: Any) -> bool:
 
 
 def is_stream(value: Any) -> bool:
-    """Whether ``value`` yields batches: it can be iterated, and is no array and no container of arrays.
+    """Return whether ``value`` yields batches: it can be iterated, and is no array and no container of arrays.
 
     Example:
         >>> is_stream(iter([1])), is_stream([1]), is_stream("text")
@@ -165,7 +165,7 @@ def to_floatx(structure: Any, floatx: str) -> Any:
 
 
 def _describe(value: Any) -> str:
-    """What to call something that is no array."""
+    """Return a description of an object that is no array."""
     kind = type(value)
     modules = {parent.__module__.split(".")[0] for parent in kind.__mro__}
     names = {parent.__name__ for parent in kind.__mro__}

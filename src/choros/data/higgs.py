@@ -154,7 +154,7 @@ def _explain(path: str | os.PathLike[str], header: list[str], columns: list[int]
 
 
 def _numbers(texts: Iterable[str]) -> bool:
-    """Whether all are finite numbers, also as float32."""
+    """Return whether all are finite numbers, also as float32."""
     try:
         values = [float(text) for text in texts]
     except ValueError:

@@ -1,4 +1,4 @@
-"""How a source travels to the workers: JSON for its structure, raw bytes for its arrays, never a pickle of arrays.
+"""The form in which a source travels to workers: JSON for its structure, raw bytes for arrays, no pickle of arrays.
 
 The arrays are written once into memory that all workers map (64-byte aligned, so that a backend may use them where
 they lie); each worker makes read-only views of them and a source from those. Arrays that are a mapped file are not
@@ -119,7 +119,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
 
 
 def layout(arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], int]:
-    """Where each array goes in one stretch of memory, and how many bytes that takes.
+    """Return the place of each array in one stretch of memory, and the number of bytes that all take.
 
     Example:
         >>> layout([np.zeros(3, "uint8"), np.zeros((2, 2), "float32")])[1]

@@ -1,4 +1,4 @@
-"""What the demo's data sets have in common: the type, the fixed split, and standardised features."""
+"""The common parts of the demo's data sets: the type, the fixed split, and standardised features."""
 
 from __future__ import annotations
 

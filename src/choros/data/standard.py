@@ -1,4 +1,4 @@
-"""What a data set yields as one batch, as nested numpy arrays of x, y and weights."""
+"""The batches of a data set as nested numpy arrays of x, y and weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What yields batches one after the other (generators, tf.data, DataLoader, Grain) as a source of batches."""
+"""Iterables of batches (generators, tf.data, DataLoader, Grain) as a source of batches."""
 
 from __future__ import annotations
 

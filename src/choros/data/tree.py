@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_nested(structure: Any) -> bool:
-    """Whether ``structure`` is a dict, a list or a tuple.
+    """Return whether ``structure`` is a dict, a list or a tuple.
 
     Example:
         >>> is_nested({"a": 1}), is_nested(None)
@@ -53,7 +53,7 @@ def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def same_shape(a: Any, b: Any) -> bool:
-    """Whether two structures have the same containers, keys and places of leaves; None in ``b`` fits any leaf.
+    """Return whether two structures have the same containers, keys and leaves; None in ``b`` fits any leaf.
 
     Example:
         >>> same_shape({"a": 1, "b": 2}, {"a": 3, "b": None}), same_shape([1, 2], [1])

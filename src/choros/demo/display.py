@@ -1,4 +1,4 @@
-"""How far the comparison is: one line an algorithm, counting live on a terminal."""
+"""The progress of a comparison: one line for each algorithm, updated live on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a demo compares, and what must be set before Keras is imported."""
+"""The plan of a demo's comparison, and what must be set before Keras is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared.
+    """The plan of a comparison.
 
     Attributes:
         algorithms: tuple of ``Algorithm``, in the order in which they run.

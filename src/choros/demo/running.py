@@ -24,7 +24,7 @@ _PACKAGES = {"jax": ("jax",), "torch": ("torch",), "tensorflow": ("tensorflow", 
 
 
 class Shows(Protocol):
-    """What a comparison tells of itself while it runs."""
+    """The receiver of a comparison's progress."""
 
     def begin(self, name: str, run: int) -> None:
         """A run begins."""

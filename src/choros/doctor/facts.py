@@ -1,4 +1,4 @@
-"""What one rank finds out about itself, by the standard library alone: it can be told where nothing else works."""
+"""Facts that one rank finds about itself with the standard library alone, so that it works where nothing else does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is judged, and in which form: everything that was seen goes in, a list of findings comes out."""
+"""The input and the result of the rules: everything that was seen, and a list of findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process may take: memory, processor time, open files, shared memory; of control groups of both versions."""
+"""Limits of this process: memory, processor time, open files, shared memory; control groups of both versions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def memory(control: Path = CONTROL, proc: Path = PROC) -> dict[str, Any]:
 
 
 def quota(control: Path = CONTROL, proc: Path = PROC) -> float | None:
-    """How many cores' time the control groups allow, which the affinity does not show; None for no limit.
+    """Return how many cores' time control groups allow, which affinity does not show; None for no limit.
 
     Args:
         control: where control groups are mounted.

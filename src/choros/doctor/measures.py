@@ -1,4 +1,4 @@
-"""What the ranks measure together: memory and the group's bandwidth, its latency, clocks, and who is slow.
+"""Measurements that the ranks make together: memory and group bandwidth, latency, clocks, and slow ranks.
 
 Every rank makes the same calls in the same order; what it decides on (how much, how often, once more) is the same on
 all, because it is taken from what all have gathered.
@@ -56,7 +56,7 @@ def measure(group: Group, room: int, engines: dict[str, Group]) -> Measures:
 
 
 def tell(group: Group, what: Any) -> list[Any]:
-    """What every rank says, in the order of the ranks, as JSON.
+    """Return what every rank sends, in the order of the ranks, as JSON.
 
     Example:
         >>> from choros.transport.local_group import LocalGroup
@@ -125,7 +125,7 @@ def memory_bandwidth(room: int) -> float:
 
 # -- the clocks
 def clocks(group: Group, rounds: int = 24) -> list[list[float]]:
-    """How far each rank's clock is ahead of rank 0's: surely at least, and surely at most.
+    """Return by how much each rank's clock is ahead of rank 0's: at least, and at most.
 
     Whatever a rank saw before a barrier was before whatever another saw after it. So a slow rank makes the bounds wide,
     and never wrong.

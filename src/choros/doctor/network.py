@@ -27,7 +27,7 @@ def fabrics(folder: Path = Path("/sys/class/infiniband")) -> list[str]:
 
 
 def variables() -> dict[str, str]:
-    """What the environment says of networks: the collectives' libraries' variables, and ``CHOROS_NETWORK``.
+    """Return the environment's settings of networks: the libraries' variables, and ``CHOROS_NETWORK``.
 
     Example:
         >>> all(NAMED.match(name) for name in variables())

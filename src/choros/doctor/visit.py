@@ -23,7 +23,7 @@ HAND = "CHOROS_DOCTOR"  # the descriptor of memory in which whoever started this
 
 @dataclass(frozen=True)
 class Wish:
-    """What a visit does.
+    """The options of one diagnosis.
 
     Attributes:
         train: bool. Train on the backends.
@@ -39,7 +39,7 @@ class Wish:
 
 
 class Visit:
-    """What one rank knows so far; ``seen`` is true at any time.
+    """The facts that one rank knows so far; ``seen`` is valid at any time.
 
     Args:
         wish: Wish.

@@ -76,7 +76,7 @@ def _put_together(size: int, outcome: Outcome, left: Sequence[dict[str, Any]]) -
 
 
 def _read(fd: int) -> dict[str, Any]:
-    """What a rank left; nothing where it left none, or died while it wrote."""
+    """Return what a rank wrote; nothing if it wrote none, or died while it wrote."""
     text = os.pread(fd, os.fstat(fd).st_size, 0)
     try:
         found: dict[str, Any] = json.loads(text)

@@ -1,4 +1,4 @@
-"""How workers meet: ``Together``, all at once, or ``Alone``, each with the centre in its own time; and when."""
+"""The two ways in which workers exchange: ``Together``, all at once, or ``Alone``, each with the center."""
 
 from choros.exchange.alone import Alone
 from choros.exchange.memory import MemoryCentre

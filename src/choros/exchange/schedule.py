@@ -1,4 +1,4 @@
-"""When a worker meets: after every so many optimizer steps."""
+"""The schedule of exchanges: one after a number of optimizer steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a ``fit`` compare before it begins: one small gather."""
+"""Comparison of the ranks before ``fit`` begins: one small gather."""
 
 from __future__ import annotations
 

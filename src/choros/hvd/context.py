@@ -1,4 +1,4 @@
-"""Which rank this is and with whom it meets: ``init``, ``shutdown``, ranks and sizes, process sets."""
+"""The ranks of this process's job: ``init``, ``shutdown``, ranks and sizes, process sets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ProcessSet:
             raise ValueError(f"A process set of ranks {list(ranks)}: give ranks from 0, each of them once.")
 
     def size(self) -> int:
-        """How many ranks it has; ValueError until it is registered."""
+        """Return the number of its ranks; ValueError until it is registered."""
         self._registered()
         return len(self.ranks)
 
@@ -61,7 +61,7 @@ class ProcessSet:
         return self.ranks.index(rank()) if self.included() else -1
 
     def included(self) -> bool:
-        """Whether this process is in it."""
+        """Return whether this process is in it."""
         self._registered()
         return rank() in self.ranks
 
@@ -78,7 +78,7 @@ global_process_set = ProcessSet.__new__(ProcessSet)  # all ranks; ``init`` says 
 
 @dataclass
 class Context:
-    """What ``init`` found: the place, the group of all ranks, and the process sets by their number."""
+    """The result of ``init``: the place, the group of all ranks, and the process sets by their number."""
 
     place: Place
     group: Group
@@ -200,13 +200,13 @@ def give_up(reason: str) -> None:
 
 
 def failed() -> bool:
-    """Whether a collective of some process set has failed, after which none of that set works."""
+    """Return whether a collective of some process set has failed, after which none of that set works."""
     sets = [one for now in _now for one in now.sets.values() if one.collectives is not None]
     return any(getattr(one.collectives.group, "broken", "") for one in sets if one.collectives is not None)
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` has been called."""
+    """Return whether ``init`` has been called."""
     return bool(_now)
 
 
@@ -227,7 +227,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks there are."""
+    """Return the number of ranks."""
     return context().place.size
 
 
@@ -237,37 +237,37 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many ranks are on this machine."""
+    """Return the number of ranks on this machine."""
     return context().place.local_size
 
 
 def cross_rank() -> int:
-    """Which machine this is, from 0."""
+    """Return the number of this machine, from 0."""
     return context().place.node or 0
 
 
 def cross_size() -> int:
-    """How many machines there are."""
+    """Return the number of machines."""
     return context().place.nodes or 1
 
 
 def is_homogeneous() -> bool:
-    """Whether every machine has the same number of ranks."""
+    """Return whether every machine has the same number of ranks."""
     return context().place.size == local_size() * cross_size()
 
 
 def mpi_built() -> bool:
-    """Whether mpi4py is installed."""
+    """Return whether mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def mpi_enabled() -> bool:
-    """Whether the ranks meet by MPI; False before ``init``."""
+    """Return whether the ranks meet by MPI; False before ``init``."""
     return bool(_now) and "MPI" in kind_of(_now[0].group)
 
 
 def mpi_threads_supported() -> bool:
-    """Whether the script may call MPI from threads of its own, beside Choros."""
+    """Return whether the script may call MPI from threads of its own, beside Choros."""
     return mpi_enabled() and sys.modules["mpi4py.MPI"].Query_thread() == sys.modules["mpi4py.MPI"].THREAD_MULTIPLE
 
 

@@ -1,4 +1,4 @@
-"""What ``fit`` of a model with a distributed optimizer does besides Keras' own: the split step, and that ranks agree.
+"""The additions to ``fit`` of a model with a distributed optimizer: the split step, and checks that ranks agree.
 
 Keras asks ``make_train_function`` for its step; that and ``fit`` are wrapped, once, on ``keras.Model``. For a model
 whose optimizer is not distributed both go straight to Keras' own.
@@ -37,7 +37,7 @@ _installed: list[bool] = []
 
 
 def reduction_of(optimizer: Any) -> Any:
-    """How an optimizer, or the one inside a ``LossScaleOptimizer``, reduces; None where it does not."""
+    """Return the reduction of an optimizer, or of the one inside a ``LossScaleOptimizer``; None if it has none."""
     own = getattr(optimizer, "_choros_reduction", None)
     return own or getattr(getattr(optimizer, "inner_optimizer", None), "_choros_reduction", None)
 
@@ -110,7 +110,7 @@ def _fit(plain: Any) -> Any:
 
 
 def pipelines() -> AbstractContextManager[None]:
-    """How Keras' loop is fed while ranks wait for each other at every step."""
+    """Feed Keras' loop while ranks wait for each other at every step."""
     if keras.backend.backend() != "tensorflow":
         return nullcontext()
     from choros.hvd.graph.tensorflow import untuned_pipelines

@@ -1,4 +1,4 @@
-"""What a script loads: a saved model with its optimizer distributed, and this rank's rows of a data set."""
+"""Loading in a script: a saved model with its optimizer distributed, and this rank's rows of a data set."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Membership:
         return [text.encode() for text in self._next("swap", self._limit)["all"]]
 
     def _next(self, what: str, limit: float = math.inf) -> dict[str, Any]:
-        """What the driver says next of what is awaited: it ends the job where there is nothing to be said for long."""
+        """Return the driver's next message of an awaited kind; after a long time without any it ends the job."""
         until = time.monotonic() + limit
         while True:
             try:
@@ -167,7 +167,7 @@ def membership() -> Membership | None:
 
 
 def is_elastic() -> bool:
-    """Whether this process is of a job whose ranks come and go."""
+    """Return whether this process is of a job whose ranks come and go."""
     return bool(os.environ.get(ELASTIC))
 
 

@@ -1,4 +1,4 @@
-"""How one optimizer's gradients are reduced over the ranks: as one flat vector in shared memory, or as tensors."""
+"""The reduction of one optimizer's gradients over ranks: as one flat vector in shared memory, or as tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BATCH, _ENDED, _STOPPED = b"batch", b"ended", b"stopped"  # a rank's answer whe
 
 
 class Reduction:
-    """What ``DistributedOptimizer`` was asked for, and how often it has been done.
+    """The settings of a ``DistributedOptimizer``, and its count of reductions.
 
     Args:
         op: Average or Sum.
@@ -67,7 +67,7 @@ class Reduction:
 
     @property
     def size(self) -> int:
-        """How many ranks reduce."""
+        """The number of ranks that reduce."""
         return collectives(self.process_set).size
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Reduction:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do, now and later: one rank, and each step an update."""
+        """True if there is nothing to do, now and later: one rank, and each step an update."""
         return self.every == 1 and self.size == 1 and not is_elastic()
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
@@ -154,7 +154,7 @@ class Flat:
 
     @property
     def current(self) -> bool:
-        """Whether the group is still that of the ranks: it is another one after ``shutdown`` and ``init``."""
+        """True if the group is still that of the ranks: it is another one after ``shutdown`` and ``init``."""
         return collectives(self.how.process_set).group is self.group
 
     def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:

@@ -255,7 +255,7 @@ class ReadShard(Shard):
 
 
 def _only_looked_at() -> bool:
-    """Whether Keras ends an epoch that it has not trained: ``fit`` looks at a batch first, and then starts over."""
+    """Return whether Keras ends an epoch that it has not trained: ``fit`` reads a batch, then starts over."""
     frame = sys._getframe(1)
     for _ in range(8):
         if frame is None or frame.f_code.co_filename.endswith("epoch_iterator.py"):

@@ -1,4 +1,4 @@
-"""What Horovod's environment variables ask for: stall checks and the timeline."""
+"""Settings from Horovod's environment variables: stall checks and the timeline."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from choros.types import Array
 
 
 class SplitStep:
-    """What stands in the place of a model's ``train_function``.
+    """A replacement for a model's ``train_function``.
 
     Args:
         model: compiled.
@@ -56,7 +56,7 @@ class SplitStep:
 
     @property
     def current(self) -> bool:
-        """Whether its ranks are those that there are now; what is compiled may depend on them."""
+        """True if its ranks are those that there are now; what is compiled may depend on them."""
         return self.flat is None or self.flat.current
 
     def weights(self) -> Array:
@@ -180,6 +180,6 @@ class SplitStep:
 
 
 def built(model: Any) -> bool:
-    """Whether the model, its metrics and its optimizer have all their variables."""
+    """Return whether the model, its metrics and its optimizer have all their variables."""
     parts = (model._compile_metrics, model._compile_loss, model.optimizer)
     return all(layer.built for layer in model._flatten_layers()) and all(p is None or p.built for p in parts)

@@ -58,7 +58,7 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a tensor has no values yet: it is traced, inside a compiled function."""
+    """Return whether a tensor has no values yet: it is traced, inside a compiled function."""
     library = type(value).__module__.partition(".")[0]
     if library == "tensorflow":
         return not hasattr(value, "numpy")

@@ -125,7 +125,7 @@ def finish() -> None:
 
 
 class Recording:
-    """What this rank takes down.
+    """The events that this rank records.
 
     Args:
         path: str. The file.
@@ -147,7 +147,7 @@ class Recording:
 
     @property
     def own(self) -> bool:
-        """Whether this is the process that began, and none that it forked."""
+        """True if this is the process that began, and none that it forked."""
         return os.getpid() == self._process
 
     def follow(self, on: bool) -> None:
@@ -157,7 +157,7 @@ class Recording:
                 one.collectives.group.trace = self._events.append if on else None
 
     def lane(self) -> str:
-        """What has been taken down."""
+        """Return the recorded events."""
         return chrome.lane(self.rank, self._events.copy(), self.zero, self.mark, len(self._events) == _MOST)
 
     def leave_part(self, why: str) -> None:
@@ -191,7 +191,7 @@ class Recording:
 
 
 def _place(file_path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Where the file is to be, and why it cannot be there, or ``""``; nothing is written yet."""
+    """Return the path of the file, and why it cannot be written, or ``""``; nothing is written yet."""
     try:
         path = os.path.abspath(os.fsdecode(file_path))
         if rank() == 0:

@@ -1,4 +1,4 @@
-"""How processes start on one machine, and how the caller talks to them, sees their output and hears of their end.
+"""Processes on one machine: starting them, talking to them, their output and their end.
 
 Imports next to nothing, so that a worker can set its cores before anything else is loaded. The parts:
 ``local`` (``Pool``: workers that serve calls), ``run`` (ranks of a script), ``wire`` (messages with blobs and file

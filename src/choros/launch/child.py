@@ -18,7 +18,7 @@ from choros.launch.start import CORES, PARENT
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         exit: int. What it exited with; -1 where a signal ended it.
@@ -96,7 +96,7 @@ class Child:
                     (os.kill if alone else os.killpg)(self.pid, number)
 
     def check(self) -> Ended | None:
-        """How it ended, or None while it runs. What it left behind in its group is killed, and it is reaped."""
+        """Return how it ended, or None while it runs. Kill what it left in its process group, and reap it."""
         with self._lock:
             if self._ended is not None:
                 return self._ended

@@ -59,7 +59,7 @@ def amount(size: int) -> str:
 
 
 def signalled(name: str) -> tuple[str, str]:
-    """Why a signal ends a process, and what to do: one place for the words of all who tell of it.
+    """Return why a signal ends a process, and what to do: one text for all messages.
 
     Args:
         name: the signal's.
@@ -112,7 +112,7 @@ def raised(error: BaseException) -> Message:
 
 
 def is_echo(event: Message) -> bool:
-    """Whether an event tells only that another worker had gone or had not come.
+    """Return whether an event tells only that another worker had gone or had not come.
 
     Args:
         event: as ``Pool.receive`` gave it.

@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def pack(message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> tuple[bytes, list[memoryview]]:
-    """What goes before the blobs, and the blobs as views of bytes.
+    """Return the bytes before the blobs, and the blobs as views of bytes.
 
     Args:
         message: what JSON can hold.

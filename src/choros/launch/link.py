@@ -46,9 +46,9 @@ class Link:
 
     @property
     def pending(self) -> bool:
-        """Whether a frame has been read from the connection and not yet been received."""
+        """True if a frame has been read from the connection and not yet been received."""
         return self._wire.pending
 
     def poll(self) -> bool:
-        """Whether ``receive`` would return without waiting."""
+        """Return whether ``receive`` would return without waiting."""
         return self._wire.poll()

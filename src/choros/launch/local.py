@@ -103,7 +103,7 @@ class Pool:
         return tuple(child.pid for child in self._crew.children)
 
     def alive(self, rank: int) -> bool:
-        """Whether a worker's end has not been noticed yet."""
+        """Return whether a worker's end has not been noticed yet."""
         return rank not in self._ended and bool(self._crew.children) and self._crew.children[rank].check() is None
 
     def send(self, rank: int, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
@@ -184,7 +184,7 @@ class Pool:
         self._poll = None
 
     def cause(self, rank: int, event: Message, grace: float = 1.0) -> tuple[int, Message]:
-        """What came first: a worker that only lost its peer is not the one to blame.
+        """Return the first cause: a worker that only lost its peer is not to blame.
 
         When ``event`` is a ``failed`` one of type PeerFailed or MeetingTimeout, waits for the ``failed`` or ``died``
         event of another worker and gives that; events of other kinds that come meanwhile are dropped.
@@ -346,7 +346,7 @@ class Pool:
 
 
 class _Crew:
-    """What a pool holds; apart from it, so that it can be ended when the pool has been collected."""
+    """The parts of a pool, apart from it, so that they can be ended when the pool has been collected."""
 
     def __init__(self, echo: Callable[[int, str], None] | None) -> None:
         self.wires: list[Wire] = []

@@ -1,4 +1,4 @@
-"""Where the lines of ranks go: shown with their rank, and, where asked for, kept in files."""
+"""The output of ranks: shown with their rank, and kept in files if asked for."""
 
 from __future__ import annotations
 

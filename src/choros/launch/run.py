@@ -33,7 +33,7 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, which ranks end by
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a run.
+    """The outcome of a run.
 
     Attributes:
         code: int. 0 when all ranks succeeded; else the exit code of the rank that failed first, or 128 and the number
@@ -125,7 +125,7 @@ def run(
 
 
 def fate(ended: Ended) -> tuple[str, str]:
-    """How a rank ended, and what to do, in words.
+    """Return how a rank ended, and what to do, in words.
 
     Example:
         >>> fate(Ended(3, "", 3, 0))

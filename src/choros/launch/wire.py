@@ -134,11 +134,11 @@ class Wire:
 
     @property
     def pending(self) -> bool:
-        """Whether ``receive`` would return without looking at the socket."""
+        """True if ``receive`` would return without looking at the socket."""
         return bool(self._frames or self._over)
 
     def poll(self) -> bool:
-        """Whether ``receive`` would return, or raise that the other end has gone, without waiting."""
+        """Return whether ``receive`` would return, or raise that the other end has gone, without waiting."""
         if not self._receiving.acquire(blocking=False):
             return False
         try:

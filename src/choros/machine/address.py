@@ -125,7 +125,7 @@ def head_address(network: str, here: bool) -> str:
 
 
 def _within(address: str, network: str) -> bool:
-    """Whether an address is in a network as ``10.0.0.0/16``."""
+    """Return whether an address is in a network as ``10.0.0.0/16``."""
     try:
         return "/" in network and ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
     except ValueError:

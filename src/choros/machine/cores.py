@@ -1,4 +1,4 @@
-"""Which cores this process may use, and how ranks of one machine share them.
+"""The cores that this process may use, and their division among ranks of one machine.
 
 Read from the affinity mask, never from ``os.cpu_count()``: ``mpirun``, SLURM and containers give a process less than
 the machine has.
@@ -18,7 +18,7 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Binding:
-    """What one rank gets.
+    """The cores and threads of one rank.
 
     Attributes:
         cores: tuple of int. The logical cores it is bound to; empty means not bound.

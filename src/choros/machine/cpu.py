@@ -1,4 +1,4 @@
-"""What this machine's processor can do: programs built for more end in SIGILL."""
+"""The features of this machine's processor: programs built for more end in SIGILL."""
 
 from __future__ import annotations
 

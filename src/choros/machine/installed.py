@@ -1,4 +1,4 @@
-"""What is installed here, found out without importing any of it."""
+"""Installed libraries, found without importing any of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose MPI the ranks would load, asked of a Python that is not this one: nothing of MPI gets into this process."""
+"""The MPI that ranks would load, found by another Python process: no MPI is loaded into this one."""
 
 from __future__ import annotations
 

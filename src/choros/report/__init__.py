@@ -1,4 +1,4 @@
-"""What was measured, as JSON, as a table, as figures and as one self-contained HTML page.
+"""Reports of measurements: JSON, a table, figures and one self-contained HTML page.
 
 Knows nothing of training: everything here is made from a ``Report``, which is plain numbers and text and comes back
 from its JSON file unchanged. Standard library only; matplotlib is imported when a figure is drawn.

@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What one algorithm reached: its runs, one a seed, or the error that ended it.
+    """The result of one algorithm: its runs, one for each seed, or the error that ended it.
 
     The figures of a result (``f1``, ``seconds``, ...) are the means over its runs; NaN where there is none.
 
@@ -88,7 +88,7 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether an error ended it."""
+        """True if an error ended it."""
         return bool(self.error)
 
     @property
@@ -119,7 +119,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """What was trained on what: the head of the report. Empty text and zeros are left out of the page."""
+    """The model, data and settings of a comparison: the head of the report. Empty text and zeros are left out."""
 
     dataset: str
     train_rows: int = 0

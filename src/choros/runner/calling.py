@@ -131,7 +131,7 @@ def _size(asked: int | None, hosts: str | None, hostfile: str | None) -> int:
 
 
 def _results(outcome: Outcome, memories: Sequence[int]) -> list[Any]:
-    """What the ranks returned, or the error that ended them."""
+    """Return what the ranks returned, or raise the error that ended them."""
     if outcome.signal:
         signal.raise_signal(outcome.signal)  # now that the ranks have ended, what it does to this process
         raise KeyboardInterrupt

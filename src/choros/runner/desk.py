@@ -1,4 +1,4 @@
-"""Where the processes of an elastic job report: each has one socket to here, over which both ends may speak first."""
+"""The driver's connections to the processes of an elastic job: one socket each, on which both ends may send first."""
 
 from __future__ import annotations
 

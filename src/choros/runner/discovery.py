@@ -1,4 +1,4 @@
-"""Which hosts an elastic job may use now: a script is asked again and again, or the hosts are fixed."""
+"""The hosts that an elastic job may use now: a script is called again and again, or the hosts are fixed."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Prepared = tuple[list[str], dict[str, str], tuple[int, ...], tuple[int, ...]]
 
 
 class Starter:
-    """How the processes of one job are started.
+    """The interface that starts the processes of one job.
 
     Args:
         command: the program and its arguments.
@@ -56,7 +56,7 @@ class Starter:
         return made
 
     def prepare(self, member: Member, place: str, first: int) -> Prepared:
-        """What is to be started for a process.
+        """Return what is to be started for a process.
 
         Args:
             member: Member.

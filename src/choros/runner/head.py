@@ -1,4 +1,4 @@
-"""How a rank under a launcher that is not ours tells the head of its failure: over a socket, with the job's secret."""
+"""The report of a rank's failure to the head process, under a foreign launcher: over an authenticated socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Horovod's launcher has and Choros does without: each option is ignored or refused, and says why."""
+"""Options of Horovod's launcher that Choros does not need: each is ignored or refused, with the reason."""
 
 from __future__ import annotations
 

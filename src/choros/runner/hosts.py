@@ -25,7 +25,7 @@ _LONGER = 3.0  # seconds that a host may take to end, after its ranks
 
 
 def divide(size: int, slots: Slots) -> list[tuple[str, int]]:
-    """How many ranks each host gets: its slots, in the order given, until there are enough.
+    """Return the number of ranks for each host: its slots, in the order given, until there are enough.
 
     Example:
         >>> divide(3, (("n1", 2), ("n2", 4)))
@@ -108,7 +108,7 @@ def start_on_hosts(
 def told_agent(
     host: str, ssh: str, wish: Wish, part: dict[str, Any], command: Sequence[str], verbose: bool = False
 ) -> dict[str, Any]:
-    """What ``choros.runner.remote`` is told of a host's agent: how to start it, and what it is to run."""
+    """Return the message to ``choros.runner.remote``: how to start a host's agent, and what the agent runs."""
     local = is_this_machine(host)
     return {
         "start": _agent() if local else [*shlex.split(ssh), host, shlex.join(_agent())],

@@ -20,7 +20,7 @@ from choros.machine import plan, usable_cores, variables
 
 @dataclass(frozen=True)
 class Wish:
-    """How a job's ranks are to be started.
+    """The options for starting a job's ranks.
 
     Attributes:
         size: int. How many.
@@ -43,7 +43,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Part:
-    """Which of a job's ranks are on this host.
+    """The ranks of a job that are on this host.
 
     Attributes:
         total: int. Ranks of the job. first: int. The number of the first one here.
@@ -89,7 +89,7 @@ def slots_of(hosts: str | None, hostfile: str | None) -> Slots:
 
 
 def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here: bool = True) -> int | None:
-    """How many ranks to start, where hosts with slots may be given.
+    """Return the number of ranks to start; hosts with slots may be given.
 
     Args:
         asked: how many were asked for.

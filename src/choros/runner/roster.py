@@ -1,4 +1,4 @@
-"""Who is in an elastic job, and who should be: decisions without processes, clocks or sockets of their own."""
+"""Membership of an elastic job: decisions without processes, clocks or sockets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Member:
 
     @property
     def machine(self) -> str:
-        """What ranks that share a machine have in common."""
+        """The machine of a rank, as a value that ranks on one machine share."""
         return "" if is_this_machine(self.host) else self.host
 
 

@@ -1,4 +1,4 @@
-"""What was asked of an elastic job: how few and how many ranks, where, and how long it may be short of them."""
+"""The terms of an elastic job: least and most ranks, hosts, and the time for which it may have too few."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Terms:
 
     @property
     def here(self) -> bool:
-        """Whether all ranks are on this machine, now and later."""
+        """True if all ranks are on this machine, now and later."""
         return not self.script and all(is_this_machine(host) for host, _ in self.hosts)
 
 

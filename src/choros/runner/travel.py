@@ -1,4 +1,4 @@
-"""How a call travels to the ranks and what they return comes back: by cloudpickle, in memory without a name.
+"""The transport of a call to the ranks and of their results: cloudpickle, in memory without a name.
 
 The memory is an anonymous file (memfd_create(2)) that only its descriptors keep alive: processes of other users cannot
 open it, and nothing is left of it when the last one has ended. A rank's answer is a line of JSON that says whether it

@@ -35,7 +35,7 @@ Work = Callable[["Task"], bytes]
 
 @dataclass(frozen=True)
 class Task:
-    """What a task knows when it begins to work.
+    """The facts that a task has when it begins to work.
 
     Attributes:
         rank, size: int.
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What travels to the tasks."""
+    """The message to the tasks."""
 
     work: Work
     columns: Columns
@@ -124,7 +124,7 @@ def run(
 
 
 def _fits(frame: Any, size: int) -> bool:
-    """Whether a plain scan gives just as many partitions, so that no row need move."""
+    """Return whether a plain scan gives just as many partitions, so that no row need move."""
     if is_connect(frame) or size == 1:
         return False
     try:
@@ -137,7 +137,7 @@ def _fits(frame: Any, size: int) -> bool:
 
 
 def _task(plan: _Plan, batches: Iterable[Any]) -> Iterator[Any]:
-    """What runs in each task."""
+    """Run in each task."""
     from pyspark import BarrierTaskContext
 
     from choros.spark.pyarrow import payload

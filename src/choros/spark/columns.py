@@ -1,4 +1,4 @@
-"""Which columns a model learns from, and the one projection that makes arrays of them before any row leaves the JVM.
+"""The columns that a model learns from, and the projection that makes arrays of them before rows leave the JVM.
 
 Vectors (dense or sparse), arrays, scalars, images and bytes become columns that Arrow hands over as they lie in memory.
 What cannot work is said from the schema alone: no job is started for it.
@@ -51,7 +51,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a normalised frame mean.
+    """The meaning of the columns of a normalised frame.
 
     Attributes:
         leaves: dict from name to Leaf, in the order of the frame's columns.
@@ -125,7 +125,7 @@ class _Maker:
         raise BadData(f"{what}: the frame has no column {name!r}{hint} It has {', '.join(names)}.")
 
     def one(self, name: str, what: str) -> tuple[str, Any]:
-        """How a column travels, and the expression for it."""
+        """Return how a column travels, and the expression for it."""
         column, kind = F.col(quoted(name)), self.frame.schema[name].dataType
         if is_vector(kind):
             return "list", self.vector(column)
@@ -261,7 +261,7 @@ def normalise(
 
 
 def _holed(column: Any, kind: Any) -> Any:
-    """Whether an array has a null in it, as an expression; None where its type has none."""
+    """Return whether an array has a null in it, as an expression; None where its type has none."""
     if not isinstance(kind, T.ArrayType):
         return None
     deeper = isinstance(kind.elementType, T.ArrayType)
@@ -309,7 +309,7 @@ def letters(frame: Any) -> Callable[[str], str]:
 
 
 def is_map(thing: Any) -> bool:
-    """Whether a thing has names and values."""
+    """Return whether a thing has names and values."""
     return isinstance(thing, Mapping)
 
 
@@ -324,10 +324,10 @@ def quoted(name: str) -> str:
 
 
 def is_vector(kind: Any) -> bool:
-    """Whether a type is Spark ML's (or MLlib's) vector."""
+    """Return whether a type is Spark ML's (or MLlib's) vector."""
     return type(kind).__name__ == "VectorUDT"
 
 
 def is_image(kind: Any) -> bool:
-    """Whether a type is that of ``spark.read.format("image")``."""
+    """Return whether a type is that of ``spark.read.format("image")``."""
     return isinstance(kind, T.StructType) and {"height", "width", "nChannels", "data"} <= set(kind.names)

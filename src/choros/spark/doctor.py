@@ -1,4 +1,4 @@
-"""What each executor has, and which lacks what the driver has: ``python -m choros.spark.doctor``, or by spark-submit.
+"""A report of each executor, and of what it lacks that the driver has: ``python -m choros.spark.doctor``.
 
 >>> from choros.spark import doctor
 >>> facts = doctor.examine(spark)

@@ -27,7 +27,7 @@ _OPTIONS = ("window", "alpha", "rho", "momentum")
 
 
 def _plain(algorithm: Any) -> Any:
-    """What JSON can hold, so that grids of algorithms are saved too."""
+    """Return a form that JSON can hold, so that grids of algorithms are saved too."""
     of_ours = isinstance(algorithm, (type, algorithms.Algorithm))
     return algorithms.to_config(by_name(algorithm)) if of_ours else algorithm
 

@@ -1,4 +1,4 @@
-"""What went wrong in a task, told to the caller in words: the worker's traceback, and none of the JVM's."""
+"""Errors of tasks in the caller's words: the worker's traceback, and none of the JVM's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cancelled(WorkerFailed):
 
 
 class TaskFailed(RuntimeError):
-    """What a task raises, with all that the caller needs to know in its text."""
+    """The error of a task, with all that the caller needs to know in its text."""
 
 
 def report(error: BaseException, rank: int, size: int) -> TaskFailed:

@@ -66,7 +66,7 @@ class Spark:
         return self._session
 
     def size(self) -> int:
-        """How many tasks can run now."""
+        """Return the number of tasks that can run now."""
         from choros.spark.slots import choose_workers
 
         return choose_workers(self.session, "auto")

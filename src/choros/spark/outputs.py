@@ -1,4 +1,4 @@
-"""What a model's inputs and outputs are called and shaped, and what its outputs mean to Spark."""
+"""The names and shapes of a model's inputs and outputs, and the meaning of its outputs to Spark."""
 
 from __future__ import annotations
 

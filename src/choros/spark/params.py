@@ -34,7 +34,7 @@ def param(name: str, words: str, kind: Any = None, least: float | None = None, a
 
 
 class ColumnParams(Params):  # type: ignore[misc]
-    """Which columns a model reads and writes.
+    """The columns that a model reads and writes.
 
     Columns that are read may be a name; a list of names, one for each input or output of a model with several, else put
     together into one vector; or a dict from the model's own names to these.

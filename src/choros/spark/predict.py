@@ -24,7 +24,7 @@ _kept: OrderedDict[str, Any] = OrderedDict()
 
 @dataclass(frozen=True)
 class Order:
-    """What travels to the tasks.
+    """The message to the tasks.
 
     Attributes:
         model: PackedModel. weights: list of its variables' values.

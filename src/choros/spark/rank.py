@@ -1,4 +1,4 @@
-"""What a task of Spark does as a worker: join the others, train on the rows that it holds, hand back the result."""
+"""A Spark task as a worker: join the others, train on the rows that it holds, return the result."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Rank:
         return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
 
     def _conductor(self, model: Any, job: Job, task: Task) -> Any:
-        """What drives the callbacks: the caller's, where it is reached, else those that have travelled."""
+        """Return the driver of the callbacks: the caller's if it can be reached, else callbacks that have travelled."""
         if task.rank == 0 and not (job.workers == 1 and task.size > 1):
             hello = {"rank": 0, "host": os.uname().nodename}
             try:

@@ -1,4 +1,4 @@
-"""Where a task's batches come from: the rows of a frame that it holds, or data that have travelled with the stage."""
+"""The sources of a task's batches: the rows of a frame that it holds, or data that have travelled with the stage."""
 
 from __future__ import annotations
 

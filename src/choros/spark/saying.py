@@ -1,4 +1,4 @@
-"""What a task prints, sent home line by line; where home is not reached, it is in the executor's log alone."""
+"""The output of a task, sent to the driver line by line; if the driver is not reached, only in the executor's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tasks a cluster can run at once: a barrier stage needs as many, all free at the same time."""
+"""The number of tasks that a cluster can run at once: a barrier stage needs as many, all free at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _seen: dict[str, int] = {}  # the most slots that an application had
 
 
 def is_connect(thing: Any) -> bool:
-    """Whether a session or a frame is Spark Connect's.
+    """Return whether a session or a frame is Spark Connect's.
 
     Example:
         >>> is_connect(object())

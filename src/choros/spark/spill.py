@@ -102,7 +102,7 @@ class Data:
 
 
 class Spill:
-    """What a task's batches are written into.
+    """The files into which a task's batches are written.
 
     Args:
         columns: what the columns of a batch mean.

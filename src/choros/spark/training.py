@@ -24,7 +24,7 @@ _FIRST = 32  # rows that the driver looks at
 
 
 class Frame:
-    """What ``FrameTrainer.fit`` takes as ``x``: the rows of a frame, which stay on the cluster.
+    """The ``x`` of ``FrameTrainer.fit``: the rows of a frame, which stay on the cluster.
 
     Args:
         frame: DataFrame, as ``choros.spark.columns.normalise`` made it.

@@ -66,7 +66,7 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
 
 
 def job_status(scheduler: Scheduler, job: str) -> str:
-    """What the scheduler says of a job.
+    """Return the scheduler's status of a job.
 
     Raises:
         BadInput: it does not know the job.
@@ -142,7 +142,7 @@ def _checked(job: str) -> str:
 
 
 def _ask(scheduler: Scheduler, job: str) -> tuple[str, _NoAnswer | None]:
-    """What the scheduler says of a job, "" where it knows it no more; and its error where it is not there itself."""
+    """Return the scheduler's answer about a job, "" if it does not know it; and its error if it does not run itself."""
     try:
         return _call(scheduler, scheduler.status(job), ""), None
     except BadInput as error:

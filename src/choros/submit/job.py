@@ -1,4 +1,4 @@
-"""What a job is asked to be, checked in one place."""
+"""The request for a job, checked in one place."""
 
 from __future__ import annotations
 
@@ -150,17 +150,17 @@ class Job:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def threads(self) -> int:
-        """How many threads each rank may run."""
+        """The number of threads that each rank may run."""
         return self.cores * (self.threads_per_core or 1)
 
     @property
     def cpus(self) -> int:
-        """How many CPUs of each rank SLURM is to count, to which a core may be several."""
+        """The number of CPUs that SLURM counts for each rank; a core may be several."""
         return self.cores * (self.threads_per_core or self.site.cpus_per_core)
 
     def exports(self) -> dict[str, str]:

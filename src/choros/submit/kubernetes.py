@@ -38,7 +38,7 @@ def script(job: Job) -> str:
 
 
 def _secret(job: Job) -> list[dict[str, Any]]:
-    """What the ranks know each other by."""
+    """Return the ranks' common secret."""
     if pods(job) == 1:
         return []
     meta = {"name": f"{_name(job)}-secret", "labels": {"choros-job": _name(job)}}
@@ -53,7 +53,7 @@ def _check(job: Job) -> None:
 
 
 def pods(job: Job) -> int:
-    """How many pods there are: one for each rank, or one for all of one node."""
+    """Return the number of pods: one for each rank, or one for all ranks of one node."""
     return 1 if job.nodes == 1 else job.size
 
 

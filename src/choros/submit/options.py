@@ -1,4 +1,4 @@
-"""Which option of ``choros submit`` has a meaning where: what nobody would look at is refused, not passed over."""
+"""Options of ``choros submit`` for each scheduler: an option without an effect is refused, not passed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one scheduler is to the commands: a script's text, and the commands that handle a job."""
+"""The interface of a scheduler: a script's text, and the commands that handle a job."""
 
 from __future__ import annotations
 

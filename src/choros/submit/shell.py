@@ -48,7 +48,7 @@ def head(job: Job, directives: Sequence[str], mark: str) -> list[str]:
 
 
 def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: bool = True) -> list[str]:
-    """What runs on the first node: set-up, variables, the ranks, and the job's next turn where they asked for one.
+    """Return the first node's commands: set-up, variables, the ranks, and the job's next turn if asked for.
 
     Args:
         job: the job.
@@ -86,7 +86,7 @@ def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: boo
 
 
 def rank_command(job: Job, launcher: str) -> str:
-    r"""What the launcher starts for each rank: a shell that becomes the rank.
+    r"""Return the command that the launcher starts for each rank: a shell that becomes the rank.
 
     The signal that tells of the time limit is ignored until a script asks for it, since it would end those that do not.
 

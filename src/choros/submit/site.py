@@ -1,4 +1,4 @@
-"""What is known of a machine: a TOML file in ``presets/`` for each, which names its source."""
+"""Facts about a machine: a TOML file in ``presets/`` for each, which names its source."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _srun(job: Job) -> str:
 
 
 def tell(said: str) -> str:
-    """What ``scontrol show job --oneliner`` printed, in one line for people.
+    """Return the output of ``scontrol show job --oneliner``, as one line for people.
 
     Example:
         >>> tell("JobId=7 JobName=a JobState=RUNNING Reason=None RunTime=00:01:02 TimeLimit=01:00:00 NodeList=n[1-2]")
@@ -95,7 +95,7 @@ def tell(said: str) -> str:
 
 
 def ended(said: str) -> bool:
-    """Whether the job has ended for good.
+    """Return whether the job has ended for good.
 
     Example:
         >>> ended("JobState=COMPLETED"), ended("JobState=PENDING"), ended("")

@@ -1,1 +1,1 @@
-"""What a run is made of: the job that travels, the worker's loops, the conductor of the caller's callbacks."""
+"""The parts of a run: the job that travels, the worker's loops, the conductor of the caller's callbacks."""

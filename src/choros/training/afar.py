@@ -1,4 +1,4 @@
-"""What a rank has of the process that called ``fit``, at the other end of a line: its callbacks and its checkpoint."""
+"""A rank's access to the process that called ``fit``: its callbacks and its checkpoint, over a connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from choros.types import Array
 
 
 class Afar:
-    """What a ``Conductor`` is for rank 0, where the callbacks are at the other end of a line."""
+    """A ``Conductor`` for rank 0 whose callbacks run in another process."""
 
     user = True  # also without callbacks: the model takes the weights of an epoch's end, and then what it trains
 
@@ -61,7 +61,7 @@ class Afar:
 
 
 class _FarStore:
-    """What a ``Store`` is to rank 0's ``Saver``: it sends the states, and the caller keeps and writes them."""
+    """A ``Store`` for rank 0's ``Saver`` that sends the states; the caller keeps and writes them."""
 
     directory = "the process that called fit"
 

@@ -1,4 +1,4 @@
-"""Whether all ranks of a job were told the same, before any of them trains."""
+"""A check that all ranks of a job have the same settings, before any of them trains."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _libraries() -> dict[str, str]:
 
 
 def _script() -> str:
-    """What tells two scripts apart: the digest of the one that runs, "" where there is no file of it."""
+    """Return the digest of the script that runs, "" if there is no file of it."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest() if path else ""

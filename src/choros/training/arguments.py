@@ -1,4 +1,4 @@
-"""What a ``Trainer`` is asked for, checked before anything starts."""
+"""Arguments of a ``Trainer``, checked before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a job will meet in, found out without importing any of it."""
+"""The choice of the ranks' group, made without importing any library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BY_PLACE = "Start it with `choros run -n RANKS script.py`, or with the mpiexec 
 
 
 class Choice(NamedTuple):
-    """What the ranks meet in: ``SHARED`` (brought by descriptor, or else met by MPI), ``MPI``, ``TCP`` or ``OTHERS``.
+    """The kind of a group: ``SHARED`` (by descriptor, or set up by MPI), ``MPI``, ``TCP`` or ``OTHERS``.
 
     Attributes:
         kind: str. words: str. The same for people. points: the entry points to try, in this order. sums: str. The

@@ -1,4 +1,4 @@
-"""Whether the ranks of a run still have equal weights: compared where they meet anyway, at an epoch's end."""
+"""A check that the ranks of a run still have equal weights, at an epoch's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the optimizers of asynchronous workers held at epochs' ends, for the callbacks of these epochs.
+"""The optimizers' state of asynchronous workers at epochs' ends, for the callbacks of these epochs.
 
 It is where callbacks run. A worker may be ahead of them by many epochs, where another one is slow. So the epoch that
 callbacks see next and the one after it are kept whole, and later ones as long as there is room; of all others the
@@ -15,7 +15,7 @@ _ROOM = 1 << 28
 
 
 class Ended:
-    """What was left by rank and epoch, and the latest.
+    """The state by rank and epoch, and the latest.
 
     Args:
         room: int. Bytes for later epochs than the next two.

@@ -57,7 +57,7 @@ _LOOK = 0.25  # seconds between two looks at heartbeats while records of batches
 
 @dataclass(frozen=True)
 class Cargo:
-    """What travels with a job: the model's pickle, arrays of the model and then of the sources, and sources' blobs."""
+    """The data of a job: the model's pickle, arrays of the model and then of the sources, and sources' blobs."""
 
     model: PackedModel
     arrays: list[Array]

@@ -21,7 +21,7 @@ _NONE = np.zeros(0)
 
 
 class FarBoard:
-    """What ``Noticeboard`` is to a worker, asked for over a channel.
+    """A ``Noticeboard`` for a worker of another host, over a channel.
 
     Args:
         line: Channel to the host that has the board.
@@ -88,7 +88,7 @@ class FarBoard:
 
     @property
     def stopped(self) -> bool:
-        """Whether rank 0's callbacks asked to stop."""
+        """True if rank 0's callbacks asked to stop."""
         return bool(self._orders()[1])
 
     @property
@@ -123,7 +123,7 @@ class FarBoard:
 
 
 class FarMail:
-    """What ``Mail`` is to a worker of another host.
+    """A ``Mail`` for a worker of another host.
 
     Args:
         line: Channel to the host that has it.

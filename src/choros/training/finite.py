@@ -1,4 +1,4 @@
-"""Where training first met a number that is not finite: told once, by the rank whose own it was."""
+"""The first number that is not finite: reported once, by the rank whose own it was."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ class Finite:
 
 
 def _finite(vector: Array) -> bool:
-    """Whether the first value, the last and two between are finite, which takes a microsecond."""
+    """Return whether the first value, the last and two between are finite, which takes a microsecond."""
     value, last = vector.item, vector.size - 1
     return last < 0 or math.isfinite(value(0) + value(last // 3) + value(last - last // 3) + value(last))

@@ -1,4 +1,4 @@
-"""What one rank of a job does before the others: downloads, caches, files that all read."""
+"""Work of one rank of a job before the others: downloads, caches, files that all read."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class HostsKeeper(CentreKeeper):
 
 
 class Resting:
-    """What the other ranks do.
+    """The work of the other ranks.
 
     Args:
         board: Noticeboard, or FarBoard.

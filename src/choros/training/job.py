@@ -1,4 +1,4 @@
-"""What travels to a worker, what comes back, and what the caller may tell the workers meanwhile."""
+"""The messages to a worker, from a worker, and the caller's decisions for workers during training."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ class Job:
 
     @property
     def together(self) -> bool:
-        """Whether all ranks go through the epochs together; one rank always does."""
+        """True if all ranks go through the epochs together; one rank always does."""
         return self.meet == "together" or self.workers == 1
 
     @property
     def alone(self) -> bool:
-        """Whether each of several ranks meets a centre in its own time."""
+        """True if each of several ranks meets a centre in its own time."""
         return self.meet == "alone" and self.workers > 1
 
     @property
     def ensemble(self) -> bool:
-        """Whether several ranks never meet: members, each with a shard and a model of its own."""
+        """True if several ranks never meet: members, each with a shard and a model of its own."""
         return self.meet == "never" and self.workers > 1
 
     def validates(self, epoch: int) -> bool:
@@ -140,7 +140,7 @@ GO_ON = Orders()
 
 @dataclass
 class Tally:
-    """What one worker did, for ``history.run``."""
+    """The counts of one worker, for ``history.run``."""
 
     rank: int
     steps: int = 0

@@ -1,4 +1,4 @@
-"""When a rank of a run that trains together leaves its state, and what it leaves; how it goes on from one."""
+"""The state of a rank that trains synchronously: when it is kept, what is kept, and going on from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the devices of a worker divide the weights of its model: Keras' layout map, as it travels to a worker (JAX)."""
+"""The division of a model's weights over a worker's devices: Keras' layout map, as it travels to a worker (JAX)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells two models apart before they train: their layers' classes and settings, without what is drawn."""
+"""The differences of two models before they train: their layers' classes and settings, without what is drawn."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def named(part: Any) -> Any:
 
 
 def _is_composed(thing: Any) -> bool:
-    """Whether it is what its parts are, each of which tells its own settings."""
+    """Return whether it is what its parts are, each of which tells its own settings."""
     import keras
 
     return isinstance(thing, keras.Sequential) or (isinstance(thing, keras.Model) and hasattr(thing, "operations"))

@@ -1,4 +1,4 @@
-"""What workers that never wait leave for rank 0: the logs of their epochs, in one shared segment."""
+"""The logs of epochs that asynchronous workers leave for rank 0, in one shared segment."""
 
 from __future__ import annotations
 

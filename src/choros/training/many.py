@@ -181,7 +181,7 @@ class ManyReplicas:
         self.crew.each(lambda number: self.replicas[number].evaluate(parts[number]))
 
     def predict(self, batch: Batch) -> list[Any]:
-        """What the model gives for each device's share, in order; shares without rows give nothing."""
+        """Return the model's predictions for each device's share, in order; shares without rows give nothing."""
         self._agree()
         parts = self._cut(batch)
         found = self.crew.each(lambda number: self.replicas[number].predict(parts[number]))
@@ -221,7 +221,7 @@ class ManyReplicas:
         self.summary = np.array(state)
 
     def metrics(self) -> dict[str, Any]:
-        """What Keras would log now."""
+        """Return what Keras would log now."""
         state, own = self.metric_state(), self.crew.first(self.lead.metric_state)
 
         def read() -> dict[str, Any]:
@@ -244,7 +244,7 @@ class ManyReplicas:
         return logs
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
-        """What a user's own step last logged on the first device."""
+        """Return the numbers that a user's own step last logged on the first device."""
         logs: dict[str, tuple[float, bool]] | None = self.lead.own_logs()
         return logs
 
@@ -353,7 +353,7 @@ class ManyReplicas:
                 variable.assign(array)
 
     def finish(self) -> None:
-        """What Keras does at the end of ``fit``."""
+        """Do what Keras does at the end of ``fit``."""
         self._agree()
         self.crew.each(lambda number: self.replicas[number].finish())
         self._bring_home()

@@ -1,4 +1,4 @@
-"""Where a job's ranks meet, on one host or on several: the group, the centre, the noticeboard and the mail."""
+"""The connections of a job's ranks, on one host or on several: group, center, noticeboard and mail."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DIVIDED = 1 << 20  # bytes of a centre that is worth dividing among the hosts
 
 @dataclass
 class Meeting:
-    """What a rank meets the others in.
+    """The connections of one rank to the others.
 
     Attributes:
         group: the ranks together (one where they never meet). centre: for meetings alone, or None.

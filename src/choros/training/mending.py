@@ -1,4 +1,4 @@
-"""What happens when a worker fails and ``restarts`` are left: a new process in its place, and all go on."""
+"""Restarts: when a worker fails and ``restarts`` are left, a new process takes its place, and all go on."""
 
 from __future__ import annotations
 

@@ -97,17 +97,17 @@ class Noticeboard:
 
     @property
     def post(self) -> Array:
-        """How far the mail of the epochs' logs is filled (a view of one value, to be changed under the lock)."""
+        """The fill level of the mail of epochs' logs (a view of one value, to be changed under the lock)."""
         return self._head[3:4].reshape(())
 
     @property
     def stopped(self) -> bool:
-        """Whether the caller asked to stop."""
+        """True if the caller asked to stop."""
         return bool(self._head[1])
 
     @property
     def asked(self) -> bool:
-        """Whether somebody asks for a checkpoint and the end of this process."""
+        """True if somebody asks for a checkpoint and the end of this process."""
         return bool(self._head[5])
 
     def ask(self) -> None:

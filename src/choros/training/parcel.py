@@ -31,7 +31,7 @@ Told = dict[str, Any]
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a rank needs of a fit.
+    """The parts of a fit that a rank needs.
 
     Attributes:
         job: Job.

@@ -1,4 +1,4 @@
-"""What a rank is put together from, wherever it was started: its replica, and where it meets the others."""
+"""The parts of a rank, wherever it was started: its replica, and its connections to the others."""
 
 from __future__ import annotations
 

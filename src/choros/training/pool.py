@@ -73,7 +73,7 @@ class WorkerPool:
 
     @property
     def started(self) -> bool:
-        """Whether the processes run."""
+        """True if the processes run."""
         return self._pool is not None
 
     def start(self) -> Pool:

@@ -1,4 +1,4 @@
-"""What a worker's loop holds: one rank's view of a run, and the work that both loops share."""
+"""The state of a worker's loop: one rank's view of a run, and the work that both loops share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ranks' states come together: kept in memory, and written by a thread while training goes on."""
+"""The collection of the ranks' states: kept in memory, and written by a thread while training goes on."""
 
 from __future__ import annotations
 

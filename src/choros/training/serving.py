@@ -156,7 +156,7 @@ def _shut(process: subprocess.Popen[bytes]) -> None:
 
 
 def _fate(code: int) -> str:
-    """How a process ended, in words.
+    """Return how a process ended, in words.
 
     Example:
         >>> _fate(1)

@@ -15,7 +15,7 @@ Part = tuple[dict[str, Any], Groups]
 
 @dataclass
 class State:
-    """What all ranks left at one place.
+    """The state of all ranks at one place of a run.
 
     Attributes:
         facts: dict. Of the whole run: "epoch" and "batch" to go on with, "over" where callbacks have ended it.

@@ -53,7 +53,7 @@ def summed(group: Group, asked: str, timeout: float) -> Group:
 
 
 def _all_have_gpus(group: Group) -> bool:
-    """Whether every rank computes by PyTorch, and sees a GPU of NVIDIA: as far as can be told without PyTorch."""
+    """Return whether every rank computes by PyTorch and sees an NVIDIA GPU, as far as is known without PyTorch."""
     if keras_backend() != "torch" or not all(hasattr(group, name) for name in ("agree", "oversee")):
         return False  # without a meeting: the first one is the caller's own, who says what to do where it fails
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidiactl").exists()
@@ -96,7 +96,7 @@ def _by_jax(wide: Wide, timeout: float) -> NativeGroup:
 
 
 def _address(wide: Wide) -> str:
-    """Where the other ranks reach this host."""
+    """Return the address at which other ranks reach this host."""
     near = len(hosts_of(wide)) == 1
     return LOOPBACK if near else own_address(os.environ.get("CHOROS_NETWORK", ""))
 

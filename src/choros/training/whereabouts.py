@@ -16,7 +16,7 @@ from choros.training.choice import MPI
 
 
 def asks_mpi(place: Place) -> bool:
-    """Whether ranks that are about to meet will ask MPI where they are.
+    """Return whether ranks that are about to meet will ask MPI where they are.
 
     Args:
         place: what ``Place.here()`` says.

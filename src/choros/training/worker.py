@@ -1,4 +1,4 @@
-"""What a worker process does with a job: unpack the model and the data, join the others, train, report."""
+"""A worker process: unpack the model and the data, join the others, train, report."""
 
 from __future__ import annotations
 

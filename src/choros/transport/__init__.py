@@ -1,4 +1,4 @@
-"""How bytes move: everyone at once (``Group``), or one that meets a centre (``Centre``).
+"""The transport of bytes: for all ranks at once (``Group``), or between one worker and a center (``Centre``).
 
 Knows nothing of algorithms, Keras or launchers. Every wait has a limit and its error names who was missing.
 """
@@ -89,16 +89,16 @@ def kind_of(group: Group) -> str:
 
 
 class Rule(Protocol):
-    """What a centre needs of an algorithm (the shape of ``choros.algorithms.Algorithm``)."""
+    """The part of an algorithm that a center needs (the shape of ``choros.algorithms.Algorithm``)."""
 
     @property
     def shows(self) -> Any:
-        """Which centre the worker is shown: "before" or "after" the merge."""
+        """The center that the worker is shown: "before" or "after" the merge."""
         ...
 
     @property
     def elementwise(self) -> Any:
-        """Whether the functions may be applied block by block."""
+        """True if the functions may be applied block by block."""
         ...
 
     def propose(self, local: Any, seen: Any, window: int) -> Any:

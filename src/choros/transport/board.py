@@ -113,7 +113,7 @@ def given_up(words: memoryview) -> str | None:
 
 
 def joined(segment: Segment, rank: int) -> bool:
-    """Whether a rank of a group has ever joined it; a controller that maps the segment without a rank may ask.
+    """Return whether a rank has ever joined its group; a controller that maps the segment may call this.
 
     Args:
         segment: Segment. A group's.
@@ -244,7 +244,7 @@ class Board:
                 self.trace(("wait", "wait", begin, time.monotonic_ns(), -1))
 
     def _at(self, what: Callable[[], str]) -> str:
-        """What this rank is about, in its own words where it has any."""
+        """Return the present activity of this rank, in its own words if it has set any."""
         return self.telling.doing or what()
 
     def _check(self, waited: float, target: int, what: Callable[[], str]) -> None:
@@ -279,7 +279,7 @@ class Board:
         return " and ".join(parts)
 
     def _fates(self, missing: list[int]) -> str:
-        """What those who are missing were about last; nothing where nobody says what it is about."""
+        """Return the last activities of missing ranks; nothing if none has set any."""
         if not self.telling.doing:
             return ""
         ever = [other for other in missing if self.words[self._line(other) + STATE]]

@@ -1,4 +1,4 @@
-"""What a rank says of the call that it makes, so that ranks whose calls differ can be told so."""
+"""A rank's description of the call that it makes, so that ranks whose calls differ get an error."""
 
 from __future__ import annotations
 

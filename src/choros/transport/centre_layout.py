@@ -1,4 +1,4 @@
-"""Where things lie in a centre's segment.
+"""The layout of a center's segment.
 
 The head (``choros.transport.board``) has the sizes, the commit word and the lock's two words. Then come two headers
 of 64-bit words, of which the commit word's last bit chooses one: the clock; how often the centre was set; for the
@@ -24,7 +24,7 @@ LEFT_SENT, LEFT_SET, LEFT_SEEN = 1, 2, 3  # its contributions before it, how oft
 
 
 class Layout(NamedTuple):
-    """Where things lie: derived from five numbers, by the creator and by everyone who attaches."""
+    """The layout: derived from five numbers, by the creator and by everyone who attaches."""
 
     headers: tuple[int, int]
     header_words: int

@@ -89,7 +89,7 @@ class _Vector:
 
 
 class Program:
-    """What one exchange does to a block, as steps over a list of arrays.
+    """The steps of one exchange on a block, over a list of arrays.
 
     The list: local, seen, centre, the memory, the spare centre, the spare memory, constants, scratch.
 

@@ -60,7 +60,7 @@ class HostsGroup(MessageGroup):
 
     @property
     def kind(self) -> str:
-        """What it is, for people."""
+        """The kind of the group, for people."""
         return f"{super().kind} over {len(self.hosts)} hosts, sums in each host first"
 
     def part(self, ranks: Sequence[int]) -> MessageGroup:
@@ -166,7 +166,7 @@ def hosts_of(group: Group) -> list[list[int]]:
 
 
 def worth_it(hosts: list[list[int]]) -> bool:
-    """Whether ranks of these hosts are to add up in each host first.
+    """Return whether ranks of these hosts are to add up in each host first.
 
     Example:
         >>> worth_it([[0, 1], [2, 3]]), worth_it([[0], [1]]), worth_it([[0, 1]])

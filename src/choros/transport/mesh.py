@@ -203,7 +203,7 @@ class Mesh:
 
     @property
     def broken(self) -> str:
-        """Why nothing works here any more; "" while it does."""
+        """The reason why nothing works any more; "" while it does."""
         return self._broken
 
     def give_up(self, reason: str) -> None:
@@ -318,7 +318,7 @@ class Mesh:
         self._messages.free(bool(self._broken))
 
     def _gone(self) -> bool:
-        """Whether all that is said in leaving has gone; a rank that has gone without a word is awaited no longer."""
+        """Return whether all messages of leaving have gone; a rank that broke off is not awaited any longer."""
         for _ in self._others:
             try:
                 return self._messages.done(self._leaving)

@@ -56,12 +56,12 @@ class MessageGroup(Mesh):
 
     @property
     def carrier(self) -> str:
-        """What carries the messages: ``MPI`` or ``TCP``."""
+        """The carrier of the messages: ``MPI`` or ``TCP``."""
         return self._messages.name
 
     @property
     def kind(self) -> str:
-        """What it is, for people."""
+        """The kind of the group, for people."""
         return {"TCP": "sockets (TCP)"}.get(self.carrier, self.carrier)
 
     def agree(self, posted: Posted) -> None:

@@ -39,7 +39,7 @@ class Messages(Protocol):
         ...
 
     def came(self, request: Any) -> bool:
-        """Whether one request is done."""
+        """Return whether one request is done."""
         ...
 
     def rest(self, seconds: float) -> None:
@@ -47,7 +47,7 @@ class Messages(Protocol):
         ...
 
     def check_thread(self) -> str:
-        """Why this thread may not call, or ``""``."""
+        """Return why this thread may not call, or ``""``."""
         ...
 
     def settle(self) -> None:
@@ -59,7 +59,7 @@ class Messages(Protocol):
         ...
 
     def over(self) -> bool:
-        """Whether nothing can be carried any more."""
+        """Return whether nothing can be carried any more."""
         ...
 
     def free(self, broken: bool) -> None:

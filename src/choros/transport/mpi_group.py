@@ -41,11 +41,11 @@ class MpiMessages:
         return self._comm.Isend([array, self._mpi.BYTE], rank, tag)
 
     def came(self, request: Any) -> bool:
-        """Whether one request is done."""
+        """Return whether one request is done."""
         return bool(request.Test())
 
     def check_thread(self) -> str:
-        """Why this thread may not call, or ``""``."""
+        """Return why this thread may not call, or ``""``."""
         if self._one_thread and not self._mpi.Is_thread_main():
             return (
                 "MPI was started for one thread, and this is another: let Choros start MPI, or leave "
@@ -63,7 +63,7 @@ class MpiMessages:
         return MpiMessages(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), 0.0, own=True)
 
     def over(self) -> bool:
-        """Whether MPI has ended."""
+        """Return whether MPI has ended."""
         return bool(self._mpi.Is_finalized())
 
     def free(self, broken: bool) -> None:

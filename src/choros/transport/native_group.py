@@ -25,7 +25,7 @@ _LEAST = 1 << 14  # bytes: for fewer a message of the wide group is quicker
 
 
 class Wide(Group, Protocol):
-    """What is asked of the group beneath: ``SharedGroup`` and all groups of messages have it."""
+    """The interface of the group beneath: ``SharedGroup`` and all groups of messages have it."""
 
     def agree(self, posted: Posted) -> None:
         """Return when every rank has come, and all make the same call."""
@@ -90,7 +90,7 @@ class NativeGroup:
 
     @property
     def doing(self) -> str:
-        """What this rank is about."""
+        """The present activity of this rank."""
         return self.wide.doing
 
     @doing.setter
@@ -99,7 +99,7 @@ class NativeGroup:
 
     @property
     def trace(self) -> Trace | None:
-        """What is told of every wait and reduction."""
+        """The receiver of every wait and reduction."""
         return self.wide.trace
 
     @trace.setter
@@ -108,7 +108,7 @@ class NativeGroup:
 
     @property
     def broken(self) -> str:
-        """Why nothing works here any more; "" while it does."""
+        """The reason why nothing works any more; "" while it does."""
         return str(getattr(self.wide, "broken", ""))
 
     def give_up(self, reason: str) -> None:

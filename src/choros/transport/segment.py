@@ -51,7 +51,7 @@ def align(nbytes: int, to: int = LINE) -> int:
 
 @dataclass
 class _Inode:
-    """What this process holds of one anonymous file: closing any descriptor of it drops every record lock."""
+    """The locks that this process holds of one anonymous file: closing any descriptor of it drops every record lock."""
 
     users: int = 0
     fds: set[int] = field(default_factory=set)
@@ -211,7 +211,7 @@ class Segment:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called."""
+        """True if ``close`` was called."""
         return self._memory is None
 
     @property
@@ -221,7 +221,7 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """Where the mapping begins in this process."""
+        """The address of the mapping in this process."""
         return ctypes.addressof(self._memory)
 
     def touch(self, offset: int, nbytes: int) -> None:

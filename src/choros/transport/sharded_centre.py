@@ -23,7 +23,7 @@ _NONE = np.zeros(0, np.float32)
 
 
 class Line(Protocol):
-    """What asks a host for something: ``choros.transport.tcp.lasting.Lasting``."""
+    """The interface of a connection that requests something of a host: ``choros.transport.tcp.lasting.Lasting``."""
 
     timeout: Any
 
@@ -53,7 +53,7 @@ class _Far:
         self.message, self.fresh = _NONE, True
 
     def counts(self) -> dict[str, int]:
-        """How many exchanges it has made, and the clock and the setting that it saw last."""
+        """Return the number of its exchanges, and the clock and the setting that it saw last."""
         return {"sent": self.sent, "clock": self.clock, "set": self.times_set}
 
     def met(self, head: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class ShardedCentre:
 
     @property
     def kind(self) -> str:
-        """What it is, for people."""
+        """The kind of the center, for people."""
         return f"a centre divided among {len(self._all)} hosts" if len(self._all) > 1 else "a centre on the first host"
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:

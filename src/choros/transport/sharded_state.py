@@ -1,4 +1,4 @@
-"""What ``centre_state`` does, for a centre between hosts: rank 0 takes all parts, as whole vectors, and puts them back.
+"""``centre_state`` of a center between hosts: rank 0 takes all parts, as whole vectors, and puts them back.
 
 The parts are of one moment only if no worker is in an exchange meanwhile (``training/halting.py`` sees to it). A state
 is the same however many hosts the centre was divided among.

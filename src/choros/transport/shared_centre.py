@@ -35,7 +35,7 @@ _WRITES = 1.0  # seconds in which a worker has written what it leaves
 
 
 class Meeting(NamedTuple):
-    """What a rule's merge is told: the fields of ``choros.algorithms.base.Meeting``."""
+    """The arguments of a rule's merge: the fields of ``choros.algorithms.base.Meeting``."""
 
     workers: int = 1
     staleness: int = 0
@@ -193,12 +193,12 @@ class SharedCentre:
 
     @property
     def clock(self) -> int:
-        """How many merges the centre has had."""
+        """The number of merges of the center."""
         return int(self._header()[at.CLOCK])
 
     @property
     def times_set(self) -> int:
-        """How often a controller had set the centre when this worker last took it."""
+        """The number of times that a controller had set the center when this worker last took it."""
         return self._set
 
     def blank(self) -> tuple[Array, Array]:
@@ -207,7 +207,7 @@ class SharedCentre:
 
     @property
     def contributions(self) -> list[int]:
-        """How many merges each rank's exchanges made, as of the last commit."""
+        """The number of merges of each rank's exchanges, as of the last commit."""
         first = self._sent_at - (self.rank or 0)
         return [int(count) for count in self._header()[first : first + self.workers]]
 

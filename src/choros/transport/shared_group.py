@@ -162,7 +162,7 @@ class SharedGroup:
 
     @property
     def doing(self) -> str:
-        """What this rank is about; the other ranks can read it."""
+        """The present activity of this rank; the other ranks can read it."""
         return self._board.telling.doing
 
     @doing.setter
@@ -171,7 +171,7 @@ class SharedGroup:
 
     @property
     def trace(self) -> Trace | None:
-        """What is told of every wait and reduction."""
+        """The receiver of every wait and reduction."""
         return self._board.trace
 
     @trace.setter
@@ -332,7 +332,7 @@ class SharedGroup:
 
     @property
     def broken(self) -> str:
-        """Why nothing works here any more; "" while it does."""
+        """The reason why nothing works any more; "" while it does."""
         return self._board.broken or given_up(self._board.words) or ""
 
     def give_up(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What each rank is about, in words that the others can read: for warnings and errors about who is missing.
+"""The activity of each rank, in words that the others can read: for warnings and errors about missing ranks.
 
 Three words of a rank's line on the board say how long its text is, since when it holds, and when that ended (0 while it
 goes on); the texts lie behind the lines. A reader may catch a text while it is replaced: it is for people to read, and
@@ -60,7 +60,7 @@ class Telling:
         words[line + _SINCE], words[line + _ENDED] = time.monotonic_ns(), 0
 
     def said(self, rank: int) -> str:
-        """What a rank is in, or was in last, and since when."""
+        """Return the present or last activity of a rank, and since when."""
         text, since, ended = self._read(rank)
         now = time.monotonic_ns()
         if not text:
@@ -70,7 +70,7 @@ class Telling:
         return f"it has been in {text} for {max(now - since, 0) / 1e9:.1f} s"
 
     def doing_of(self, rank: int) -> str:
-        """What a rank is about now, or ``""``."""
+        """Return the present activity of a rank, or ``""``."""
         text, _, ended = self._read(rank)
         return "" if ended else text
 
@@ -81,7 +81,7 @@ class Telling:
 
 
 def state_of(pid: int) -> str:
-    """What the kernel says a process is doing (Linux), else ``"alive"``.
+    """Return the state of a process as the kernel gives it (Linux), else ``"alive"``.
 
     Example:
         >>> import os

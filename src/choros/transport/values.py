@@ -1,4 +1,4 @@
-"""Which values can be summed over ranks, how a mean is made of a sum, and a dtype as two words."""
+"""Values that can be summed over ranks, the mean of a sum, and a dtype as two words."""
 
 from __future__ import annotations
 

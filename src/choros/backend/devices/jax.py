@@ -49,7 +49,7 @@ class Spread:
         return cls(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
 
     def of(self, value: Any) -> NamedSharding:
-        """How a variable's value lies: as it does if that is on this mesh (a layout put it there), else everywhere."""
+        """Return the sharding of a variable's value: its own if it is on this mesh (by a layout), else replicated."""
         own = getattr(value, "sharding", None)
         return own if isinstance(own, NamedSharding) and own.mesh == self.mesh else self.everywhere
 

@@ -1,4 +1,4 @@
-"""Which columns become the inputs, the targets and the weights of a model."""
+"""The choice of columns for the inputs, the targets and the weights of a model."""
 
 from __future__ import annotations
 

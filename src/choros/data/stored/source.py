@@ -161,7 +161,7 @@ class FileSource:
 
     @property
     def spill(self) -> Spill:
-        """What is decoded, made when first asked for."""
+        """The decoded rows on disk, made when first asked for."""
         if self._spill is None:
             self._spill = Spill.create(len(self.table.rows), int(self.starts[-1]), self._forms, self.spill_dir)
         return self._spill

@@ -1,4 +1,4 @@
-"""What a reader of files is to the rest of the house: rows in blocks, each read by itself, as columns."""
+"""The interface of a file reader: rows in blocks, each read by itself, as columns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Table(ABC):
 
     @property
     def name(self) -> str:
-        """What to call it in an error."""
+        """The table's name in errors."""
         return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
 
     @abstractmethod

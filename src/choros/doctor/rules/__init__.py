@@ -1,4 +1,4 @@
-"""What is looked for: each rule a function from everything that was seen to findings. A new fault is one more."""
+"""The rules: each is a function from everything that was seen to findings. A new fault is one more function."""
 
 from choros.doctor.findings import Finding, Seen, together
 from choros.doctor.rules import agreement, cores, ends, limits, network, speed

@@ -1,4 +1,4 @@
-"""What must be the same on all ranks: versions, the backend, the working directory, the processor's features."""
+"""Rules about what must be the same on all ranks: versions, backend, working directory, processor features."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _backend(each: Facts) -> str:
 
 
 def _lacks(each: Facts) -> tuple[str, ...]:
-    """What the submitting machine's processor can do and this one's cannot."""
+    """Return the processor features that the submitting machine has and this one lacks."""
     return tuple(sorted(set(each["submitted"]) - set(each["features"])))
 
 

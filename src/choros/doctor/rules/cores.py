@@ -12,7 +12,7 @@ _OMP = "OMP_NUM_THREADS"
 
 
 def threads_of(each: Facts) -> int:
-    """How many threads a rank's library runs: what it is told, else one a core.
+    """Return the number of threads that a rank's library runs: the one set, else one for each core.
 
     Example:
         >>> threads_of({"threads": {"OMP_NUM_THREADS": "8"}, "cores": {"usable": [0, 1]}})

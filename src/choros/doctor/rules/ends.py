@@ -1,4 +1,4 @@
-"""What has ended, or has not come: ranks, the processes beside them, and their trainings."""
+"""Rules about what has ended or has not started: ranks, the processes beside them, and their trainings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING = "See what it printed last, and whether its host can be reached. A lon
 
 
 def _ended(end: Mapping[str, Any]) -> tuple[str, str]:
-    """How a process ended, and what to do."""
+    """Return how a process ended, and what to do."""
     name = str(end.get("signal", ""))
     if name:
         cause, remedy = signalled(name)

@@ -1,4 +1,4 @@
-"""What a rank may take: memory, shared memory, open files; and devices that several ranks were given."""
+"""Rules about limits of a rank: memory, shared memory, open files; and devices that several ranks were given."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def memory(seen: Seen) -> Iterator[Finding]:
 
 
 def _least(some: list[Facts]) -> tuple[str, str]:
-    """What limits the memory, and what to do."""
+    """Return the smallest limit of memory, and what to do."""
     found = some[0]["memory"]
     if found["limit"] is not None and found["limit"] - found["used"] < (found["available"] or 0):
         return (

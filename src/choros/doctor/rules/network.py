@@ -83,7 +83,7 @@ def interfaces(seen: Seen) -> Iterator[Finding]:
 
 
 def _wrong(variable: str, several: bool, each: Facts) -> tuple[str, str]:
-    """What a variable holds, and what is wrong with it."""
+    """Return a variable's value, and what is wrong with it."""
     value = each["network"][variable]
     found = named(variable, value, each)
     if found is None:

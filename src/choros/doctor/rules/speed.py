@@ -1,4 +1,4 @@
-"""Who is slow, and whose clock is wrong: only what was seen each time, and far outside of what chance does."""
+"""Rules about slow ranks and wrong clocks: only what was seen each time, and is far outside of chance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SKEW = 0.1  # seconds
 
 
 def slowest(seconds: Sequence[float]) -> tuple[int, float]:
-    """Who took longest, and how many times the median; of two the faster one is the median.
+    """Return the slowest rank, and its time divided by the median; of two ranks the faster one is the median.
 
     Example:
         >>> slowest([1.0, 5.0]), slowest([2.0])

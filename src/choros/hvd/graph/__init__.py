@@ -53,7 +53,7 @@ def operate(value: Any, host: Host, gradient: Gradient, shape: Shape, name: str 
 
 
 def no_second(_: Any) -> Any:
-    """What stands for the gradient of a gradient, where there is none.
+    """Return the substitute for the gradient of a gradient, which does not exist.
 
     Raises:
         BadInput: always.
@@ -62,7 +62,7 @@ def no_second(_: Any) -> Any:
 
 
 def grad_name(name: str | None) -> str | None:
-    """What errors call the collective that is the gradient of one."""
+    """Return the name in errors of the collective that is the gradient of another one."""
     return None if name is None else f"{name}.grad"
 
 

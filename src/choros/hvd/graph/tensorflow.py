@@ -1,4 +1,4 @@
-"""What needs TensorFlow itself: calls back to the host in its graphs, batches of its iterators, its tape."""
+"""The parts that need TensorFlow itself: calls to the host in its graphs, batches of its iterators, its tape."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def operate(
 
 
 def _recorded(tensor: Any) -> bool:
-    """Whether somebody may ask for a gradient, which costs as much as a small collective: a graph, or a tape.
+    """Return whether somebody may ask for a gradient, which costs as much as a small collective: a graph, or a tape.
 
     TensorFlow says of tapes in private only; where it does not, one may be there.
     """

@@ -1,4 +1,4 @@
-"""What dist-keras' trainers have in common: their argument names, their meanings, and Choros' training.
+"""The common parts of dist-keras' trainers: argument names, their meanings, and Choros' training.
 
 The batch size is each worker's own, as it was there. Optimizers named by a string have Keras 2's rates. Settings at
 which an algorithm may diverge warn, so that an old notebook runs.
@@ -30,7 +30,7 @@ RATES = {
 
 
 class Trainer:
-    """What all of dist-keras' trainers are.
+    """The base class of all trainers of dist-keras.
 
     Args:
         keras_model: keras.Model; a copy is trained and returned.
@@ -194,7 +194,7 @@ class Trainer:
 
 
 class DistributedTrainer(Trainer):
-    """What the trainers with several workers are.
+    """The base class of the trainers with several workers.
 
     Args:
         keras_model, worker_optimizer, loss, metrics, loss_weights: see ``Trainer``.
@@ -237,7 +237,7 @@ class DistributedTrainer(Trainer):
 
     @property
     def num_updates(self) -> int:
-        """How often workers met the centre in the last training."""
+        """The number of exchanges of the workers with the center in the last training."""
         return 0 if self.history is None else int(self.history.run.exchanges)
 
     def set_num_epoch(self, num_epoch: int) -> None:

@@ -11,7 +11,7 @@ from choros.spark.distkeras.frames import column
 
 
 class Evaluator(ABC):
-    """What makes a figure of labels and predictions.
+    """The base class of what makes a figure of labels and predictions.
 
     Args:
         label_col, prediction_col: str.

@@ -11,7 +11,7 @@ from choros.spark.outputs import outputs_of
 
 
 class Predictor(ABC):
-    """What adds predictions to a frame.
+    """The base class of what adds predictions to a frame.
 
     Args:
         keras_model: keras.Model.

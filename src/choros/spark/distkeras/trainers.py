@@ -124,7 +124,7 @@ class EnsembleTrainer(SingleTrainer):
 
 
 class AsynchronousDistributedTrainer(DistributedTrainer):
-    """What the trainers are whose workers do not wait for each other."""
+    """The base class of the trainers whose workers do not wait for each other."""
 
     communication_window: int
     rho: float
@@ -133,7 +133,7 @@ class AsynchronousDistributedTrainer(DistributedTrainer):
 
 
 class SynchronizedDistributedTrainer(DistributedTrainer):
-    """What the trainers are whose workers wait for each other."""
+    """The base class of the trainers whose workers wait for each other."""
 
     rho: float
     learning_rate: float
@@ -195,7 +195,7 @@ class AsynchronousEAMSGD(EAMSGD):
 
 
 class DOWNPOUR(AsynchronousDistributedTrainer):
-    """What workers learn is added to the centre. Further argument: communication_window (5)."""
+    """DOWNPOUR: updates are added to the center. Further argument: communication_window (5)."""
 
     own = (("communication_window", 5),)
 
@@ -206,7 +206,7 @@ class DOWNPOUR(AsynchronousDistributedTrainer):
 
 
 class ADAG(AsynchronousDistributedTrainer):
-    """What dist-keras shipped as ADAG: what workers learn, divided by their steps; the paper's AGN.
+    """The rule that dist-keras shipped as ADAG: updates divided by the worker's steps; the paper's AGN.
 
     Further argument: communication_window (12).
     """
@@ -220,7 +220,7 @@ class ADAG(AsynchronousDistributedTrainer):
 
 
 class DynSGD(AsynchronousDistributedTrainer):
-    """What workers learn, divided by its staleness. Further argument: communication_window (5)."""
+    """DynSGD: updates divided by their staleness. Further argument: communication_window (5)."""
 
     own = (("communication_window", 5),)
 

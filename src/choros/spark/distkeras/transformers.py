@@ -16,7 +16,7 @@ from choros.spark.distkeras.frames import array, column, legacy
 
 
 class Transformer(ABC):
-    """What makes another frame of a frame."""
+    """The base class of what makes another frame of a frame."""
 
     def transform(self, dataframe: Any) -> Any:
         """Return the frame with another column; a bare ``toDF()`` on it gives itself."""

@@ -87,7 +87,7 @@ class Lasting:
                     raise
 
     def _lost(self) -> bool:
-        """Whether what went wrong is that the connection broke, and that was not wanted."""
+        """Return whether what went wrong is that the connection broke, and that was not wanted."""
         if self._closed or not self._channel.broken:
             return False
         self._channel.close()

@@ -143,7 +143,7 @@ class _Line:
         self.out.clear()
 
     def ended(self) -> bool:
-        """Whether nothing more comes, as far as can be seen now."""
+        """Return whether nothing more comes, as far as can be seen now."""
         try:
             return not self.end.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -259,7 +259,7 @@ class TcpMessages:
         return all(request.done for request in requests)
 
     def came(self, request: Any) -> bool:
-        """Whether one request is done."""
+        """Return whether one request is done."""
         return bool(request.done)
 
     def check_thread(self) -> str:
@@ -280,7 +280,7 @@ class TcpMessages:
         )
 
     def over(self) -> bool:
-        """Whether the sockets are closed."""
+        """Return whether the sockets are closed."""
         return self._freed
 
     def free(self, broken: bool) -> None:

@@ -1,4 +1,4 @@
-"""How ranks that share nothing but an address and a secret learn of each other: each brings bytes, all get all."""
+"""An exchange among ranks that share only an address and a secret: each brings bytes, all get all."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ class Refused(Nobody):
 
 
 class _CutOff(PeerFailed):
-    """Who answered closed the line before either knew the other."""
+    """The other end closed the connection before either knew the other."""
 
 
 class Door:
-    """Where others come in: a port, and those who came and know the secret.
+    """A listening port, and the peers that came and know the secret.
 
     All others are turned away after ten seconds, a few bytes, or when too many of them are there at once; one line in
     ten seconds says how many they were.
