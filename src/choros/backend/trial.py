@@ -106,19 +106,35 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
         if model_divisor(model)[0] is not None or distance(model, doubled, single) >= tolerance(model):
             raise refusal(f"What {names} gives to add_loss", off, "use keras.ops.mean over rows in add_loss")
         if tolerance(model) <= WIDE:  # in 16 bits its gradient cannot be told from a statistic's
-            kept = [entries(gradient) for gradient in whole[0]]
-            loud = [[thinned(each, kept) for each in parts] for parts in gradients()]
-            single_layers = [{name} for name in sorted(adding)]
-            for layers in single_layers if len(adding) <= SEPARATE else [adding]:
-                with muted(layers):
-                    quiet = [[thinned(each, kept) for each in parts] for parts in gradients(afresh=True)]
-                if any(divides(*map(np.subtract, *both)) for both in zip(loud, quiet, strict=True)):
-                    raise refusal(f"What {', '.join(sorted(layers))} gives to add_loss", off, MASKED)
+            refuse_masked(adding, gradients, [entries(gradient) for gradient in whole[0]], off)
         warn(
             f"What {names} gives to add_loss depends on a batch as a whole (here a step would be off by {off:.1%}). "
             "Each worker takes it of its own rows, as it takes the statistics of BatchNormalization; with another "
             "number of workers the result is another one."
         )
+
+
+def refuse_masked(
+    adding: set[str], gradients: Callable[..., Iterator[tuple[Sent, Sent, Sent]]], kept: list[Array], off: float
+) -> None:
+    """Refuse a model whose ``add_loss`` is a mean over valid entries, whose number differs between parts of a batch.
+
+    Args:
+        adding: names of the layers that call ``add_loss``.
+        gradients: gives those of a batch and of its halves, for each way to halve it.
+        kept: entries of each gradient that are compared.
+        off: by how much a step would be off, relative.
+
+    Raises:
+        NotExact: names the layers.
+    """
+    loud = [[thinned(each, kept) for each in parts] for parts in gradients()]
+    single_layers = [{name} for name in sorted(adding)]
+    for layers in single_layers if len(adding) <= SEPARATE else [adding]:
+        with muted(layers):
+            quiet = [[thinned(each, kept) for each in parts] for parts in gradients(afresh=True)]
+        if any(divides(*map(np.subtract, *both)) for both in zip(loud, quiet, strict=True)):
+            raise refusal(f"What {', '.join(sorted(layers))} gives to add_loss", off, MASKED)
 
 
 def after_update(model: Any, rows: Callable[[], Batch], workers: int) -> str | None:

@@ -155,23 +155,31 @@ def _read(table: Table, environ: Mapping[str, str]) -> Place:
     if local_rank is None or local_size is None:
         missing = table.local_rank if local_rank is None else table.local_size + table.tasks
         raise _wrong(table, f"{' or '.join(missing)} is not set, so this rank's place on its node is unknown")
-    one = table.one_node and nodes in (None, 1)
-    if one or local_size == size:
+    one_node = table.one_node and nodes in (None, 1)
+    if one_node or local_size == size:
         node, nodes = node or 0, nodes or 1
     nodes = len(hosts) if nodes is None and hosts else nodes
-    _check(table, "rank", rank, "size", size)
-    _check(table, "local rank", local_rank, "local size", local_size)
-    if local_size > size:
-        raise _wrong(table, f"the local size {local_size} is more than the size {size}")
-    if one and local_size != size:
-        raise _wrong(table, f"the local size {local_size} is not the size {size}, yet there is one machine")
-    if node is not None and nodes is not None:
-        _check(table, "node", node, "nodes", nodes)
-    if hosts and nodes is not None and len(hosts) != nodes:
-        raise _wrong(table, f"{len(hosts)} hosts are listed but there are {nodes} nodes")
-    return Place(
+    place = Place(
         rank, size, local_rank, local_size, node, nodes, hosts, _meeting(table, environ, hosts), table.launcher
     )
+    _check_place(table, place, one_node)
+    return place
+
+
+def _check_place(table: Table, place: Place, one_node: bool) -> None:
+    """Raise an error where the numbers contradict each other."""
+    _check(table, "rank", place.rank, "size", place.size)
+    _check(table, "local rank", place.local_rank, "local size", place.local_size)
+    if place.local_size > place.size:
+        raise _wrong(table, f"the local size {place.local_size} is more than the size {place.size}")
+    if one_node and place.local_size != place.size:
+        raise _wrong(table, f"the local size {place.local_size} is not the size {place.size}, yet there is one machine")
+    if place.nodes is None:
+        return
+    if place.node is not None:
+        _check(table, "node", place.node, "nodes", place.nodes)
+    if place.hosts and len(place.hosts) != place.nodes:
+        raise _wrong(table, f"{len(place.hosts)} hosts are listed but there are {place.nodes} nodes")
 
 
 def _meeting(table: Table, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:

@@ -76,10 +76,8 @@ def terms_of(
         True
     """
     if least is None and script is None:
-        given = {"--max-np": most, "--slots-per-host": each, "--elastic-timeout": timeout, "--reset-limit": resets}
-        for name, value in {**given, "--blacklist-cooldown-range": cooldown}.items():
-            if value is not None:
-                raise BadInput(f"{name} is for an elastic job: give --min-np or --host-discovery-script too")
+        options = {"--max-np": most, "--slots-per-host": each, "--elastic-timeout": timeout, "--reset-limit": resets}
+        _refuse_options({**options, "--blacklist-cooldown-range": cooldown})
         return None
     if script is not None and slots:
         raise BadInput("the hosts are given by -H or a host file, or found by --host-discovery-script: give one")
@@ -94,12 +92,7 @@ def terms_of(
     if first is None:
         raise BadInput("say how many ranks: -n N, or --min-np N")
     least = first if least is None else least
-    if least > first:
-        raise BadInput(f"--min-np {least} is more than the {first} ranks of -n: give --min-np {first} or less")
-    if most is not None and most < first:
-        raise BadInput(f"--max-np {most} is less than the {first} ranks of -n: give --max-np {first} or more")
-    if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
-        raise BadInput(f"--blacklist-cooldown-range {cooldown[0]:g} {cooldown[1]:g}: give 0 < MIN <= MAX")
+    _check_numbers(first, least, most, cooldown)
     if not slots and script is None:
         slots = (("localhost", most or first),)
     if slots and sum(count for _, count in slots) < first:
@@ -107,6 +100,22 @@ def terms_of(
     words = tuple(script_of(script)) if script is not None else ()
     terms = Terms(first, least, most, words, slots, each or 1, resets=resets, cooldown=cooldown, pulse=_pulse())
     return terms if timeout is None else replace(terms, timeout=timeout)
+
+
+def _refuse_options(options: dict[str, object]) -> None:
+    """Raise an error for an option that only an elastic job has."""
+    for name, value in options.items():
+        if value is not None:
+            raise BadInput(f"{name} is for an elastic job: give --min-np or --host-discovery-script too")
+
+
+def _check_numbers(first: int, least: int, most: int | None, cooldown: tuple[float, float] | None) -> None:
+    if least > first:
+        raise BadInput(f"--min-np {least} is more than the {first} ranks of -n: give --min-np {first} or less")
+    if most is not None and most < first:
+        raise BadInput(f"--max-np {most} is less than the {first} ranks of -n: give --max-np {first} or more")
+    if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
+        raise BadInput(f"--blacklist-cooldown-range {cooldown[0]:g} {cooldown[1]:g}: give 0 < MIN <= MAX")
 
 
 def _pulse() -> float:

@@ -316,23 +316,7 @@ class AloneLoop:
                 self.replica.reset_metrics()
             again = False
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
-                if self.recheck is not None:
-                    self.recheck(batch, epoch)
-                self.replica.step(batch)
-                self.at = (epoch, number + 1)
-                if batch.rows and run.algorithm.momentum:
-                    self.replica.look_ahead(run.algorithm.momentum)
-                if batch.rows and self.schedule.due():  # without rows there was no optimizer step
-                    self.meet()
-                if run.job.per_batch and run.rank == 0:
-                    begun = time.perf_counter()
-                    show = self.show if run.job.ensemble else None
-                    run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
-                    run.tally.calling += time.perf_counter() - begun
-                else:
-                    run.progress(epoch, number)
-                run.reporter.look()
-                run.leaving = run.board.stopped
+                self.step(epoch, number, batch)
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.board.stopped)
             if run.board.stopped and epoch >= run.board.last:
                 break
@@ -349,6 +333,27 @@ class AloneLoop:
         if self.schedule.pending:
             self.replica.reset_metrics()  # who validated the last epoch has more of them than the board has room for
             self.meet()
+
+    def step(self, epoch: int, number: int, batch: Batch) -> None:
+        """Train one batch, exchange if it is time to, and report."""
+        run = self.run
+        if self.recheck is not None:
+            self.recheck(batch, epoch)
+        self.replica.step(batch)
+        self.at = (epoch, number + 1)
+        if batch.rows and run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        if batch.rows and self.schedule.due():  # without rows there was no optimizer step
+            self.meet()
+        if run.job.per_batch and run.rank == 0:
+            begun = time.perf_counter()
+            show = self.show if run.job.ensemble else None
+            run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
+            run.tally.calling += time.perf_counter() - begun
+        else:
+            run.progress(epoch, number)
+        run.reporter.look()
+        run.leaving = run.board.stopped
 
     def show(self) -> list[float]:
         """Write the weights of an Ensemble's first member for callbacks, and return what its metrics hold."""
