@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +120,23 @@ def fit(name: str, pool: Any, flag: str, worker: int, moment: tuple[int, int, fl
     return model, history, seen
 
 
-def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, worker: int) -> list[str]:
-    """What of the run is not as it must be."""
+def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, harmed: Collection[int]) -> list[str]:
+    """What of the run is not as it must be.
+
+    Args:
+        name: of the algorithm.
+        model: as it was trained.
+        history: of the run.
+        whole: a model that was trained without a failure, of workers that train together.
+        failed: how many restarts there must be at least, of workers that train together.
+        harmed: the workers that may have failed.
+    """
     import numpy as np
 
     run, found = history.run, []
-    if any(restart.rank != worker for restart in run.restarts):
-        found.append(f"worker {worker} failed, but the record names {[restart.rank for restart in run.restarts]}")
+    if any(restart.rank not in harmed for restart in run.restarts):
+        named = [restart.rank for restart in run.restarts]
+        found.append(f"of the workers {sorted(harmed)} each may have failed, but the record names {named}")
     if name in TOGETHER and len(run.restarts) < failed:  # one that trains alone may have been done already
         found.append(f"{failed} failures, but {len(run.restarts)} restarts in the record")
     rows, steps = EPOCHS * BATCHES * ROWS, EPOCHS * BATCHES  # each worker has a share of every batch
@@ -159,12 +170,12 @@ def children() -> set[int]:
     return found
 
 
-def left_behind(pool: Any, before: set[int], descriptors: int) -> list[str]:
+def left_behind(before: set[int], descriptors: int, pool: Any = None) -> list[str]:
     """What a run has left: processes, descriptors, shared memory."""
     deadline = time.monotonic() + 5.0
     while True:
         found = []
-        if more := children() - before - set(pool.start().pids):
+        if more := children() - before - set(() if pool is None else pool.start().pids):
             found.append(f"orphans: {sorted(more)}")
         if (now := len(os.listdir("/proc/self/fd"))) > descriptors:
             found.append(f"{now - descriptors} descriptors more than before")
@@ -189,7 +200,7 @@ def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) 
     try:
         model, history, seen = fit(name, pool, os.path.join(room, f"flag-{number}"), worker, moment, how)
         failed = not (how == "raise" and os.path.exists(os.path.join(room, f"flag-{number}")))
-        found = wrong(name, model, history, wholes.get(name), int(failed), worker)
+        found = wrong(name, model, history, wholes.get(name), int(failed), {worker})
         facts["restarts"] = len(history.run.restarts)
         facts["recovered"] = seen["back"]  # nobody waits for one that trains alone
         facts["blamed"] = [restart.rank for restart in history.run.restarts]
@@ -198,7 +209,7 @@ def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) 
     facts["seconds"] = time.monotonic() - begun
     for pid in pool.start().pids if how == "stop" else ():  # a worker that was done when it was stopped
         os.kill(pid, signal.SIGCONT)
-    facts["wrong"] = found + left_behind(pool, before, descriptors)
+    facts["wrong"] = found + left_behind(before, descriptors, pool)
     return facts
 
 

@@ -126,26 +126,26 @@ def test_a_pool_that_lost_a_worker_starts_anew():
 
 def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypatch):
     """Nobody is left then to wait for: what the last one met is told, not that the pool is empty."""
-    from choros.training import engine, nurse
+    from choros.training import engine
 
-    done, revive = engine.Tally, nurse.Nurse.revive
+    done, following = engine.Tally, engine.Engine.next
     trainer = choros.Trainer(model(), "aeasgd", workers=2, echo=False)
     pids = {}
 
     def told(**tally):
         pids.update(enumerate(trainer._pool.start().pids))
-        os.kill(pids[tally["rank"]], signal.SIGKILL)
+        os.kill(pids.pop(tally["rank"]), signal.SIGKILL)
         return done(**tally)
 
-    def seen(self, rank, event, tallies):
-        found = revive(self, rank, event, tallies)
-        for other in {0, 1} - tallies.keys() - {rank}:
-            os.kill(pids[other], signal.SIGKILL)
+    def seen(self, timeout):
+        found = following(self, timeout)
+        while found is not None and found[1]["event"] == "died" and pids:
+            os.kill(pids.popitem()[1], signal.SIGKILL)
         return found
 
     monkeypatch.setattr(engine, "Tally", told)
-    monkeypatch.setattr(nurse.Nurse, "revive", seen)
-    with pytest.raises(WorkerFailed, match="SIGKILL"):
+    monkeypatch.setattr(engine.Engine, "next", seen)
+    with pytest.raises(WorkerFailed, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)
 
 
@@ -183,6 +183,53 @@ def test_a_worker_that_is_killed_while_others_load_the_model(algorithm, restarts
                 trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
             assert failed.value.signal == "SIGKILL"
             assert failed.value.rank in (0, 1)
+
+
+KILLED_EARLY = """
+import os, signal, sys
+if "choros.launch.worker" in sys.orig_argv and sys.orig_argv[-2] == "1" and os.path.exists({flag!r}):
+    os.unlink({flag!r})
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_worker_that_is_killed_while_its_interpreter_starts(
+    restarts, tmp_path, data, make_model, monkeypatch, children
+):
+    flag, already = tmp_path / "flag", children()
+    flag.touch()
+    (tmp_path / "sitecustomize.py").write_text(KILLED_EARLY.format(flag=str(flag)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x, y = data()
+    trainer = choros.Trainer(make_model(), workers=2, restarts=restarts)
+    if restarts:
+        history = trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        assert len(history.history["loss"]) == 2
+        assert [(each.rank, each.signal) for each in history.run.restarts] == [(1, "SIGKILL")]
+    else:
+        with pytest.raises(WorkerFailed, match="SIGKILL") as failed:
+            trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        assert (failed.value.rank, failed.value.signal) == (1, "SIGKILL")
+    assert children() <= already
+
+
+def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatch):
+    from choros.training import engine
+
+    done, killed = engine.Tally, []
+    trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
+
+    def told(**tally):
+        if not killed:
+            killed.append(tally["rank"])
+            os.kill(trainer._pool.start().pids[tally["rank"]], signal.SIGKILL)
+        return done(**tally)
+
+    monkeypatch.setattr(engine, "Tally", told)
+    trainer.fit(Slow(), epochs=1, verbose=0)
+    assert killed == [0]
+    assert len(trainer.models) == 2
 
 
 @pytest.mark.parametrize("algorithm", ["aeasgd", "ensemble"])

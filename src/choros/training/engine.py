@@ -106,12 +106,14 @@ class Engine:
         self.ready: set[int] = set()
         self.asking: int | None = None  # the rank that waits for what callbacks of a batch decide
         self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events that came while weights were fetched
+        self.departed: list[tuple[int, dict[str, Any], Any]] = []  # deaths of workers that had done their work
 
     # -- the segments
     def open(self) -> None:
         """Make the segments: board, weights, data, and the group's or the centre's."""
         self.asking = None
         self.later.clear()
+        self.departed.clear()
         job = self.job
         self.variables = model_variables(self.model)
         now = host_views(self.variables)
@@ -166,9 +168,9 @@ class Engine:
         with self.workers.lent(), self.saver.listening(self.ask):
             self.conductor.fetch = self.fetch
             self.conductor.lazy.stays = True  # the workers have models of their own
-            self.pool = self.workers.start()
             while True:
                 try:
+                    self.pool = self.mender.start(self.workers)
                     return self._run()
                 except WorkerFailed as error:
                     if not self.again(error):
@@ -186,7 +188,6 @@ class Engine:
         self.job = self.saver.onward(self.first_job)
         place = (self.job.initial_epoch, self.job.initial_batch)
         self.mender.count(error, place, whole=True)
-        self.mender.replace(self.pool)
         return True
 
     def _run(self) -> RunRecord:
@@ -301,8 +302,10 @@ class Engine:
             event = message["event"]
             if event == "record":
                 continue
-            if event in ("failed", "died"):
-                if self.nurse is None or not self.nurse.revive(rank, message, tallies):
+            if event == "died" and rank in tallies:  # a rank that still needs its process fails
+                self.departed.append(found)
+            elif event in ("failed", "died"):
+                if rank in tallies or self.nurse is None or not self.nurse.revive(rank, message):
                     self.fail(rank, message)
             elif event == "ready":
                 self.ready.add(rank)
@@ -560,6 +563,7 @@ class Engine:
         if self.meeting is not None and self.centre is None:
             SharedGroup.abort(self.meeting, reason)
         self.board.order(Orders(stop=True))
+        self.later.extend(self.departed)
         first, gone, deadline = (rank, message), {rank}, time.monotonic() + 5.0
         died = {rank} if message["event"] == "died" else set()
         while len(gone) < self.job.workers and time.monotonic() < deadline:

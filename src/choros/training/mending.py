@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 from choros.errors import WorkerFailed
+from choros.launch.local import Pool
+from choros.training.pool import WorkerPool
 from choros.training.record import Restart
 
 _OWN_FAULT = ("BadInput", "UnknownAlgorithm", "Unstable", "NotExact", "NotSerializable", "BadData", "RanksDiffer")
@@ -63,8 +65,15 @@ class Mender:
             flush=True,
         )
 
-    def replace(self, pool: Any) -> None:
-        """Start new processes in the places of those that are unfit."""
-        for rank in sorted(self.unfit):
-            pool.replace(rank)
-        self.unfit = set()
+    def start(self, workers: WorkerPool) -> Pool:
+        """Start the workers, with new processes in the places of those that are unfit.
+
+        Raises:
+            WorkerFailed: one ended while it started; the failure is judged.
+        """
+        unfit, self.unfit = self.unfit, set()
+        try:
+            return workers.start(unfit)
+        except WorkerFailed:
+            self.judge({})
+            raise

@@ -98,10 +98,8 @@ class Nurse(CentreKeeper):
         self.hangs = engine.hangs
         self.hung: dict[int, str] = {}  # ranks that were ended here, and why
 
-    def revive(self, rank: int, event: dict[str, Any], done: dict[int, Any]) -> bool:
+    def revive(self, rank: int, event: dict[str, Any]) -> bool:
         """Start a new process in the place of a worker that failed; False where the run is to end with it."""
-        if rank in done:
-            return bool(event["event"] == "died")  # it had brought all; who else needs its process will notice
         self.mender.judge(event)
         if not self.mender.retry:
             return False

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,10 +76,20 @@ class WorkerPool:
         """True if the processes run."""
         return self._pool is not None
 
-    def start(self) -> Pool:
-        """Start the processes, if they do not all run, and return the engine that holds them."""
-        if self._pool is not None and not all(map(self._pool.alive, range(self.size))):
+    def start(self, unfit: Collection[int] = ()) -> Pool:
+        """Start the processes, if they do not all run, and return the engine that holds them.
+
+        Args:
+            unfit: ranks that get a new process in any case.
+
+        Raises:
+            WorkerFailed: a worker ended while it started.
+        """
+        if self._pool is not None and not all(map(self._pool.alive, set(range(self.size)) - set(unfit))):
             self.kill()
+        elif self._pool is not None:
+            for rank in sorted(unfit):
+                self._pool.replace(rank)
         if self._pool is None:
             bindings = plan(self.size, threads=self._threads, bind=self._bind)
             gpus = self.gpus()

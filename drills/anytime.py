@@ -1,0 +1,236 @@
+"""Drills: a worker is killed at any moment of a run, from the start of its process to its end; all must come right.
+
+    python drills/anytime.py --backend jax --number 30 --seed 1
+
+A run without a failure is measured once for each algorithm. Each drill starts processes of its own and draws an
+algorithm, restarts (0 or 2), and kills: one, or up to two where there are restarts. A kill has a worker, a phase and a
+moment of it. The phases are the start (processes start, libraries load, models are built), training, and the end (last
+reports, last weights, closing).
+
+Then must hold, with restarts: the run ends right, as after drills of ``run.py``. Without: it ends right, or with a
+``WorkerFailed`` that names the worker and SIGKILL, and the given model is as it was; workers that train together end
+right only if the kill came at the end. Nothing is left behind. Prints JSON; ends with 1 where a drill went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from run import ALONE, BACKENDS, EPOCHS, TOGETHER, WORKERS, children, data_of, left_behind, model_of, wrong
+
+PHASES = ("start", "training", "end")
+LIMIT, TIMEOUT = 120.0, 30.0  # seconds a drill may take, seconds after which a worker counts as hung
+
+
+@dataclass
+class Kill:
+    """One kill: of which worker, in which phase, after which share of its usual time."""
+
+    worker: int
+    phase: str
+    share: float
+    done: float | None = None  # when it was done
+
+
+@dataclass
+class Whole:
+    """A run without a failure: its model, and the seconds of its phases."""
+
+    model: Any
+    seconds: dict[str, float]
+
+
+@dataclass
+class Phases:
+    """The phases of a run as they begin."""
+
+    begun: dict[str, float] = field(default_factory=dict)
+    events: dict[str, threading.Event] = field(default_factory=lambda: {name: threading.Event() for name in PHASES})
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def begin(self, phase: str) -> None:
+        """Note that a phase begins; a second time, in a run that was started again, changes nothing."""
+        self.begun.setdefault(phase, time.monotonic())
+        self.events[phase].set()
+
+    def callback(self) -> Any:
+        """A callback that notes when training begins and when its last epoch ends."""
+        import keras
+
+        return keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: self.begin("training"),
+            on_epoch_end=lambda epoch, logs: self.begin("end") if epoch + 1 == EPOCHS else None,
+        )
+
+
+def process_of(worker: int) -> int | None:
+    """The process of a worker, or None while there is none."""
+    for pid in children():
+        with contextlib.suppress(OSError):
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]  # each argument ends with a zero
+            if b"choros.launch.worker" in argv and int(argv[-2]) == worker:
+                return pid
+    return None
+
+
+def carry_out(kill: Kill, phases: Phases, whole: Whole) -> None:
+    """Wait for the moment, and kill the worker as soon as it has a process."""
+    while not phases.events[kill.phase].wait(0.05):
+        if phases.over.is_set():
+            return
+    if phases.over.wait(kill.share * whole.seconds[kill.phase]):
+        return
+    while not phases.over.is_set():
+        pid = process_of(kill.worker)
+        if pid is None:
+            time.sleep(0.001)
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            held = os.pidfd_open(pid)
+            try:
+                if process_of(kill.worker) == pid:  # the number was not given to another process meanwhile
+                    kill.done = time.monotonic()
+                    signal.pidfd_send_signal(held, signal.SIGKILL)
+                    return
+            finally:
+                os.close(held)
+
+
+def fit(name: str, phases: Phases, restarts: int, each_batch: bool) -> tuple[Any, Any]:
+    """One run with processes of its own; returns the model, and the history or the error."""
+    import keras
+
+    import choros
+
+    model = model_of(name in TOGETHER)
+    algorithm = getattr(choros, name)(**{**TOGETHER, **ALONE}[name])
+    settings = {"restarts": restarts, "timeout": TIMEOUT, "first_timeout": 60.0, "echo": False}
+    callbacks = [phases.callback()]
+    if each_batch:
+        callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))
+    phases.begin("start")
+    trainer = choros.Trainer(model, algorithm, workers=WORKERS, **settings)
+    try:
+        return model, trainer.fit(
+            data_of(name in TOGETHER, "", 0), epochs=EPOCHS, seed=3, verbose=0, callbacks=callbacks
+        )
+    except Exception as error:
+        return model, error
+
+
+def measure(name: str) -> Whole:
+    """Make a run without a failure."""
+    phases = Phases()
+    model, history = fit(name, phases, 0, False)
+    if isinstance(history, Exception):
+        raise history
+    times = [*(phases.begun[phase] for phase in PHASES), time.monotonic()]
+    return Whole(model, {phase: times[at + 1] - times[at] for at, phase in enumerate(PHASES)})
+
+
+def faults(error: Exception, model: Any, restarts: int, kills: list[Kill]) -> list[str]:
+    """What is wrong where a run ended with an error."""
+    import numpy as np
+
+    import choros
+
+    if restarts or not isinstance(error, choros.WorkerFailed):
+        return [f"{type(error).__name__}: {error}".partition("\n")[0]]
+    found = []
+    if (error.rank, error.signal) != (kills[0].worker, "SIGKILL") or "SIGKILL" not in str(error) or not error.host:
+        found.append(f"worker {kills[0].worker} was killed, but: {error}".partition("\n")[0])
+    if kills[0].done is None:
+        found.append("nobody was killed")
+    given = model_of(len(model.weights) > 1).get_weights()
+    if not all(np.array_equal(one, other) for one, other in zip(model.get_weights(), given, strict=True)):
+        found.append("the given model has changed")
+    return found
+
+
+def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ...] = ()) -> dict[str, Any]:
+    """One drill: what was drawn, what came of it, and what was wrong."""
+    rng = random.Random(f"any/{seed}/{number}")
+    name = rng.choice(names or (*TOGETHER, *ALONE))
+    restarts, each_batch = rng.choice((0, 2)), rng.random() < 0.5
+    kills = [
+        Kill(rng.randrange(WORKERS), rng.choice(PHASES), rng.random()) for _ in range(rng.randint(1, restarts or 1))
+    ]
+    if name not in wholes:
+        wholes[name] = measure(name)
+    phases, before, descriptors = Phases(), children(), len(os.listdir("/proc/self/fd"))
+    threads = [threading.Thread(target=carry_out, args=(kill, phases, wholes[name])) for kill in kills]
+    for thread in threads:
+        thread.start()
+    begun = time.monotonic()
+    model, history = fit(name, phases, restarts, each_batch)
+    seconds = time.monotonic() - begun
+    phases.over.set()
+    for thread in threads:
+        thread.join()
+    facts: dict[str, Any] = {"number": number, "algorithm": name, "restarts_allowed": restarts, "batches": each_batch}
+    facts["kills"] = [
+        {"worker": kill.worker, "phase": kill.phase, "at": kill.done and kill.done - begun} for kill in kills
+    ]
+    facts["began"] = {phase: at - begun for phase, at in phases.begun.items()}
+    if isinstance(history, Exception):
+        facts["outcome"], found = type(history).__name__, faults(history, model, restarts, kills)
+        facts["peak_memory"] = getattr(history, "peak_memory", None)
+    else:
+        ending = phases.begun["end"]
+        early = [kill for kill in kills if kill.done is not None and kill.done < ending]
+        facts["outcome"], facts["restarts"] = "right", len(history.run.restarts)
+        done = {kill.worker for kill in kills if kill.done is not None}
+        found = wrong(name, model, history, wholes[name].model, int(bool(early)), done)
+        if len(history.run.restarts) > len(done and kills):
+            found.append(f"{len(history.run.restarts)} restarts after {len(kills)} kills")
+    return {**facts, "seconds": seconds, "wrong": found + left_behind(before, descriptors)}
+
+
+def main() -> int:
+    """Make the drills, and print what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
+    parser.add_argument("--number", type=int, default=30, help="how many drills")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of those to be made again")
+    options = parser.parse_args()
+    os.environ["KERAS_BACKEND"] = options.backend
+    if options.backend != "tensorflow":
+        sys.modules["tensorflow"] = None  # type: ignore[assignment]
+    done: list[dict[str, Any]] = []
+    wholes: dict[str, Whole] = {}
+    for number in options.only or range(options.number):
+        faulthandler.dump_traceback_later(LIMIT, exit=True)  # a hang ends all, loudly
+        done.append(drill(number, options.seed, wholes))
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(done[-1]), file=sys.stderr, flush=True)
+    kills = [kill for one in done for kill in one["kills"] if kill["at"] is not None]
+    facts = {
+        "backend": options.backend,
+        "seed": options.seed,
+        "drills": len(done),
+        "wrong": [one for one in done if one["wrong"]],
+        "kills": {phase: sum(kill["phase"] == phase for kill in kills) for phase in PHASES},
+        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
+        "outcomes": {name: sum(one["outcome"] == name for one in done) for name in {one["outcome"] for one in done}},
+        "restarts": sum(one.get("restarts", 0) for one in done),
+        "longest_seconds": max(one["seconds"] for one in done),
+    }
+    print(json.dumps(facts, indent=1))
+    return 1 if facts["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
