@@ -40,6 +40,7 @@ MEETINGS = {
     "mean": lambda group: group.mean(np.ones(3)),
     "gather": lambda group: group.gather(b"x"),
     "broadcast": lambda group: group.broadcast(np.ones(3), root=1),
+    "collect": lambda group: group.collect(np.ones(3, "uint8"), root=1),
     "share": lambda group: share(group, None, root=1),
     "exchange": lambda group: Together(choros.LocalSGD(), group, np.zeros(4)).meet(np.zeros(4), 1, 8),
 }

@@ -104,6 +104,49 @@ class Run:
         return [json.loads(line) for line in lines]
 
 
+COUNTED = """
+from choros.training.joined import JoinedReporter
+from choros.transport import hosts_group
+from choros.transport.tcp.messages import TcpMessages
+
+here = hosts_group.machine()
+hosts_group.machine = lambda: here + os.environ["CHOROS_RANK"]  # each rank is as on a host of its own
+received, states, receive, keep = [0], [], TcpMessages.receive, JoinedReporter.keep
+
+def counting(self, array, rank, tag):
+    received[0] += array.nbytes
+    return receive(self, array, rank, tag)
+
+def keeping(self, part, asked):
+    before = received[0]
+    keep(self, part, asked)
+    states.append((sum(array.nbytes for group in part[1].values() for array in group), received[0] - before))
+
+TcpMessages.receive, JoinedReporter.keep = counting, keeping
+wide = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4000, "relu"), keras.layers.Dense(3, "softmax")])
+wide.compile("adam", "sparse_categorical_crossentropy")
+choros.Trainer(wide, together).fit(x, y, **how | {"epochs": 1}, checkpoint=sys.argv[1])
+print("done", json.dumps([int(os.environ["CHOROS_RANK"]), *states[-1]]), flush=True)
+"""
+
+
+def test_the_state_of_each_rank_of_a_job_goes_to_rank_0_and_to_no_other(tmp_path):
+    (tmp_path / "script.py").write_text(MODEL + "import json\n" + COUNTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "choros", "run", "-n", "2", tmp_path / "script.py", tmp_path / "state"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "CHOROS_GROUP": "tcp", "CHOROS_SECRET": "ab" * 32, "CHOROS_COORDINATOR": "127.0.0.1"},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line.partition("done ")[2]) for line in done.stdout.splitlines() if "done " in line]
+    states = {rank: (size, received) for rank, size, received in lines}
+    assert states[1][0] > 100_000
+    assert states[1][0] <= states[0][1] < 1.2 * states[1][0]
+    assert states[1][1] < 50_000  # frames, which say who is there
+
+
 def gone(pids, within=10.0):
     """Whether all these processes end soon."""
     limit = time.monotonic() + within

@@ -122,6 +122,7 @@ def meet(request, tmp_path):
 
 SUMS = """
 import hashlib
+from choros.transport.collecting import collect
 
 def total(values):
     found = values[0].copy()
@@ -178,6 +179,9 @@ assert [len(p) for p in parts] == [r * 50_000 for r in range(size)] and set(part
 assert group.gather(b"") == [b""] * size
 assert group.gather(bytes([rank])) == [bytes([r]) for r in range(size)]
 for root in range(size):
+    for lengths in ([0] * size, [r * 50_000 + 1 for r in range(size)]):
+        pieces = collect(group, np.full(lengths[rank], rank, "uint8"), root)
+        assert [piece.tolist() for piece in pieces] == ([[r] * lengths[r] for r in range(size)] if rank == root else [])
     sent = np.arange(30_000, dtype="float32").reshape(3, -1) * (rank + 1)
     got = group.broadcast(sent, root)
     assert got.shape == sent.shape and np.array_equal(got, np.arange(30_000).reshape(3, -1) * (root + 1))
@@ -225,11 +229,13 @@ say(ok=True)
 
 def test_calls_that_differ_are_told_to_every_rank_and_the_group_goes_on(meet):
     script = """
+from choros.transport.collecting import collect
 group = make(30)
 trying(lambda: group.sum_slots(5 if rank else 6, "float32"))
 trying(lambda: group.sum(np.zeros(4, "float64" if rank else "float32")))
 trying(lambda: group.barrier() if rank else group.gather(b"x"))
 trying(lambda: group.broadcast(np.zeros(3), root=rank))
+trying(lambda: collect(group, np.zeros(3, "uint8"), rank))
 trying(lambda: group.barrier() if rank else group.sum(np.ones(2)))
 trying(lambda: group.sum(np.zeros(500 + 500 * rank)))
 trying(lambda: group.sum(np.zeros(50_000 + 50_000 * rank, "float32")))
@@ -253,6 +259,7 @@ else:
         ("rank 0: sum of 4 float32", "rank 2: sum of 4 float64"),
         ("rank 0: gather", "rank 1: barrier"),
         ("rank 0: broadcast of 3 float64 from rank 0", "from rank 2"),
+        ("rank 0: collect at rank 0", "rank 2: collect at rank 2"),
         ("rank 0: sum of 2 float64", "rank 1: barrier"),
         ("rank 0: sum of 500 float64", "rank 2: sum of 1,500 float64"),
         ("rank 0: sum of 50,000 float32", "rank 2: sum of 150,000 float32"),
@@ -264,12 +271,12 @@ else:
     ]
     for rank, lines in enumerate(said):
         for number, (line, expected) in enumerate(zip(lines, words, strict=False)):
-            assert line["error"] == ("CallsDifferError" if number < 7 else "BadInput")
+            assert line["error"] == ("CallsDifferError" if number < 8 else "BadInput")
             assert all(word in line["text"] for word in expected), line["text"]
-        assert lines[12] == {"total": 3.0}
-        assert len(lines) == (13 if rank == 1 else 15)
+        assert lines[13] == {"total": 3.0}
+        assert len(lines) == (14 if rank == 1 else 16)
     for rank in (0, 2):
-        assert [line["error"] for line in said[rank][13:]] == ["PeerFailed"] * 2
-        assert "rank 1" in said[rank][13]["text"]
-        assert "left" in said[rank][13]["text"]
-        assert "failed before" in said[rank][14]["text"]
+        assert [line["error"] for line in said[rank][14:]] == ["PeerFailed"] * 2
+        assert "rank 1" in said[rank][14]["text"]
+        assert "left" in said[rank][14]["text"]
+        assert "failed before" in said[rank][15]["text"]

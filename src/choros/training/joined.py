@@ -36,8 +36,9 @@ from choros.training.revival import state_of
 from choros.training.run import Held, Run, vectors
 from choros.training.saver import Saver
 from choros.training.snapshots import SLOTS
-from choros.training.state import Part, State, cut, from_blobs, to_blobs
+from choros.training.state import Part, State, packed, unpacked
 from choros.transport import Group
+from choros.transport.collecting import collect
 from choros.transport.hosts_group import hosts_of
 from choros.transport.local_group import LocalGroup
 from choros.transport.shared_centre import SharedCentre
@@ -183,21 +184,16 @@ class JoinedReporter:
                     self.keeper.ended()
 
     def keep(self, part: Part, asked: bool) -> None:
-        """Bring all ranks' states to rank 0, one after the other; where somebody asked for the end, end when written.
+        """Bring each rank's state to rank 0, and to no other; where somebody asked for the end, end when written.
 
         Raises:
             SystemExit: on every rank, if asked.
         """
-        head, blobs = to_blobs(part)
-        mine = np.concatenate([*blobs, np.zeros(1, np.uint8)])
-        group, state = self.run.group, State({name: head[name] for name in ("epoch", "batch", "over")})
-        for rank, text in enumerate(group.gather(json.dumps([head, mine.size]).encode())):
-            told, size = json.loads(text)
-            whole = group.broadcast(mine if rank == group.rank else np.empty(size, np.uint8), rank)
-            if self.lead:
-                state.parts[rank] = from_blobs(told, cut(whole, told))
+        group = self.run.group
+        parts = collect(group, packed(part))
         if self.lead:
-            self.saver.kept(state, asked)
+            facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
+            self.saver.kept(State(facts, {rank: unpacked(each) for rank, each in enumerate(parts)}), asked)
         if asked:
             leaving = self.saver.leave() if self.lead else SystemExit(0)
             code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])

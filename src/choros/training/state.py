@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +13,7 @@ from choros.backend.state import Groups
 from choros.types import Array, dtype_of
 
 Part = tuple[dict[str, Any], Groups]
+_LENGTH, _ALIGNED = struct.Struct("<Q"), 64  # of the head; bytes at whose multiple the arrays begin
 
 
 @dataclass
@@ -108,3 +111,25 @@ def from_blobs(head: dict[str, Any], blobs: list[Any]) -> Part:
     """Return the part that ``to_blobs`` took apart; its arrays are views of the buffers."""
     arrays = read_raw(blobs, head["kinds"])
     return nested({name: value for name, value in head.items() if name != "kinds"}, arrays)
+
+
+def packed(part: Part) -> Array:
+    """Return a part as flat bytes: the length of its head, the head as JSON, the arrays.
+
+    Example:
+        >>> facts, groups = unpacked(packed(({"epoch": 1}, {"model": [np.arange(3.0)]})))
+        >>> facts, groups
+        ({'epoch': 1}, {'model': [array([0., 1., 2.])]})
+    """
+    head, blobs = to_blobs(part)
+    text = json.dumps(head).encode()
+    text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNED)
+    return np.concatenate([np.frombuffer(_LENGTH.pack(len(text)) + text, np.uint8), *blobs])
+
+
+def unpacked(whole: Array) -> Part:
+    """Return the part that ``packed`` took; its arrays are views of the bytes."""
+    (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
+    end = _LENGTH.size + length
+    head = json.loads(whole[_LENGTH.size : end].tobytes())
+    return from_blobs(head, cut(whole[end:], head))

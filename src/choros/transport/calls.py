@@ -7,8 +7,8 @@ from typing import Final
 
 from choros.transport.values import dtype_name
 
-BARRIER, SUM_SLOTS, SUM, GATHER, BROADCAST, LEAVE = range(6)
-_NAMES: Final = ("barrier", "sum_slots", "sum", "gather", "broadcast", "leave")
+BARRIER, SUM_SLOTS, SUM, GATHER, BROADCAST, LEAVE, COLLECT = range(7)
+_NAMES: Final = ("barrier", "sum_slots", "sum", "gather", "broadcast", "leave", "collect")
 Posted = tuple[int, int, int, int]
 
 
@@ -24,12 +24,16 @@ def spell(posted: Posted) -> str:
     name = _NAMES[kind] if kind < len(_NAMES) else "an unknown call"
     if kind in (BARRIER, GATHER, LEAVE):
         return name
+    if kind == COLLECT:
+        return f"{name} at rank {root}"
     said = f"{name} of {count:,} {dtype_name((code[0], code[1]))}"
     return f"{said} from rank {root}" if kind == BROADCAST else said
 
 
 def difference(where: str, said: list[Posted], doing: Callable[[int], str] = lambda _: "") -> str:
-    """Return why the ranks' calls cannot be made together, or ``""``; lengths of what is gathered may differ.
+    """Return why the ranks' calls cannot be made together, or ``""``.
+
+    Lengths of what is gathered or collected may differ.
 
     Args:
         where: str. Who says it.
@@ -40,7 +44,8 @@ def difference(where: str, said: list[Posted], doing: Callable[[int], str] = lam
         >>> difference("rank 0", [(BARRIER, 0, 0, 0), (BARRIER, 0, 0, 0)])
         ''
     """
-    if all(one == said[0] or one[0] == said[0][0] == GATHER for one in said):
+    lengths_differ = said[0][0] % 256 in (GATHER, COLLECT)
+    if all(one == said[0] or (lengths_differ and one[0] == said[0][0]) for one in said):
         return ""
     whys = [doing(rank) for rank in range(len(said))]
     told = "; ".join(f"rank {r}: {spell(one)}{', for ' if whys[r] else ''}{whys[r]}" for r, one in enumerate(said))

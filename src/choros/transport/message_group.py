@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from choros.errors import BadInput
-from choros.transport.calls import BARRIER, BROADCAST, GATHER, SUM, SUM_SLOTS, Posted
+from choros.transport.calls import BARRIER, BROADCAST, COLLECT, GATHER, SUM, SUM_SLOTS, Posted
 from choros.transport.mesh import Mesh
 from choros.transport.messages import Messages
 from choros.transport.values import add_in_order, dtype_code, mean_of, numeric
@@ -140,6 +140,19 @@ class MessageGroup(Mesh):
         pieces = [data if rank == self.rank else np.empty(length, np.uint8) for rank, length in enumerate(lengths)]
         self._carry([(r, data) for r in self._others], [(r, pieces[r]) for r in self._others], posted)
         return [piece.tobytes() for piece in pieces]
+
+    def collect(self, x: Array, root: int = 0) -> list[Array]:
+        """Every rank's flat bytes, in the order of the ranks, on the root; nothing on the others."""
+        if not 0 <= root < self.size:
+            raise BadInput(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+        posted = (COLLECT + 256 * root, x.size, 0, 0)
+        lengths = [one[1] for one in self._meet(posted)]
+        if self.rank != root:
+            self._carry([(root, x)], [], posted)
+            return []
+        pieces = [x if rank == root else np.empty(length, np.uint8) for rank, length in enumerate(lengths)]
+        self._carry([], [(rank, pieces[rank]) for rank in self._others], posted)
+        return pieces
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
         """Root's array on every rank, a new array; shape and dtype are the same everywhere."""

@@ -18,6 +18,7 @@ from choros.errors import BadInput, PeerFailed
 from choros.transport import Group, Trace, kind_of
 from choros.transport.calls import BROADCAST, SUM, SUM_SLOTS, Posted
 from choros.transport.carriers import Carrier, Look
+from choros.transport.collecting import collect
 from choros.transport.values import dtype_code, mean_of, numeric
 from choros.types import Array, aligned
 
@@ -193,6 +194,10 @@ class NativeGroup:
     def gather(self, x: bytes) -> list[bytes]:
         """Every rank's bytes, in the order of the ranks, on every rank."""
         return self.wide.gather(x)
+
+    def collect(self, x: Array, root: int = 0) -> list[Array]:
+        """Every rank's flat bytes, in the order of the ranks, on the root; nothing on the others."""
+        return collect(self.wide, x, root)
 
     def barrier(self) -> None:
         """Return when every rank has come."""

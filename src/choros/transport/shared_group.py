@@ -39,6 +39,7 @@ from choros.transport.board import (
 from choros.transport.calls import (
     BARRIER,
     BROADCAST,
+    COLLECT,
     GATHER,
     SUM,
     SUM_SLOTS,
@@ -54,6 +55,7 @@ from choros.types import Array
 
 _PAGE = 4096
 _BLOCK = 1 << 18  # bytes of one block, so that the partial sums of many ranks stay in a core's cache
+_COLLECTED = 1 << 24  # bytes of a rank that are collected at a time, which bounds the memory of the slots
 _SIZE, _ROOM, _OPEN = range(FREE, FREE + 3)  # open: slots take their pages when they are written
 _Blocks = list[tuple[list[Array], Array]]
 
@@ -304,6 +306,28 @@ class SharedGroup:
             sent += self.slot_bytes
             board.barrier(lambda: "the end of a gather")
         return [bytes(piece) for piece in pieces]
+
+    def collect(self, x: Array, root: int = 0) -> list[Array]:
+        """Every rank's flat bytes, in the order of the ranks, on the root; nothing on the others."""
+        if not 0 <= root < self.size:
+            raise BadInput(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+        room, board, pieces = min(self.slot_bytes, _COLLECTED), self._board, list[Array]()
+        areas = [self._segment.array("uint8", room, self._slot_offset(r)) for r in range(self.size)]
+        sent, longest = 0, 1
+        while sent < longest:
+            part = x[sent : sent + room]
+            areas[self.rank][: len(part)] = part
+            self._meet((COLLECT + 256 * root, x.size, 0, 0))
+            lengths = [board.posted(r)[1] for r in range(self.size)]
+            longest = max(lengths)
+            if self.rank == root:
+                pieces = pieces or [np.empty(length, np.uint8) for length in lengths]
+                for piece, area in zip(pieces, areas, strict=True):
+                    came = piece[sent : sent + room]
+                    came[:] = area[: len(came)]
+            sent += room
+            board.barrier(lambda: "the end of a collect")
+        return pieces
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
         """Root's array on every rank, a new array; shape and dtype are the same everywhere."""
