@@ -1,12 +1,14 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
 #   make demo   trains a real model on real data by every algorithm and names the report it wrote
 #   make test   installs what the tests need and passes them
-# and besides: make drills DRILLS=70 has workers of real runs fail at random moments, so often on each backend
+# and besides: make drills has workers of real runs fail at random moments: on each backend DRILLS=70 while they train,
+# and ANYTIME=30 from the start of their processes to their end
 
 PYTHON ?= python3
 DEMO ?=
 PYTEST ?=
 DRILLS ?= 70
+ANYTIME ?= 30
 
 .PHONY: demo test lint bench drills clean
 
@@ -38,6 +40,7 @@ bench: .venv-test/ready
 drills: .venv-test/ready
 	for backend in jax torch tensorflow; do \
 	    .venv-test/bin/python drills/run.py --backend $$backend --number $(DRILLS) >drills/$$backend.json || exit 1; \
+	    .venv-test/bin/python drills/anytime.py --backend $$backend --number $(ANYTIME) >drills/anytime-$$backend.json || exit 1; \
 	    .venv-test/bin/python drills/jobs.py --backend $$backend --number $(DRILLS) >drills/jobs-$$backend.json || exit 1; \
 	done
 	.venv-test/bin/python drills/attack.py >drills/attack.json
