@@ -86,12 +86,12 @@ def process_of(worker: int) -> int | None:
 
 
 def carry_out(kill: Kill, phases: Phases, whole: Whole) -> None:
-    """Wait for the moment, and kill the worker as soon as it has a process."""
+    """Wait for the moment, or for the next phase if that comes first; kill the worker as soon as it has a process."""
     while not phases.events[kill.phase].wait(0.05):
         if phases.over.is_set():
             return
-    if phases.over.wait(kill.share * whole.seconds[kill.phase]):
-        return
+    following = [phases.events[phase] for phase in PHASES[PHASES.index(kill.phase) + 1 :]]
+    (following or [phases.over])[0].wait(kill.share * whole.seconds[kill.phase])
     while not phases.over.is_set():
         pid = process_of(kill.worker)
         if pid is None:
@@ -175,7 +175,7 @@ def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ..
         thread.start()
     begun = time.monotonic()
     model, history = fit(name, phases, restarts, each_batch)
-    seconds = time.monotonic() - begun
+    ended = time.monotonic()
     phases.over.set()
     for thread in threads:
         thread.join()
@@ -189,13 +189,14 @@ def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ..
         facts["peak_memory"] = getattr(history, "peak_memory", None)
     else:
         ending = phases.begun["end"]
+        wholes[name].seconds["end"] = min(wholes[name].seconds["end"], ended - ending)
         early = [kill for kill in kills if kill.done is not None and kill.done < ending]
         facts["outcome"], facts["restarts"] = "right", len(history.run.restarts)
         done = {kill.worker for kill in kills if kill.done is not None}
         found = wrong(name, model, history, wholes[name].model, int(bool(early)), done)
         if len(history.run.restarts) > len(done and kills):
             found.append(f"{len(history.run.restarts)} restarts after {len(kills)} kills")
-    return {**facts, "seconds": seconds, "wrong": found + left_behind(before, descriptors)}
+    return {**facts, "seconds": ended - begun, "wrong": found + left_behind(before, descriptors)}
 
 
 def main() -> int:
@@ -222,6 +223,7 @@ def main() -> int:
         "seed": options.seed,
         "drills": len(done),
         "wrong": [one for one in done if one["wrong"]],
+        "with_kills": sum(any(kill["at"] is not None for kill in one["kills"]) for one in done),
         "kills": {phase: sum(kill["phase"] == phase for kill in kills) for phase in PHASES},
         "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
         "outcomes": {name: sum(one["outcome"] == name for one in done) for name in {one["outcome"] for one in done}},

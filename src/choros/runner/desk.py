@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,6 +16,8 @@ from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import Door
 
 _NEVER = 1e9  # seconds: a socket that waits as long as there is somebody at the other end
+_MOST = 1 << 23  # bytes that are kept for a process that does not read
+_LAST = 2.0  # seconds in which all processes take what they were told last
 
 
 class Desk:
@@ -38,27 +43,24 @@ class Desk:
     def __init__(self, door: Door, called: Callable[[], object] = lambda: None) -> None:
         self.place, self._door, self._called = door.place, door, called
         self.heard: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
-        self._lines: dict[int, Channel] = {}
+        self._lines: dict[int, _Line] = {}
         self._over = False
         threading.Thread(target=self._welcome, name="choros-desk", daemon=True).start()
 
     def tell(self, number: int, head: dict[str, Any]) -> bool:
-        """Say something to a process; whether it is there to hear it."""
+        """Say something to a process, without waiting for it; whether it is there to hear it."""
         line = self._lines.get(number)
-        if line is None:
-            return False
-        try:
-            line.tell(head)
-        except (ChorosError, ValueError):
-            return False
-        return True
+        return line is not None and line.tell(head)
 
     def close(self) -> None:
         """Let nobody else in, and end all conversations."""
         self._over = True
         self._door.close()
-        for line in list(self._lines.values()):
-            line.close()
+        limit, lines = time.monotonic() + _LAST, list(self._lines.values())
+        for line in lines:
+            line.finish()
+        for line in lines:
+            line.close(limit - time.monotonic())
 
     def _welcome(self) -> None:
         while not self._over:
@@ -70,15 +72,58 @@ class Desk:
             if not isinstance(number, int) or number in self._lines:
                 end.close()
                 continue
-            line = self._lines[number] = Channel(end, f"process {number} of the job", _NEVER)
+            line = self._lines[number] = _Line(end, f"process {number} of the job")
             self._hear(number, {"say": "here"})
             threading.Thread(target=self._listen, args=(number, line), name="choros-listen", daemon=True).start()
 
-    def _listen(self, number: int, line: Channel) -> None:
+    def _listen(self, number: int, line: _Line) -> None:
         with suppress(ChorosError, ValueError):  # it has gone, as its end will tell
             while True:
-                self._hear(number, line.hear()[0])
+                self._hear(number, line.channel.hear()[0])
 
     def _hear(self, number: int, head: dict[str, Any]) -> None:
         self.heard.put((number, head))
         self._called()
+
+
+class _Line:
+    """The socket to one process, with a thread that sends: the driver waits for no process that does not read."""
+
+    def __init__(self, end: socket.socket, who: str) -> None:
+        self.channel, self._end = Channel(end, who, _NEVER), end
+        self._waiting: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._lock, self._bytes, self._broken = threading.Lock(), 0, False
+        self._thread = threading.Thread(target=self._send, name="choros-send", daemon=True)
+        self._thread.start()
+
+    def tell(self, head: dict[str, Any]) -> bool:
+        """Have something sent; False where the process has gone, or has not read what came before."""
+        size = len(json.dumps(head))
+        with self._lock:
+            if self._broken or (self._bytes and self._bytes + size > _MOST):
+                return False
+            self._bytes += size
+        self._waiting.put((size, head))
+        return True
+
+    def finish(self) -> None:
+        """Nothing more is told."""
+        self._waiting.put(None)
+
+    def close(self, seconds: float) -> None:
+        """End the conversation, after what is still to be sent if that takes no longer than so many seconds."""
+        self._thread.join(max(seconds, 0.0))
+        with suppress(OSError):  # the other end has closed it
+            self._end.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends, and the one that listens
+        self.channel.close()
+
+    def _send(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            size, head = item
+            try:
+                self.channel.tell(head)
+            except (ChorosError, ValueError):
+                self._broken = True
+                return
+            with self._lock:
+                self._bytes -= size
