@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import h5py
 import numpy as np
@@ -16,8 +17,8 @@ import pytest
 
 from choros.data import make_source, packing
 from choros.data.blocks import BlockOrder, pools
-from choros.data.stored import files
-from choros.errors import BadData
+from choros.data.stored import files, spill
+from choros.errors import BadData, MeetingTimeout
 
 ROWS, WIDTH = 5003, 4
 NAMES = list("abcd")
@@ -199,6 +200,31 @@ def test_a_worker_that_dies_while_it_decodes_leaves_the_block_to_another(folder)
     assert worker.exitcode == 7
     source.spill.fill([0], source.fill)
     np.testing.assert_array_equal(source.spill.arrays[0][:300], numbers()[0][:300])
+
+
+def test_a_process_that_stops_while_it_decodes_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(spill, "_PATIENCE", 0.2)
+    begun, stopped = threading.Event(), threading.Event()
+    first = spill.Spill.create(2, 4, [("float32", ())])
+    second = spill.Spill(first.path, 2, 4, [("float32", ())])
+
+    def decode(block):
+        begun.set()
+        stopped.wait(60)
+
+    stuck = threading.Thread(target=first.fill, args=([1], decode))
+    stuck.start()
+    try:
+        assert begun.wait(10)
+        second.fill([0], lambda block: None)
+        with pytest.raises(MeetingTimeout, match="decoding block 1 for 0.2 s"):
+            second.fill([1], decode)
+    finally:
+        stopped.set()
+        stuck.join()
+        second.fill([1], lambda block: None)
+        second.close()
+        first.close()
 
 
 def test_what_is_decoded_lies_in_a_file_without_a_name(folder):

@@ -55,6 +55,29 @@ while not os.path.exists(sys.argv[1] + "/end"):
     time.sleep(0.02)
 """
 
+CUT = (
+    LIGHT.replace(
+        "while not",
+        """
+place = int(json.loads(os.environ[ELASTIC])["place"].rpartition(":")[2])
+for fd in os.listdir("/proc/self/fd") if hvd.rank() == 1 else ():
+    try:
+        end = socket.socket(fileno=os.dup(int(fd)))
+        if end.getpeername()[1] == place:
+            end.shutdown(socket.SHUT_RDWR)
+    except OSError:  # not a socket with another end
+        pass
+while not""",
+    )
+    .replace("import os", "import json, socket, os")
+    .replace(
+        "hvd.init()",
+        """
+from choros.training.ranks import ELASTIC
+hvd.init()""",
+    )
+)
+
 
 class Job:
     """An elastic job of that script: what it prints, and what it is told."""
@@ -167,6 +190,14 @@ def test_a_job_grows_shrinks_and_leaves_out_a_rank_that_hangs(job, tmp_path):
     running.wait(r"done rank (\d) of 2 with (\d\.\d+)", 2)
     assert new
     running.finish()
+
+
+def test_a_rank_whose_socket_broke_and_that_lives_is_ended(job, tmp_path):
+    running = job("-n", "2", "--min-np", "1", script=CUT, CHOROS_PULSE="5")
+    running.wait(r"said (\d+) rank \d of 2", 2)
+    running.wait(r"rank 1 \(process \d, pid \d+, host \S+\) gave no sign of life for \d s and is ended", within=30)
+    (tmp_path / "end").touch()
+    running.finish(137)
 
 
 def test_a_slot_is_used_again_after_its_cooldown_until_the_limit_of_resets(job, tmp_path):

@@ -228,8 +228,8 @@ class Driver(Ranks):
                 silent = (member.sent - member.answered) * _PING
                 if silent >= self.terms.pulse:
                     self._give_up(member, f"gave no sign of life for {silent:.0f} s")
-                elif self.desk.tell(member.number, {"say": "ping"}):
-                    member.sent += 1
+                elif self.desk.tell(member.number, {"say": "ping"}) or member.sent:
+                    member.sent += 1  # also where its socket has broken since: nothing else would end it
                 elif member.state == STARTING and now - member.began > self.terms.timeout:
                     self._give_up(member, f"did not come to hvd.init within {self.terms.timeout:g} s")
         if any(member.state == READY for member in among):

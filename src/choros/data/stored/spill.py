@@ -12,6 +12,7 @@ import os
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from choros.errors import BadData
+from choros.errors import BadData, MeetingTimeout
 from choros.types import Array
 
 _PAGE = 4096
+_PATIENCE = 600.0  # seconds that a process waits for another one to decode a block
+_NAP = 0.05  # seconds between two tries to take a lock, at most
 Form = tuple[str, tuple[int, ...]]  # dtype, shape of a row
 
 
@@ -108,6 +111,9 @@ class Spill:
         Args:
             blocks: which; those that another process is at are left to it.
             decode: writes one block's rows into ``arrays``.
+
+        Raises:
+            MeetingTimeout: another process has been at a block for too long: it is stopped, or its disk is.
         """
         cores = len(os.sched_getaffinity(0))
         with self._thread, ThreadPoolExecutor(cores, thread_name_prefix="choros-decode") as threads:
@@ -128,17 +134,32 @@ class Spill:
 
     @contextmanager
     def _locked(self, block: int, wait: bool) -> Iterator[bool]:
-        """Hold a block's lock; it orders what was written before, too."""
-        ours = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, block, 1, 0)
+        """Hold a block's lock; it orders what was written before, too.
+
+        It is tried again and again: a wait inside the kernel has no limit.
+        """
+        limit, pause = time.monotonic() + _PATIENCE, 0.001
+        while not (held := self._lock(block, fcntl.F_WRLCK)) and wait:
+            if time.monotonic() > limit:
+                raise MeetingTimeout(
+                    f"{os.uname().nodename}: another process of this run has been decoding block {block} for "
+                    f"{_PATIENCE:g} s, so process {os.getpid()} waits no longer. See whether a worker is stopped, or "
+                    "the disk that it reads."
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _NAP)
         try:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, ours)
-        except BlockingIOError:
-            yield False
-            return
-        try:
-            yield True
+            yield held
         finally:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, block, 1, 0))
+            if held:
+                self._lock(block, fcntl.F_UNLCK)
+
+    def _lock(self, block: int, kind: int) -> bool:
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, block, 1, 0))
+        except BlockingIOError:
+            return False
+        return True
 
 
 def _layout(blocks: int, rows: int, forms: Sequence[Form]) -> tuple[list[tuple[int, int]], int]:
