@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from choros.errors import BadInput, ChorosError, PeerFailed
+from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed
 from choros.transport import Group, board
 from choros.transport.local_group import LocalGroup
 from choros.transport.lock import RobustLock
@@ -217,6 +217,59 @@ def test_an_interrupt_right_after_the_lock_was_taken_lets_it_go(monkeypatch):
         monkeypatch.undo()
         with lock.hold(1.0, "an exchange"):
             assert segment.words[41] == 1
+
+
+class _Interrupted:
+    """A thread lock of which an interrupt comes as soon as it is acquired, once."""
+
+    def __init__(self, lock):
+        self.lock, self.release, self.comes = lock, lock.release, True
+
+    def acquire(self, *args, **kwargs):
+        taken = self.lock.acquire(*args, **kwargs)
+        if self.comes:
+            self.comes = False
+            raise KeyboardInterrupt
+        return taken
+
+
+def test_an_interrupt_right_after_the_thread_lock_was_taken_lets_it_go():
+    with Segment.create(4096) as segment:
+        lock = RobustLock(segment, 40, 41, "rank 0", 0)
+        segment.lock = _Interrupted(segment.lock)
+        with pytest.raises(KeyboardInterrupt), lock.hold(1.0, "an exchange"):
+            pass
+        taken = []
+
+        def other():
+            with lock.hold(1.0, "an exchange"):
+                taken.append(segment.words[41])
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert taken == [1]
+
+
+def test_a_thread_that_waits_in_vain_leaves_the_lock_to_the_one_that_has_it():
+    held = f"import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, {1 << 30})"
+    with Segment.create(4096) as segment, RobustLock(segment, 40, 41, "rank 0", 0).hold(1.0, "an exchange"):
+        failures = []
+
+        def other():
+            try:
+                with RobustLock(segment, 40, 41, "rank 0", 0).hold(0.1, "an exchange"):
+                    pass
+            except MeetingTimeout as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert len(failures) == 1
+        assert segment.words[41] == 1
+        tried = [sys.executable, "-c", held, str(segment.fd)]
+        assert subprocess.run(tried, pass_fds=[segment.fd], stderr=subprocess.DEVNULL).returncode  # it is locked
 
 
 @pytest.mark.parametrize("root", [0, 1])

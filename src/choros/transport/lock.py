@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from choros.errors import MeetingTimeout, PeerFailed
@@ -56,24 +56,27 @@ class RobustLock:
             MeetingTimeout: after ``timeout`` seconds; names the holder.
             PeerFailed: if the run was given up.
         """
-        if not self._segment.lock.acquire(timeout=timeout):
-            raise MeetingTimeout(
-                f"{self._who}: another thread of this process has held the centre for {timeout:.1f} s."
-            )
-        acquired = False
+        acquired, threads = False, self._segment.lock
         try:
+            if not threads.acquire(timeout=timeout):
+                raise MeetingTimeout(
+                    f"{self._who}: another thread of this process has held the centre for {timeout:.1f} s."
+                )
             self._acquire(timeout, what)
             acquired = True
             self._words[self._held] = self._rank + 1
             yield
         finally:
-            if acquired:
-                self._words[self._held] = 0
-            # always: a KeyboardInterrupt may come between the lock and the line after it; no other thread has the lock
-            fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _BYTE)
-            if acquired:
-                self._waiter.publish(self._released, self._words[self._released] + 1)
-            self._segment.lock.release()
+            # a KeyboardInterrupt may come between either lock and the line after it, so neither line tells who has it
+            if threads.acquire(blocking=False):  # this thread has it already, or no thread
+                if acquired:
+                    self._words[self._held] = 0
+                fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _BYTE)
+                if acquired:
+                    self._waiter.publish(self._released, self._words[self._released] + 1)
+                threads.release()
+                with suppress(RuntimeError):  # no thread had it
+                    threads.release()
 
     def _acquire(self, timeout: float, what: str) -> None:
         begin = time.perf_counter()
