@@ -203,7 +203,7 @@ def main() -> int:
     """Make the drills, and print what came of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
-    parser.add_argument("--number", type=int, default=30, help="how many drills")
+    parser.add_argument("--number", type=int, default=30, help="how many drills that kill; some runs end first")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="*", help="the numbers of those to be made again")
     options = parser.parse_args()
@@ -212,18 +212,22 @@ def main() -> int:
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     done: list[dict[str, Any]] = []
     wholes: dict[str, Whole] = {}
-    for number in options.only or range(options.number):
+    with_kills = 0
+    for number in options.only or range(2 * options.number):
         faulthandler.dump_traceback_later(LIMIT, exit=True)  # a hang ends all, loudly
         done.append(drill(number, options.seed, wholes))
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(done[-1]), file=sys.stderr, flush=True)
+        with_kills += any(kill["at"] is not None for kill in done[-1]["kills"])
+        if with_kills == options.number and not options.only:
+            break
     kills = [kill for one in done for kill in one["kills"] if kill["at"] is not None]
     facts = {
         "backend": options.backend,
         "seed": options.seed,
         "drills": len(done),
         "wrong": [one for one in done if one["wrong"]],
-        "with_kills": sum(any(kill["at"] is not None for kill in one["kills"]) for one in done),
+        "with_kills": with_kills,
         "kills": {phase: sum(kill["phase"] == phase for kill in kills) for phase in PHASES},
         "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
         "outcomes": {name: sum(one["outcome"] == name for one in done) for name in {one["outcome"] for one in done}},

@@ -13,6 +13,7 @@ from choros.training.far import FarBoard, FarMail, answer
 from choros.training.job import Orders
 from choros.training.mail import LINE, Mail
 from choros.training.noticeboard import Noticeboard
+from choros.training.serving import Server
 from choros.transport.centre_state import take
 from choros.transport.segment import Segment
 from choros.transport.served_centre import ServedCentre, answers
@@ -256,3 +257,36 @@ def test_memory_goes_with_a_centre_that_was_set(host, who):
         local, seen = np.full(SIZE, 5.1, "float32"), np.full(SIZE, 5, "float32")
         seat.exchange(local, seen, 1, NONE)
         np.testing.assert_allclose(local, 5.1, rtol=1e-6)
+
+
+def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
+    rule, vector = algorithms.AEASGD(alpha=0.5), np.ones(1 << 20, "float32")
+    with (
+        SharedCentre.create(vector, NONE, rule.start(vector, WORKERS), WORKERS) as segment,
+        SharedCentre(segment, rule, 0, WORKERS) as centre,
+        answers(centre) as kept,
+    ):
+        told = {
+            "algorithm": algorithms.to_config(rule),
+            "workers": WORKERS,
+            "timeout": 20.0,
+            "secret": b"secret".hex(),
+            "centre": segment.fd,
+            "kept": kept.fd,
+            "board": None,
+            "cores": [],
+            "address": "127.0.0.1",
+        }
+        server = Server(told, [segment.fd, kept.fd])
+        try:
+            stuck, other = (
+                Channel(wire.dial(server.place, b"secret", {"rank": rank, "host": "here"}, 20.0), "it", 20.0)
+                for rank in range(WORKERS)
+            )
+            for _ in range(8):  # answers of 4 MB each, which fill what the system keeps for a socket
+                stuck.tell({"op": "read"})
+            assert other.ask({"op": "read"})[1][0].sum() == vector.size
+            stuck.close()
+            other.close()
+        finally:
+            server.close()
