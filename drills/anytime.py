@@ -2,10 +2,10 @@
 
     python drills/anytime.py --backend jax --number 30 --seed 1
 
-A run without a failure is measured once for each algorithm. Each drill starts processes of its own and draws an
-algorithm, restarts (0 or 2), and kills: one, or up to two where there are restarts. A kill has a worker, a phase and a
-moment of it. The phases are the start (processes start, libraries load, models are built), training, and the end (last
-reports, last weights, closing).
+A run without a failure is measured once for each algorithm whose workers train together. Each drill starts processes
+of its own and draws an algorithm, restarts (0 or 2), and kills: one, or up to two where there are restarts. A kill has
+a worker, a phase and a moment of it. The phases are the start (processes start, libraries load, models are built),
+training, and the end (last reports, last weights, closing). A drill whose run ends before its kills does not count.
 
 Then must hold, with restarts: the run ends right, as after drills of ``run.py``. Without: it ends right, or with a
 ``WorkerFailed`` that names the worker and SIGKILL, and the given model is as it was; workers that train together end
@@ -167,8 +167,9 @@ def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ..
     kills = [
         Kill(rng.randrange(WORKERS), rng.choice(PHASES), rng.random()) for _ in range(rng.randint(1, restarts or 1))
     ]
-    if name not in wholes:
-        wholes[name] = measure(name)
+    if name not in wholes:  # workers that train alone are compared with no other run: any tells how long the phases are
+        known = next(iter(wholes.values()), None) if name in ALONE else None
+        wholes[name] = measure(name) if known is None else Whole(None, dict(known.seconds))
     phases, before, descriptors = Phases(), children(), len(os.listdir("/proc/self/fd"))
     threads = [threading.Thread(target=carry_out, args=(kill, phases, wholes[name])) for kill in kills]
     for thread in threads:
