@@ -1,4 +1,8 @@
-"""By which library a group's large sums are made: the one that was asked for, else NCCL where each rank has a GPU."""
+"""The library that makes a group's large sums, where ``CHOROS_GROUP`` names one.
+
+None is chosen by itself, NCCL neither: gradients pass through the host, so NCCL would take them to the GPU and back
+once more than the sum in memory that it replaces.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,10 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from choros.errors import BadInput, ChorosError, PeerFailed
-from choros.machine import keras_backend
 from choros.machine.address import LOOPBACK, own_address
 from choros.transport import Group
 from choros.transport.board import GRACE
@@ -35,32 +37,21 @@ def summed(group: Group, asked: str, timeout: float) -> Group:
 
     Args:
         group: all ranks.
-        asked: str. "torch", "jax", or "": PyTorch's NCCL where it is Keras' backend and every rank has a CUDA device
-            of its own, else none.
+        asked: str. "torch" (NCCL where every rank has a CUDA device of its own, else gloo), "jax", or "": none.
         timeout: float. Seconds that the ranks wait for each other.
 
     Raises:
         BadInput: on every rank, if the library cannot be had on one; says why.
     """
-    if group.size == 1 or (not asked and not _all_have_gpus(group)):
+    if group.size == 1 or not asked:
         return group
     wide = wide_of(group)
-    made = _by_jax(wide, timeout) if asked == "jax" else _by_torch(wide, timeout, not asked)
-    if made is None:
-        return group
+    made = _by_jax(wide, timeout) if asked == "jax" else _by_torch(wide, timeout)
     _on_all(wide, made.try_out)
     return made
 
 
-def _all_have_gpus(group: Group) -> bool:
-    """Return whether every rank computes by PyTorch and sees an NVIDIA GPU, as far as is known without PyTorch."""
-    if keras_backend() != "torch" or not all(hasattr(group, name) for name in ("agree", "oversee")):
-        return False  # without a meeting: the first one is the caller's own, who says what to do where it fails
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidiactl").exists()
-    return all(group.gather(b"1" if seen else b""))
-
-
-def _by_torch(wide: Wide, timeout: float, only_gpus: bool) -> NativeGroup | None:
+def _by_torch(wide: Wide, timeout: float) -> NativeGroup:
     def load() -> tuple[Any, str]:
         module = import_module(_CARRIERS + "torch")
         return module, module.device()
@@ -68,8 +59,6 @@ def _by_torch(wide: Wide, timeout: float, only_gpus: bool) -> NativeGroup | None
     module, device = _on_all(wide, load)
     devices = [tuple(json.loads(text)) for text in wide.gather(json.dumps([machine(), device]).encode())]
     nccl = all(found for _, found in devices) and len(set(devices)) == wide.size
-    if only_gpus and not nccl:
-        return None
     address = _address(wide)
     port, hears = listener(address) if wide.rank == 0 else (0, None)
     host, at = json.loads(wide.gather(json.dumps([address, port]).encode())[0])
