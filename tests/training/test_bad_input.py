@@ -158,17 +158,6 @@ def test_an_interface_that_is_not_there(refused):
     refused(BadInput, "network='nosuch0': .* has no such interface", how={"workers": 2, "network": "nosuch0"})
 
 
-def test_one_gpu_for_two_workers(make_model, data, monkeypatch):
-    from choros.training import pool
-
-    monkeypatch.setattr(pool, "count_gpus", lambda backend: 1)
-    x, y = data()
-    trainer = choros.Trainer(make_model(), workers=2)
-    with pytest.raises(BadInput, match="2 workers, but 1 GPU.*workers=1.*devices='cpu'"):
-        trainer.fit(x, y, verbose=0)
-    assert not trainer._pool.started
-
-
 def test_a_worker_is_no_caller(make_model, monkeypatch):
     monkeypatch.setenv("CHOROS_WORKER", "1")
     with pytest.raises(BadInput, match="itself a worker"):

@@ -13,18 +13,23 @@ from typing import Any
 from choros.errors import BadInput
 from choros.launch.local import Pool
 from choros.machine import physical_cores, plan, variables
+from choros.machine.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
+from choros.machine.gpus import GIVEN, Gpu, showing, usable_gpus
 
 
 class WorkerPool:
     """Worker processes that several Trainers may use one after the other.
 
     Args:
-        workers: int. How many. Defaults to min(4, physical cores).
+        workers: int. How many. Defaults to one for each GPU that the installed build of the backend can use (or for
+            each ``devices_per_worker`` of them), else min(4, physical cores).
         backend: str. "jax", "torch" or "tensorflow". Defaults to the caller's Keras backend.
         threads: int. Threads of each worker. Defaults to its number of cores.
         bind: bool. Whether each worker is bound to cores of its own. Defaults to True.
-        devices: str. "cpu", or "auto": GPUs where there are as many as workers take, else the CPU; one GPU for several
-            workers is refused. Defaults to "auto".
+        devices: str. "auto": GPUs where the backend can use one, else the CPU. "gpu": GPUs, also where
+            ``JAX_PLATFORMS`` or ``KERAS_TORCH_DEVICE`` keeps this process on the CPU. "cpu". "shared": GPUs, and
+            several workers on one where there are fewer than workers, which "auto" and "gpu" refuse. Defaults to
+            "auto".
         devices_per_worker: int, or one for each worker. Devices that each has: GPUs, or logical ones of its CPU.
             Defaults to 1.
         echo: bool. Whether what workers print is shown, marked with their rank. Defaults to True.
@@ -50,13 +55,16 @@ class WorkerPool:
         devices_per_worker: int | Sequence[int] = 1,
         echo: bool = True,
     ) -> None:
-        self.size = default_workers() if workers is None else check_workers(workers)
+        self._backend = backend
+        if workers is None:
+            workers = default_workers(self.backend, devices, devices_per_worker)
+        self.size = check_workers(workers)
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise BadInput(f"threads={threads!r}: give a whole number, 1 or more.")
-        if devices not in ("auto", "cpu", "gpu"):
-            raise BadInput(f"devices={devices!r}: give 'auto', 'cpu' or 'gpu'.")
+        if devices not in ("auto", "cpu", "gpu", "shared"):
+            raise BadInput(f"devices={devices!r}: give 'auto', 'cpu', 'gpu' or 'shared'.")
         self.per_worker = each_devices(devices_per_worker, self.size)
-        self._backend, self._threads, self._bind, self._devices, self._echo = backend, threads, bind, devices, echo
+        self._threads, self._bind, self._devices, self._echo = threads, bind, devices, echo
         self._pool: Pool | None = None
         self._lock = threading.Lock()
 
@@ -98,9 +106,9 @@ class WorkerPool:
             environment = [
                 {
                     **variables(b.threads, keep=keep, shared=shared),
-                    **device_variables(self.backend, mine if gpus else ()),
+                    **device_variables(self.backend, mine),
                 }
-                for b, mine in zip(bindings, self.numbers(), strict=True)
+                for b, mine in zip(bindings, gpus, strict=True)
             ]
             self._pool = Pool(
                 self.size,
@@ -127,29 +135,36 @@ class WorkerPool:
         finally:
             self._lock.release()
 
-    def gpus(self) -> int:
-        """Return how many GPUs the workers get, 0 for the CPU.
+    def gpus(self) -> list[list[Gpu]]:
+        """Return each worker's GPUs, none for the CPU.
 
         Raises:
             BadInput: fewer GPUs than workers take.
         """
-        if self._devices == "cpu":
-            return 0
-        found, wanted = count_gpus(self.backend), sum(self.per_worker)
-        if found >= wanted:
-            return wanted
-        if found or self._devices == "gpu":
-            each = f" with {wanted} devices" if wanted > self.size else ""
-            raise BadInput(
-                f"{self.size} workers{each}, but {found} GPU{'s' if found != 1 else ''}: several workers on one GPU "
-                f"would only wait for each other. Give workers={max(found, 1)}, or devices='cpu' to train on the CPU."
-            )
-        return 0
-
-    def numbers(self) -> list[list[int]]:
-        """Return each worker's devices, counted through all workers."""
         ends = list(itertools.accumulate(self.per_worker, initial=0))
-        return [list(range(start, end)) for start, end in itertools.pairwise(ends)]
+        spans = list(itertools.pairwise(ends))
+        usable, needed = gpus_for(self.backend, self._devices), ends[-1]
+        if len(usable) >= needed:
+            return [list(usable[start:end]) for start, end in spans]
+        if usable and self._devices == "shared" and max(self.per_worker) <= len(usable):
+            return [[usable[number % len(usable)] for number in range(start, end)] for start, end in spans]
+        if usable or self._devices in ("gpu", "shared"):
+            raise BadInput(self._too_few(len(usable), needed))
+        return [[] for _ in spans]
+
+    def _too_few(self, usable: int, needed: int) -> str:
+        """Say what is wrong with a number of GPUs, and what to do."""
+        each = f" with {needed} devices" if needed > self.size else ""
+        if not usable:
+            return (
+                f"{self.size} workers{each}, but no GPU that the installed {self.backend} can use: install its build "
+                "for GPUs (README, Install), show a GPU to this process (CUDA_VISIBLE_DEVICES), or give devices='cpu'."
+            )
+        return (
+            f"{self.size} workers{each}, but {usable} GPU{'s' if usable != 1 else ''}: several workers on one GPU wait "
+            f"for each other. Give workers={max(usable // max(self.per_worker), 1)}, devices='shared' to share GPUs "
+            "all the same, or devices='cpu' to train on the CPU."
+        )
 
     def kill(self) -> None:
         """End the processes at once; the next fit starts new ones."""
@@ -171,9 +186,20 @@ class WorkerPool:
         self.close()
 
 
-def default_workers() -> int:
-    """Return min(4, physical cores)."""
-    return min(4, len(physical_cores()))
+def default_workers(backend: str, devices: str = "auto", per_worker: int | Sequence[int] = 1) -> int:
+    """Return one worker for each GPU (or ``per_worker`` of them) that the backend can use, else min(4, cores)."""
+    if not isinstance(per_worker, int):
+        return len(per_worker)
+    usable = len(gpus_for(backend, devices))
+    return max(usable // max(per_worker, 1), 1) if usable else min(4, len(physical_cores()))
+
+
+def gpus_for(backend: str, devices: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that workers may use, where these devices were asked for."""
+    if devices == "cpu":
+        return ()
+    hidden = JAX_PLATFORM_NAMES if devices == "gpu" else ()  # they may keep the caller alone on the CPU
+    return usable_gpus(backend, {name: value for name, value in os.environ.items() if name not in hidden})
 
 
 def check_workers(workers: Any) -> int:
@@ -191,25 +217,19 @@ def each_devices(given: int | Sequence[int], workers: int) -> list[int]:
     return several
 
 
-def device_variables(backend: str, gpus: Sequence[int]) -> Mapping[str, str]:
-    """Return the environment that gives a worker its GPUs, by their numbers, or keeps it on the CPU."""
-    if gpus:
-        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        mine = ",".join(visible[number] if visible else str(number) for number in gpus)
-        return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": mine}
-    return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-
-
-def count_gpus(backend: str) -> int:
-    """Return how many GPUs the backend sees in this process."""
-    import keras
-
-    if str(keras.backend.backend()) != backend:
-        return 0
-    if backend == "torch":  # Keras 3.15 lists no devices there
-        module = sys.modules.get("torch")
-        return int(module.cuda.device_count()) if module is not None else 0
-    return sum(not name.startswith("cpu") for name in keras.distribution.list_devices())
+def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:
+    """Return the environment that gives a worker its GPUs, or keeps it on the CPU."""
+    if not gpus:
+        # HIP takes an empty variable for one that is not set.
+        hidden = {"HIP_VISIBLE_DEVICES": "-1"} if gpu_vendor(backend) == AMD else {}
+        return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", **hidden}
+    vendor = gpu_vendor(backend, {})
+    # What keeps the caller's process on the CPU is not for its workers.
+    kept = {name: "" for name in JAX_PLATFORM_NAMES if "cpu" in os.environ.get(name, "").lower()}
+    torch = {"KERAS_TORCH_DEVICE": "xpu" if vendor == INTEL else "cuda"} if "KERAS_TORCH_DEVICE" in os.environ else {}
+    # A worker whose backend does not use them after all says so; Intel's are not listed there.
+    given = {} if vendor == INTEL else {GIVEN: str(len(gpus))}
+    return {"KERAS_BACKEND": backend, **showing(vendor, gpus), **given, **kept, **torch}
 
 
 def show(rank: int, line: str) -> None:

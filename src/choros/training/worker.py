@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from choros import algorithms
-from choros.backend import forget
-from choros.backend.devices import choose_devices
+from choros.backend import backend_name, forget
+from choros.backend.devices import choose_devices, list_devices
 from choros.data import packing
+from choros.errors import BadInput
+from choros.machine.gpus import GIVEN
 from choros.training.batch_line import WorkerBatchLine
 from choros.training.best import Best
 from choros.training.feeding import FedSource
@@ -132,6 +135,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         blobs, kept = blobs[: len(blobs) - count], blobs[len(blobs) - count :]
         state = from_blobs(message["state"], kept)
     configure_keras(job.keras)
+    check_gpus()
     algorithm = algorithms.from_config(job.algorithm)
     held: list[Any] = []
     line = None
@@ -230,6 +234,20 @@ def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) 
     finally:
         if message["weights"]["nbytes"] >= _LARGE:
             gc.collect()
+
+
+def check_gpus() -> None:
+    """See that the backend of a worker that was given GPUs uses one.
+
+    Raises:
+        BadInput: it computes on the CPU, though the files of its build promised more.
+    """
+    if os.environ.get(GIVEN) and not list_devices("gpu"):
+        raise BadInput(
+            f"This worker on {os.uname().nodename} was given a GPU, and {backend_name()} sees none: it would train on "
+            "the CPU. Repair what the backend needs for GPUs (driver, CUDA or ROCm libraries; see what it printed), or "
+            "give devices='cpu'."
+        )
 
 
 @contextmanager
