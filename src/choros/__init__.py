@@ -5,7 +5,8 @@
     '...'
 
 Nothing heavy is imported before it is used: no framework, not even numpy. Import it before Keras: where nothing names a
-backend that is installed and only one is, it chooses that one (see ``choros.backend_choice``).
+backend that is installed and only one is, it chooses that one (see ``choros.backend_choice``). A rank of a job gets its
+GPU then (see ``choros.device_choice``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import choose as _choose
+from choros.device_choice import allocate_as_needed as _allocate_as_needed
+from choros.device_choice import choose_when_imported as _choose_device_when_imported
 
 if TYPE_CHECKING:
     from choros import algorithms, callbacks, data, errors, hvd, launchers, native, parallel, spark
@@ -144,3 +147,5 @@ def __dir__() -> list[str]:
 
 
 _choose()
+_allocate_as_needed()
+_choose_device_when_imported()

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from choros import algorithms
+from choros.backend import backend_name
 from choros.backend.additive import not_additive
 from choros.backend.caller import build_model
 from choros.backend.exact import check_exact, check_scales
 from choros.cluster import Place
 from choros.data import StreamSource, checks, make_source, make_validation
 from choros.data.spread import spread
+from choros.device_choice import SHARE, choose_device
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
 from choros.launchers import How, launcher_of
 from choros.machine.address import own_address
@@ -73,7 +75,8 @@ class Trainer:
         model: a compiled ``keras.Model``.
         algorithm: an algorithm, its class or its name (``"aeasgd"``; ``choros.algorithms()`` lists them).
             Defaults to ``"allreduce"``.
-        workers: int. Defaults to min(4, physical cores); Single always has one.
+        workers: int. Defaults to the GPUs that the backend can use, else to min(4, physical cores), as in
+            ``WorkerPool``; Single always has one.
         meet: "together" or "alone": how the workers meet. Defaults to the algorithm's own way.
         pool: WorkerPool to use instead of starting workers of its own.
         threads, bind, devices, echo: as in ``WorkerPool``.
@@ -152,11 +155,14 @@ class Trainer:
             own_address(network)  # workers on one machine need none, but one that is not there is a mistake
         if self._place.size > 1:
             workers = self._place.size
+            choose_device(self._place)
+            os.environ |= {SHARE: "1"} if devices == "shared" else {}
             os.environ |= {"CHOROS_NETWORK": network} if network else {}
         if self._launcher is not None:
             workers = check_launcher(self._launcher, workers, self._place, self.algorithm, pool)
-        if workers is None:
-            workers = 1 if single else pool.size if pool is not None else default_workers()
+        own = 1 if devices_per_worker is None else devices_per_worker
+        if workers is None and not single:
+            workers = pool.size if pool is not None else default_workers(backend_name(), devices, own)
         self.workers = 1 if single else check_workers(workers)
         if pool is not None and pool.size < self.workers:
             raise BadInput(f"workers={self.workers}, but the pool has {pool.size}: give workers={pool.size} or fewer.")
@@ -164,7 +170,6 @@ class Trainer:
         self.model, self.models = model, list[Any]()
         self.timeout, self.first_timeout, self.strict = timeout, first_timeout, strict
         self.restarts = check_restarts(restarts, self._place, self._launcher)
-        own = 1 if devices_per_worker is None else devices_per_worker
         self._pool = pool or WorkerPool(
             self.workers, threads=threads, bind=bind, devices=devices, devices_per_worker=own, echo=echo
         )

@@ -13,6 +13,7 @@ from typing import Any
 from choros.cli.arguments import count, seconds, some_seconds, whole
 from choros.cli.target import command_of
 from choros.cluster import is_this_machine
+from choros.device_choice import SHARE
 from choros.errors import BadInput
 from choros.launch.run import GRACE, Outcome
 from choros.machine import raise_descriptors
@@ -26,10 +27,11 @@ from choros.runner.terms import terms_of
 
 _HELP = """\
 Each rank finds its place in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE, is bound to cores of its
-own and told its number of threads before anything is imported. Lines that ranks print are marked with their rank. The
-first rank that fails ends all others and gives its exit code, but in an elastic job (--min-np or
---host-discovery-script) the others go on from the last commit: see choros.hvd.elastic. The other options of horovodrun
-are taken too: each is ignored, or refused, with a line that says why.
+own and told its number of threads before anything is imported. All GPUs stay visible; hvd.init and Trainer choose that
+of the local rank. Lines that ranks print are marked with their rank. The first rank that fails ends all others and
+gives its exit code, but in an elastic job (--min-np or --host-discovery-script) the others go on from the last commit:
+see choros.hvd.elastic. The other options of horovodrun are taken too: each is ignored, or refused, with a line that
+says why.
 """
 _ON = {"action": "store_const", "const": True}
 _OFF = {"action": "store_const", "const": False}
@@ -74,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--threads", type=count, metavar="T", help="threads of each rank (default: its cores)")
     add("--no-bind", action="store_true", help="leave it to the system where ranks run")
+    add("--share-gpus", action="store_true", help="let several ranks compute on one GPU, which is refused otherwise")
     add("--grace", type=seconds, default=GRACE, metavar="S", help="seconds between SIGTERM and SIGKILL (default: 5)")
     add(
         "--start-timeout",
@@ -207,6 +210,7 @@ def main(args: argparse.Namespace) -> int:
         stall_warning=args.stall_check_warning_time_seconds,
         stall_shutdown=args.stall_check_shutdown_time_seconds,
     )
+    told |= {SHARE: "1"} if args.share_gpus else {}
     wish = Wish(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
     port = f" -p {args.ssh_port}" if args.ssh_port else ""
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""

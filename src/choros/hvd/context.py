@@ -11,6 +11,7 @@ from typing import Any
 
 from choros.cluster import Place
 from choros.collectives import Collectives
+from choros.device_choice import choose_device
 from choros.errors import BadInput, MeetingTimeout
 from choros.hvd import settings
 from choros.hvd.membership import membership
@@ -90,7 +91,10 @@ _asks: dict[str, Any] = {"sync": True}  # how this process asks for its next pla
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Find out which rank this is and meet the others; a second call does nothing.
+    """Find out which rank this is, choose its GPU and meet the others; a second call does nothing.
+
+    Each framework that is loaded computes on the GPU of the local rank from here on, where a rank sees several. All
+    stay visible to ``list_physical_devices`` and ``torch.cuda``, so a script may choose again.
 
     Every rank calls it, within 30 s of the first one, or what ``choros run --start-timeout`` says
     (``HOROVOD_START_TIMEOUT``). Works with no launcher at all: one rank then.
@@ -100,7 +104,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         process_sets: list of ProcessSet to register, or "dynamic", which is always allowed.
 
     Raises:
-        BadInput: the launcher's variables contradict each other, or its ranks cannot meet.
+        BadInput: the launcher's variables contradict each other, its ranks cannot meet, or two of them compute on one
+            GPU.
         MeetingTimeout: not all ranks came in time; names those who did not.
         PeerFailed: a rank ended before it came.
     """
@@ -114,6 +119,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _asks.clear()
         _asks["sync"] = True
     place = find_place(settings.soonest())
+    choose_device(place)
     if comm is not None and _ranks_of(comm, place) != list(range(place.size)):
         raise BadInput(
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "

@@ -84,6 +84,7 @@ class Starter:
             **horovod_place(member.number, size, part),
             **own,
             **{f"CHOROS_{n}": str(v) for n, v in (("RANK", member.number), ("SIZE", size))},
+            "CHOROS_SLOT": str(member.slot),
             **{f"CHOROS_LOCAL_{n}": str(v) for n, v in (("RANK", member.number), ("SIZE", size))},
         }
         cores = ",".join(map(str, binding.cores)) or "any"

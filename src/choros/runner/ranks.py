@@ -166,6 +166,7 @@ def start(
             **variables(binding.threads, keep=keep, shared=crowded),
             **(wish.variables or {}),
             **horovod_place(rank, size, part),
+            **({"CHOROS_SLOT": str(which)} if shares > 1 else {}),
             **(part.variables or {"CHOROS_GROUP_FD": str(segment.fd)}),
             **(own[rank] if own else {}),
         }

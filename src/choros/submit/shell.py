@@ -114,6 +114,8 @@ def rank_script(job: Job, launcher: str) -> str:
             f'mine=("${{all[@]:$(({local} * {job.gpus})):{job.gpus}}}")',
             f'export {name}="$(IFS=,; echo "${{mine[*]}}")"',
         ]
+    if job.gpus > 1:  # else a rank would choose one of its own, by its local rank
+        parts.append("export CHOROS_OWN_GPUS=1")
     wrapped = " ".join(wrap_words(job.wrap, RANK.get(launcher, RANK[""])))
     parts.append(f'exec {wrapped} "$@"' if wrapped else 'exec "$@"')
     return "; ".join(part for part in parts if part)

@@ -13,6 +13,7 @@ from choros.errors import BadInput
 from choros.machine import MPICH_UNDER_PMI2, raise_descriptors
 from choros.machine.address import LOOPBACK, address_of, host_and_port, own_address, pass_on
 from choros.training.choice import MPI, NAMED, SHARED, TCP, Choice, choose
+from choros.training.devices import check_gpus_apart
 from choros.training.sums import summed
 from choros.transport import Group
 from choros.transport.echo import let_the_cause_end_first, linger
@@ -39,7 +40,8 @@ def join(rank: int, size: int, timeout: float) -> Group:
         timeout: float. Seconds that the ranks wait for each other.
 
     Raises:
-        BadInput: there is nothing to meet in, or a group of another size or order than the launcher says.
+        BadInput: there is nothing to meet in, a group of another size or order than the launcher says, or ranks that
+            compute on one GPU.
     """
     if "group" not in _joined:
         place = Place.here()
@@ -62,6 +64,7 @@ def join(rank: int, size: int, timeout: float) -> Group:
         else:
             group = _others(choice, rank, size, timeout)
         _joined["beneath"] = group  # which is not joined a second time where what comes now fails
+        check_gpus_apart(group)
         _joined["group"] = group if os.environ.get("CHOROS_GROUP") in NAMED else summed(group, choice.sums, timeout)
     return _joined["group"]
 
