@@ -204,7 +204,10 @@ def test_two_ranks_with_the_same_gpu(doctor):
     found = doctor(2, CUDA_VISIBLE_DEVICES="0").one("devices", [0, 1])
     assert "CUDA_VISIBLE_DEVICES gives several ranks the same GPU (0)" in found["what"]
     assert "--gpus-per-task=1" in found["remedy"]
-    doctor(2, CUDA_VISIBLE_DEVICES="0,1").one("devices", [0, 1], kind="warning")
+    assert "devices" not in doctor(2, CUDA_VISIBLE_DEVICES="0,1").names  # each rank takes that of its local rank
+    turned = "export CUDA_VISIBLE_DEVICES=$CHOROS_LOCAL_RANK,$((1 - CHOROS_LOCAL_RANK))"
+    found = doctor(2, first=turned).one("devices", [0, 1], kind="warning")
+    assert "from lists that differ" in found["what"]
 
 
 def test_a_clock_that_is_ahead(doctor, first_on_path):

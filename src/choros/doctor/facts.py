@@ -11,6 +11,7 @@ from choros.cluster import Place, why
 from choros.doctor import limits, network
 from choros.errors import BadInput
 from choros.machine import cpu_features, keras_backend, physical_cores, usable_cores, version
+from choros.machine.gpus import count_gpus
 from choros.machine.nics import interfaces
 from choros.machine.threads import NAMES
 from choros.training.choice import MPI, SHARED, choose
@@ -63,7 +64,7 @@ def look(place: Place) -> Facts:
         "features": list(cpu_features()),
         "submitted": os.environ.get(SUBMITTED, "").split(),
         "devices": {name: os.environ[name] for name in DEVICES if name in os.environ},
-        "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        "gpus": max(count_gpus(), len(list(Path("/dev").glob("nvidia[0-9]*")))),  # also where no driver answers
         "directory": _directory(),
         "interfaces": interfaces(),
         "fabrics": network.fabrics(),

@@ -103,15 +103,17 @@ def devices(seen: Seen) -> Iterator[Finding]:
             if not shared:
                 continue
             ranks: dict[int, Any] = {each["rank"]: each for given in shared.values() for each in given}
-            enough = len(owners) >= len(some)
+            lists = {each["devices"].get(name, "") for each in some}
+            if len(lists) == 1 and len(owners) >= len(some):
+                continue  # each rank chooses the one of its local rank (choros.device_choice)
             yield made(
-                WARNING if enough else ERROR,
+                WARNING if len(owners) >= len(some) else ERROR,
                 "devices",
                 list(ranks.values()),
                 f"{{at}}: {name} gives several ranks the same GPU ({', '.join(list(shared)[:8])})"
-                + (", and each takes the first unless its script says otherwise." if enough else "."),
-                "Give each rank one of its own: srun --gpus-per-task=1, or in the ranks' script "
-                f"{name}=$CHOROS_LOCAL_RANK (or the launcher's local rank) before anything is imported.",
+                + (", from lists that differ." if len(lists) > 1 else "."),
+                "Show each rank one of its own (srun --gpus-per-task=1), or show all ranks the same list with a GPU "
+                "for each; to share GPUs all the same: choros run --share-gpus.",
             )
 
 
@@ -131,8 +133,8 @@ def unseen(seen: Seen) -> Iterator[Finding]:
             "no-gpu",
             blind,
             f"{{at}}: {name} sees none of the host's {blind[0]['gpus']} GPUs.",
-            f"Install {name} with its GPU support (jax[cuda13], torch from its CUDA index, tensorflow[and-cuda]), or "
-            "set CUDA_VISIBLE_DEVICES= where GPUs are not wanted.",
+            f"Install {name} with its GPU support (choros[jax-cuda], choros[tensorflow-cuda], a CUDA build of torch), "
+            "or set CUDA_VISIBLE_DEVICES= where GPUs are not wanted.",
         )
 
 
