@@ -12,6 +12,8 @@ from choros.backend_choice import is_installed
 from choros.errors import BadInput, NoBackendError
 from choros.launch.absent import BESIDE_KERAS, absent
 from choros.machine import variables
+from choros.machine.gpu_builds import AMD, NVIDIA
+from choros.machine.gpus import VARIABLE, visible_gpus
 from choros.spark.spill import local_folder
 
 _FRAMEWORKS = ("jax", "torch", "tensorflow")
@@ -36,14 +38,14 @@ def hold_back(context: Any) -> tuple[int, list[str]]:
     given = context.resources().get("gpu")
     gpus = list(given.addresses) if given is not None else []
     if gpus:
-        shown = ",".join(gpus)
+        shown, variable = ",".join(gpus), VARIABLE[AMD if visible_gpus(AMD, {}) else NVIDIA]
         loaded = [name for name in _FRAMEWORKS if name in sys.modules]
-        if loaded and os.environ.get("CUDA_VISIBLE_DEVICES") != shown:
+        if loaded and os.environ.get(variable) != shown:
             raise BadInput(
                 f"A Python worker that has loaded {loaded[0]} with other GPUs got this task: start the session with "
                 "spark.python.worker.reuse=false."
             )
-        os.environ["CUDA_VISIBLE_DEVICES"] = shown
+        os.environ[variable] = shown
     return cores, gpus
 
 
