@@ -1,4 +1,4 @@
-"""Whose GPUs the installed build of a backend can use, read from its files and without importing it."""
+"""GPUs that the installed build of a backend can use, told by its files, without importing it."""
 
 from __future__ import annotations
 
