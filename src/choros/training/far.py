@@ -79,12 +79,18 @@ class FarBoard:
         return (int(epoch), int(batch)), int(told["iterations"]), arrays[0].copy(), arrays[1].copy()
 
     def ended(self, epoch: int, rank: int) -> bool:
-        """Tell whether this rank has added to an epoch."""
+        """Tell whether a rank has added to an epoch."""
         return bool(self._line.ask({"op": "ended", "epoch": epoch, "rank": rank})[0]["ended"])
 
     def complete(self, epoch: int) -> bool:
         """Tell whether all ranks have added to an epoch."""
         return bool(self._line.ask({"op": "complete", "epoch": epoch})[0]["complete"])
+
+    def beats(self) -> Array:
+        """Steps done by each rank, as far as the host of the board knows."""
+        self._orders(fresh=True)  # brings this rank's own
+        beats: Array = self._line.ask({"op": "beats"})[1][0].copy()
+        return beats
 
     @property
     def stopped(self) -> bool:
@@ -164,6 +170,8 @@ def answer(board: Noticeboard, mail: Mail, head: dict[str, Any], arrays: list[Ar
         if head["asks"]:
             board.ask()
         return {"head": board.head()}, []
+    if op == "beats":
+        return {}, [board.beats()]
     if op == "rest":
         rank = int(head["rank"])
         if head["tally"]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from choros.errors import MeetingTimeout
 from choros.training.snapshots import has_room
 
 _OFTEN = 1.0  # seconds between two looks, but for callbacks
@@ -59,6 +62,11 @@ class Hangs:
         self.starting.add(rank)
         self.forgive(rank)
 
+    def finished(self) -> list[int]:
+        """Return the ranks that have ended the last epoch."""
+        last = self.job.epochs - self.job.initial_epoch - 1
+        return [rank for rank in range(self.job.workers) if self.board.ended(last, rank)]
+
     def _waiting(self) -> list[int]:
         board, job = self.board, self.job
         if job.whole_epochs:
@@ -69,3 +77,73 @@ class Hangs:
             return []
         ending = (job.initial_epoch + board.epochs_ended(rank) for rank in range(job.workers))
         return [rank for rank, epoch in enumerate(ending) if not has_room(board, job.initial_epoch, epoch)]
+
+
+class JobHangs:
+    """Detection of hung asynchronous ranks by another rank of their job.
+
+    Args:
+        board: Noticeboard or FarBoard.
+        job: Job.
+        rank: int. This rank.
+        hosts: names of the ranks' hosts.
+    """
+
+    def __init__(self, board: Any, job: Any, rank: int, hosts: Sequence[str]) -> None:
+        self.hangs, self.board, self.job, self.rank, self.hosts = Hangs(board, job), board, job, rank, hosts
+        self._begun = self._looked = time.monotonic()
+        self._stopped: float | None = None  # when this rank first saw that training is to stop
+
+    def check(self) -> None:
+        """Look at the heartbeats, if the last look was a second ago.
+
+        Raises:
+            MeetingTimeout: a rank hangs; ``missing`` holds its number.
+        """
+        if time.monotonic() - self._looked >= _OFTEN and (late := self._late()):
+            raise MeetingTimeout(self._text(late), tuple(late))
+
+    @contextmanager
+    def watching(self, give_up: Callable[[str], None]) -> Iterator[None]:
+        """Look at the heartbeats in a thread, while this rank waits for the others to end.
+
+        Args:
+            give_up: has this rank's wait raise an error with that text.
+        """
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_OFTEN):
+                if late := self._late():
+                    give_up(self._text(late))
+                    return
+
+        thread = threading.Thread(target=watch, name="choros-hangs", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _late(self) -> list[int]:
+        """Return the ranks that hang. Ranks that end early, as training stops, have ``first_timeout`` seconds."""
+        self._looked = now = time.monotonic()
+        self.hangs.look()
+        finished = {*self.hangs.finished(), self.rank}
+        if self.board.stopped:
+            self._stopped = self._stopped or now
+            over = now - self._stopped > self.job.first_timeout
+            return [rank for rank in range(self.job.workers) if over and rank not in finished]
+        late = self.hangs.late(self.job.timeout, finished)
+        if now - self._begun > self.job.first_timeout:
+            late += [rank for rank in np.flatnonzero(self.hangs.beats == 0).tolist() if rank not in finished]
+        return late
+
+    def _text(self, late: Sequence[int]) -> str:
+        ranks = " and ".join(f"rank {rank} on {self.hosts[rank]}" for rank in late)
+        return (
+            f"{ranks} of {self.job.workers} made no step for {self.job.timeout:g} s (before the first one, or after a "
+            f"stop, {self.job.first_timeout:g} s). Its process is stopped, or waits for a disk or a lock: see what it "
+            "printed. The limits are the Trainer's timeout= and first_timeout=."
+        )

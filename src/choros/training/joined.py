@@ -25,12 +25,13 @@ from choros.training.agreement import agree, facts_of
 from choros.training.conductor import Conductor, values
 from choros.training.ended import Ended
 from choros.training.halting import HostsKeeper, Resting
+from choros.training.hangs import JobHangs
 from choros.training.job import Orders, Plan, Show, Tally
 from choros.training.loops import mean_average, train
 from choros.training.meeting import meet
 from choros.training.nurse import CentreKeeper
 from choros.training.parts import adding, build_replica, first_replica, met_in
-from choros.training.ranks import join
+from choros.training.ranks import give_up, join
 from choros.training.record import RunRecord
 from choros.training.revival import state_of
 from choros.training.run import Held, Run, vectors
@@ -45,7 +46,7 @@ from choros.transport.shared_centre import SharedCentre
 from choros.types import Array
 
 _STALL = 60.0  # seconds after which a rank that waits for another one says so
-_CALLBACKS = 7 * 86400.0  # seconds that other ranks wait for callbacks at an epoch's end
+_CALLBACKS = 7 * 86400.0  # seconds that ranks wait for callbacks at an epoch's end, or for slower ranks that make steps
 _LOOK = 0.05  # seconds between two looks of rank 0 at what other ranks have left for it
 _REST = 5.0  # seconds without a step of any rank of this host, after which rank 0 waits for all as the others do
 
@@ -57,6 +58,7 @@ class JoinedReporter:
         self.saver: Saver = saver or Saver(None)
         self.keeper: CentreKeeper | None = None  # rank 0's, of the centre
         self.resting: Resting | None = None  # another rank's, where the centre is between hosts
+        self.hangs: JobHangs | None = None  # of asynchronous ranks
         self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
@@ -211,6 +213,8 @@ class JoinedReporter:
         self.looked = time.monotonic()
         if self.lead:
             self.read_mail()
+            if self.hangs is not None:
+                self.hangs.check()
         if self.keeper is not None:
             self.keeper.look()
             if self.run.board.asked:
@@ -245,6 +249,22 @@ class JoinedReporter:
             moved, beats = (moved if latest == beats else time.monotonic()), latest
             self.look()
             time.sleep(_LOOK)
+
+    def wait_for_all(self) -> None:
+        """Return when all ranks have come. An asynchronous rank waits as long as the others make steps.
+
+        Raises:
+            PeerFailed: a rank has ended, or hangs.
+        """
+        if self.hangs is None:
+            self.base.barrier()
+            return
+        before, self.base.timeout = self.base.timeout, _CALLBACKS
+        try:
+            with self.hangs.watching(give_up):
+                self.base.barrier()
+        finally:
+            self.base.timeout = before
 
     def spread(self, mine: list[Any]) -> list[Any]:
         """Return what rank 0 says, after its callbacks, which may take as long as they like.
@@ -331,6 +351,8 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
         base.barrier()
         state_of(centre).look_again(centre)
         one.again = saver.latest is not None
+    if job.alone:
+        reporter.hangs = JobHangs(board, job, rank, [name.decode() for name in base.gather(platform.node().encode())])
     one.reporter = reporter
     one.snapshots = meeting.mail.snapshots if job.alone else None
 
@@ -356,7 +378,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
             if job.alone and not rank:
                 reporter.see_out()
             try:
-                base.barrier()
+                reporter.wait_for_all()
             except PeerFailed:
                 reporter.leave()
                 raise
