@@ -1,7 +1,7 @@
 """Sources of batches, and the exact division of a global batch among ranks.
 
-A source gives each rank its batches of an epoch. Together, each global batch is cut into contiguous shares, the first
-ranks one row more; alone, each rank has batches of its own. Either way every row is trained once an epoch.
+A source gives each rank its batches of an epoch. Each global batch is cut into contiguous shares, the first ranks one
+row more, for synchronous and asynchronous ranks alike. Every row is trained once in an epoch.
 """
 
 from __future__ import annotations

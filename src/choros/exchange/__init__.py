@@ -1,4 +1,4 @@
-"""The two ways in which workers exchange: ``Together``, all at once, or ``Alone``, each with the center."""
+"""Exchanges of workers: synchronous by all-reduce (``Together``), or asynchronous with a center (``Alone``)."""
 
 from choros.exchange.alone import Alone
 from choros.exchange.memory import MemoryCentre

@@ -1,4 +1,4 @@
-"""A worker meets the centre when its own window is full."""
+"""Asynchronous exchange: each worker exchanges with the center after its own window of steps."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from choros.types import Array
 
 
 class Alone:
-    """One worker's meetings with a centre that others meet too.
+    """One worker's asynchronous exchanges with a center that all workers share.
 
     Args:
-        centre: Centre. Proposes, merges and adopts in one locked pass, and counts clock and staleness.
-        seen: flat float array. The centre as this worker saw it when it began; kept, and changed in place.
+        centre: Centre. Runs propose, merge and adopt under one lock, and returns the staleness.
+        seen: flat float array. The center when this worker began. It is kept, and changed in place.
 
     Attributes:
-        seen: the centre as this worker last saw it.
-        exchanges: int. Meetings so far.
-        staleness: int. Merges by others between its meetings, in all; divided by ``exchanges`` the mean.
-        seconds: float. Time spent in meetings, waiting for the lock included.
+        seen: the center at this worker's last exchange, if the algorithm uses it; else as given.
+        exchanges: int. Exchanges so far.
+        staleness: int. Sum over all exchanges of the merges by other workers since the one before.
+        seconds: float. Time spent in exchanges, including waiting for the lock.
 
     Example:
         >>> import numpy as np
@@ -39,15 +39,15 @@ class Alone:
         self.seconds = 0.0
 
     def meet(self, local: Array, window: int, others: Array) -> int:
-        """Bring what was learnt, take what the centre shows.
+        """Send this worker's update to the center, and adopt the center's answer.
 
         Args:
             local: this worker's vector, changed in place.
-            window: int. Its optimizer steps since the last meeting.
-            others: its moving statistics, changed in place; may be empty.
+            window: int. Its optimizer steps since the last exchange.
+            others: this worker's moving statistics (as of BatchNorm), changed in place. May be empty.
 
         Returns:
-            The staleness of this meeting: merges by others since this worker's last.
+            The staleness of this exchange: merges by other workers since this worker's last one.
         """
         begun = time.perf_counter()
         staleness = self.centre.exchange(local, self.seen, window, others)
@@ -57,7 +57,7 @@ class Alone:
         return staleness
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of what a restart needs of this worker; the centre keeps its own."""
+        """Return a copy of this worker's state for a checkpoint. The center's state is not in it."""
         return {
             "seen": self.seen.copy(),
             "exchanges": self.exchanges,
@@ -66,7 +66,7 @@ class Alone:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         self.seen[...] = state["seen"]
         self.exchanges, self.staleness = int(state["exchanges"]), int(state["staleness"])
         self.seconds = float(state["seconds"])

@@ -1,4 +1,4 @@
-"""A vector in blocks that stay in the cache: naive numpy over the whole one costs twice the bytes."""
+"""Division of a vector into blocks that fit the cache, which halves the memory traffic of NumPy expressions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ BLOCK = 1 << 16
 
 
 def blocks(algorithm: Algorithm, size: int) -> list[slice]:
-    """Return the parts of a vector to which an algorithm may be applied one after the other.
+    """Return slices of a vector that an algorithm may process one at a time.
 
     Args:
-        algorithm: Algorithm. Where it is not elementwise there is one part, the whole.
+        algorithm: Algorithm. If it is not elementwise, there is one slice, the whole vector.
         size: int. The vector's length.
 
     Example:

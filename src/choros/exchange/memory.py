@@ -1,4 +1,4 @@
-"""A centre in this process' memory: for threads, for one worker, and for the tests of the maths."""
+"""A center in this process's memory, for threads, for one worker, and for tests of the algorithms."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from choros.types import Array
 
 
 class MemoryCentre:
-    """The centre, its memory, one lock, one clock, and when each worker last met it.
+    """A parameter server in this process: the center, the algorithm's state, a lock, and a count of merges.
 
     Args:
         algorithm: Algorithm. Bound to the number of workers.
-        centre: flat float array. Where it starts; copied.
-        workers: int. How many meet it.
-        others: flat float array. The averaged moving statistics, where the model has some; copied.
+        centre: flat float array. Initial values; copied.
+        workers: int. Number of workers.
+        others: flat float array. The mean of the workers' moving statistics, if the model has any; copied.
 
     Attributes:
         centre, others: the arrays, changed in place under the lock.
@@ -40,12 +40,12 @@ class MemoryCentre:
         self.others: Array = np.zeros(0, centre.dtype) if others is None else others.copy()
         self.memory = tuple(algorithm.start(self.centre, workers))
         self.clock = 0
-        self._met = [0] * workers
+        self._last_exchange = [0] * workers
         self._lock = threading.Lock()
         self._blocks = blocks(algorithm, centre.size)
 
     def at(self, rank: int) -> Seat:
-        """Return the centre as one worker meets it.
+        """Return the handle through which one worker uses the center.
 
         Raises:
             ValueError: there is no such worker.
@@ -55,16 +55,18 @@ class MemoryCentre:
         return Seat(self, rank)
 
     def exchange(self, rank: int, local: Array, seen: Array, window: int, others: Array) -> int:
-        """Meet worker ``rank``; ``local``, ``seen`` and ``others`` are changed in place."""
+        """Exchange with worker ``rank``. Change ``local``, ``others`` and (if it is used) ``seen`` in place."""
         algorithm, before = self.algorithm, self.algorithm.shows == "before"
         with self._lock:
-            staleness = self.clock - self._met[rank]
+            staleness = self.clock - self._last_exchange[rank]
             meeting = Meeting(1, staleness, rank)
             for part in self._blocks:
                 old, held = self.centre[part], tuple(vector[part] for vector in self.memory)
                 message = algorithm.propose(local[part], seen[part], window)
                 new, memory = algorithm.merge(old, message, meeting, held)
                 shown = old if before else new
+                if shown is old and new is message:  # the message may be a view of ``local``, which adopt overwrites
+                    new = message.copy()
                 local[part] = algorithm.adopt(local[part], shown)
                 if algorithm.uses_seen:
                     seen[part] = shown
@@ -76,29 +78,29 @@ class MemoryCentre:
                 self.others += (others - self.others) / self.workers
                 others[...] = self.others
             self.clock += 1
-            self._met[rank] = self.clock
+            self._last_exchange[rank] = self.clock
         return staleness
 
     def read(self, out: Array, others: Array) -> int:
-        """Copy the centre and the moving statistics out; returns the clock."""
+        """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
         with self._lock:
             out[...], others[...] = self.centre, self.others
             return self.clock
 
 
 class Seat:
-    """One worker's way to a ``MemoryCentre``: what ``choros.transport.Centre`` asks for."""
+    """One worker's handle to a ``MemoryCentre``. It implements ``choros.transport.Centre``."""
 
     def __init__(self, centre: MemoryCentre, rank: int) -> None:
         self._centre, self._rank = centre, rank
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
-        """Propose, merge and adopt in one locked pass; returns the staleness."""
+        """Propose, merge and adopt under one lock; return the staleness."""
         return self._centre.exchange(self._rank, local, seen, window, others)
 
     def read(self, out: Array, others: Array) -> int:
-        """Copy the centre out; returns the clock."""
+        """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
         return self._centre.read(out, others)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing: this handle holds no resources."""

@@ -1,16 +1,16 @@
-"""The schedule of exchanges: one after a number of optimizer steps."""
+"""The schedule of exchanges: one exchange after every ``window`` optimizer steps."""
 
 from __future__ import annotations
 
 
 class Schedule:
-    """Counts the optimizer steps since the last meeting.
+    """Counts the optimizer steps since the last exchange.
 
     Args:
-        window: int. Optimizer steps between two meetings; 0 is never by itself, but at the end of each epoch.
+        window: int. Optimizer steps between two exchanges. 0 means one exchange, at the end of each epoch.
 
     Attributes:
-        pending: int. Steps since the last meeting; what a worker still has to bring when it ends.
+        pending: int. Steps since the last exchange, which are not merged yet.
 
     Raises:
         ValueError: the window is negative.
@@ -30,15 +30,15 @@ class Schedule:
         self.pending = 0
 
     def due(self, steps: int = 1) -> bool:
-        """Count ``steps`` more; tell whether it is time to meet."""
+        """Add ``steps`` to the count, and return whether an exchange is due."""
         self.pending += steps
         return 0 < self.window <= self.pending
 
     def room(self) -> int | None:
-        """Return how many steps may be made before the next meeting; None is as many as the epoch has."""
+        """Return the steps left before the next exchange, or None if the window is the whole epoch."""
         return max(self.window - self.pending, 0) if self.window else None
 
     def reset(self) -> int:
-        """Begin a new window; return the steps of the one that ends."""
+        """Begin a new window, and return the number of steps of the last one."""
         pending, self.pending = self.pending, 0
         return pending

@@ -1,4 +1,4 @@
-"""All workers meet at once; each keeps an equal copy of the centre."""
+"""Synchronous exchange: all ranks all-reduce their proposals, and each keeps an identical copy of the center."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from choros.types import Array
 
 
 class Together:
-    """The centre is replicated: every rank merges the same sum into its own copy, so all copies are bit-equal.
+    """The center is replicated: every rank merges the same sum into its own copy, so all copies are bit-equal.
 
     ::
 
         message = sum_r propose_r / n          or, for a weighted algorithm,
         message = sum_r n_r propose_r / sum_r n_r
 
-    Each rank writes its part straight into the group's slot; after the sum, merge and adopt go over blocks of
-    64 k values, so that no temporary is as large as the model.
+    Each rank writes its proposal into the group's buffer. After the all-reduce, an elementwise algorithm merges and
+    adopts in blocks of 64 Ki values, which keeps temporaries small.
 
     Args:
         algorithm: Algorithm. Bound (``algorithm.bound``) to the group's size.
-        group: Group. Everyone that meets.
-        centre: flat float array, the same on every rank; kept, and changed in place.
+        group: Group. All ranks that take part in the exchange.
+        centre: flat float array, the same on every rank. It is kept, and changed in place.
 
     Attributes:
-        centre: the centre, the same on every rank after each meeting.
-        exchanges: int. Meetings so far.
-        seconds: float. Time spent in them, waiting included.
+        centre: the center, the same on every rank after each exchange.
+        exchanges: int. Exchanges so far.
+        seconds: float. Time spent in exchanges, including waiting for other ranks.
 
     Example:
         >>> import numpy as np
@@ -47,7 +47,7 @@ class Together:
     def __init__(self, algorithm: Algorithm, group: Group, centre: Array) -> None:
         self.algorithm, self.group, self.centre = algorithm, group, centre
         self.memory = tuple(algorithm.start(centre, group.size))
-        # Shown after the merge, what a worker saw last is the centre as it is; shown before, it is not.
+        # If workers adopt the merged center, the last seen center is the center itself. If not, it needs a copy.
         apart = algorithm.uses_seen and algorithm.shows == "before"
         self.seen = centre.copy() if apart else centre
         self.exchanges = 0
@@ -55,16 +55,16 @@ class Together:
         self._blocks = blocks(algorithm, centre.size)
 
     def meet(self, local: Array, window: int, rows: int) -> None:
-        """Bring what was learnt, take what all learnt; every rank calls it at the same time.
+        """Exchange with all ranks, and adopt the result. Collective: every rank must call it.
 
         Args:
-            local: this worker's vector, of the centre's length and dtype; changed in place.
-            window: int. Its optimizer steps since the last meeting.
-            rows: int. The rows it trained since then: its weight where the algorithm weights. A rank of no rows
-                then counts nothing, and where none had any nothing changes.
+            local: this worker's vector, of the center's length and dtype; changed in place.
+            window: int. Its optimizer steps since the last exchange.
+            rows: int. Samples trained since then: this rank's weight if the algorithm is weighted. Then a rank without
+                samples is ignored, and the center stays unchanged if no rank has any.
 
         Raises:
-            ValueError: ``local`` does not fit the centre.
+            ValueError: ``local`` has another length or dtype than the center.
         """
         begun = time.perf_counter()
         for part, message in self._messages(local, window, rows):
@@ -73,7 +73,7 @@ class Together:
         self.seconds += time.perf_counter() - begun
 
     def trial(self, local: Array, window: int, rows: int) -> Array:
-        """Return the center as ``meet`` would make it now; nothing changes. Every rank calls it at the same time.
+        """Return the center that ``meet`` would produce now, and change no state. Collective: every rank calls it.
 
         Args:
             local: as ``meet`` takes it; stays as it is.
@@ -95,14 +95,14 @@ class Together:
         return centre
 
     def _messages(self, local: Array, window: int, rows: int) -> Iterator[tuple[slice, Array]]:
-        """Yield what all ranks propose together, part by part; nothing where none of them had a row."""
+        """Yield the mean proposal, block by block. Yield nothing if the total weight is 0."""
         if local.shape != self.centre.shape or local.dtype != self.centre.dtype:
             raise ValueError(
                 f"rank {self.group.rank} brought {local.shape} values of {local.dtype} to a centre of "
                 f"{self.centre.shape} values of {self.centre.dtype}: give the vector that the model's replica gives."
             )
         if self.group.size == 1:  # its own message is the mean, to the last bit
-            for part in self._blocks:
+            for part in self._blocks if rows or not self.algorithm.weighted else []:
                 yield part, self.algorithm.propose(local[part], self.seen[part], window)
         else:
             total, weight = self._sum(local, window, rows)
@@ -110,7 +110,7 @@ class Together:
                 yield part, total[part] / weight
 
     def _sum(self, local: Array, window: int, rows: int) -> tuple[Array, float]:
-        """Sum the proposals of all; return the sum and what to divide it by."""
+        """All-reduce the proposals; return their sum and the divisor."""
         group, size, propose = self.group, self.centre.size, self.algorithm.propose
         weighted = self.algorithm.weighted
         slot = group.slot(size + weighted, local.dtype)
@@ -121,18 +121,18 @@ class Together:
         if not weighted:
             return group.sum_slots(size, local.dtype), group.size
         if not rows:
-            slot[:] = 0  # also what is not finite must not count
+            slot[:] = 0  # NaN or inf of a rank without samples must not reach the sum
         slot[size] = rows
         total = group.sum_slots(size + 1, local.dtype)
         return total[:size], float(total[size])
 
     def _merge(self, local: Array, part: slice, message: Array) -> None:
-        """Let a part of the centre become what the message makes of it, and go on from what is shown."""
+        """Merge the message into one block of the center, and update the same block of ``local``."""
         algorithm, old = self.algorithm, self.centre[part]
         held = tuple(vector[part] for vector in self.memory)
         new, memory = algorithm.merge(old, message, Meeting(workers=self.group.size), held)
         shown = old if algorithm.shows == "before" else new
-        if shown is old and new is message:  # which one worker may have proposed as a view of its vector
+        if shown is old and new is message:  # with one worker the message may be a view of ``local``
             new = message.copy()
         local[part] = algorithm.adopt(local[part], shown)
         if self.seen is not self.centre:
@@ -143,7 +143,7 @@ class Together:
         self.centre[part] = new
 
     def replace(self, centre: Array) -> None:
-        """Set the centre, as a callback did; every rank calls it with the same values."""
+        """Set the center to new values, such as those a callback assigned. Every rank must pass the same values."""
         self.centre[...] = centre
         self.seen[...] = centre
         held = self.algorithm.replaced(self.centre, self.memory)
@@ -152,7 +152,7 @@ class Together:
                 vector[...] = new
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of what a restart needs."""
+        """Return a copy of the state for a checkpoint."""
         return {
             "centre": self.centre.copy(),
             "seen": self.seen.copy(),
@@ -162,7 +162,7 @@ class Together:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         self.seen[...] = state["seen"]
         self.centre[...] = state["centre"]
         for vector, kept in zip(self.memory, state["memory"], strict=True):

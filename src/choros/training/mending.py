@@ -1,4 +1,4 @@
-"""Restarts: when a worker fails and ``restarts`` are left, a new process takes its place, and all go on."""
+"""Restarts: if a worker fails and ``restarts`` are left, a new process replaces it, and training resumes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _OWN_FAULT = ("BadInput", "UnknownAlgorithm", "Unstable", "NotExact", "NotSerial
 
 
 class Mender:
-    """Counts a run's restarts, and replaces workers.
+    """Decides whether to restart after a failure, counts the restarts, and replaces failed workers.
 
     Args:
         restarts: int. How many are left.
         workers: int. How many the run has.
 
     Attributes:
-        done: list of Restart.
-        retry: bool. Whether the run goes on after the failure that was judged last.
-        missing: ranks for which the one that failed had waited.
-        unfit: set of ranks whose processes have ended, or do not answer.
+        done: list of Restart. The restarts so far.
+        retry: bool. Whether a restart is possible after the last failure.
+        missing: list of int. Ranks for which the failed rank was waiting when it timed out.
+        unfit: set of int. Ranks whose process has exited or does not respond.
     """
 
     def __init__(self, restarts: int, workers: int) -> None:
@@ -37,7 +37,7 @@ class Mender:
         self._begun = time.monotonic()
 
     def judge(self, event: dict[str, Any]) -> None:
-        """Judge whether after a failure a new process may do better: not where the input was refused."""
+        """Set ``retry``: True if restarts are left, and the error is not one that a restart would repeat."""
         self.missing = list(event.get("missing", ()))
         self.retry = self.left > 0 and str(event.get("type", "")).rpartition(".")[2] not in _OWN_FAULT
 
@@ -45,13 +45,13 @@ class Mender:
         """Count a restart, and say so on stderr.
 
         Args:
-            error: what a worker met.
-            place: epoch and batch with which training goes on; None is the beginning.
-            whole: whether all go back to it; else that worker alone.
+            error: the worker's failure.
+            place: epoch and batch at which training resumes; None means from the start.
+            whole: True if all ranks go back to ``place``; False if only the failed rank does.
         """
         self.left, self.retry = self.left - 1, False
         epoch, batch = place or (0, 0)
-        rank = self.missing[0] if self.missing else error.rank  # one that waited in vain is not to blame
+        rank = self.missing[0] if self.missing else error.rank  # the rank that timed out is not the cause
         made = Restart(
             rank, error.host, error.signal, str(error).partition("\n")[0], time.monotonic() - self._begun,
             epoch, batch,
@@ -66,14 +66,15 @@ class Mender:
         )
 
     def start(self, workers: WorkerPool) -> Pool:
-        """Start the workers, with new processes in the places of those that are unfit.
+        """Start the workers, with new processes for ``unfit`` ranks.
 
         Raises:
-            WorkerFailed: one ended while it started; the failure is judged.
+            WorkerFailed: a worker ended during start-up. ``retry`` tells whether another attempt is possible.
         """
-        unfit, self.unfit = self.unfit, set()
         try:
-            return workers.start(unfit)
+            pool = workers.start(self.unfit)
         except WorkerFailed:
-            self.judge({})
+            self.judge({})  # processes that start read no input of the user's, so none of these errors repeats itself
             raise
+        self.unfit = set()
+        return pool

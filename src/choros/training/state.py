@@ -1,4 +1,4 @@
-"""The state of a run: what each rank left at one place, as facts and arrays that a file or a line can carry."""
+"""The checkpointed state of a run: metadata and arrays of each rank, for files and for messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from choros.backend.state import Groups
 from choros.types import Array, dtype_of
 
 Part = tuple[dict[str, Any], Groups]
-_LENGTH, _ALIGNED = struct.Struct("<Q"), 64  # of the head; bytes at whose multiple the arrays begin
+_LENGTH, _ALIGNED = struct.Struct("<Q"), 64  # the header's length; alignment of the first array, in bytes
 
 
 @dataclass
@@ -21,33 +21,35 @@ class State:
     """The state of all ranks at one place of a run.
 
     Attributes:
-        facts: dict. Of the whole run: "epoch" and "batch" to go on with, "over" where callbacks have ended it.
-        parts: by rank, what it left. What all ranks share is in the first rank's.
+        facts: dict. Metadata of the run: "epoch" and "batch" to resume at, and "over" if callbacks have ended it.
+        parts: dict. The state of each rank, by rank. Rank 0 also holds the arrays that all ranks share.
     """
 
     facts: dict[str, Any]
     parts: dict[int, Part] = field(default_factory=dict)
 
     def of_rank(self, rank: int) -> Part:
-        """Return what a rank goes on from: its own part, and of the first one's what it has not itself."""
+        """Return a rank's state. The groups "model" and "meeting" are rank 0's if the rank has none of its own."""
         facts, groups = self.parts[rank]
         shared = {name: arrays for name, arrays in self.parts[0][1].items() if name in ("model", "meeting")}
         return facts, {**shared, **groups}
 
     def flat(self) -> tuple[dict[str, Any], list[Array]]:
-        """Return it as facts and a list of arrays."""
+        """Return the state as metadata and a flat list of arrays."""
         heads, arrays = [], []
         for rank in sorted(self.parts):
             head, own = flat(self.parts[rank])
-            heads.append(head)
+            heads.append({**head, "rank": rank})
             arrays += own
         return {**self.facts, "ranks": heads}, arrays
 
     @classmethod
     def of(cls, facts: dict[str, Any], arrays: list[Array]) -> State:
-        """Make it of what ``flat`` returned."""
+        """Return the state of which ``flat`` returned the metadata and arrays."""
         parts, rest = {}, list(arrays)
-        for rank, head in enumerate(facts["ranks"]):
+        for place, entry in enumerate(facts["ranks"]):
+            head = dict(entry)
+            rank = head.pop("rank", place)  # files of earlier versions have no rank
             count = sum(count for _, count in head["groups"])
             parts[rank] = nested(head, rest[:count])
             rest = rest[count:]
@@ -55,7 +57,7 @@ class State:
 
 
 def flat(part: Part) -> tuple[dict[str, Any], list[Array]]:
-    """Return a rank's part as facts and a list of arrays.
+    """Return a rank's state as metadata and a list of arrays.
 
     Example:
         >>> head, arrays = flat(({"epoch": 1}, {"model": [np.zeros(2)], "metrics": []}))
@@ -70,7 +72,7 @@ def flat(part: Part) -> tuple[dict[str, Any], list[Array]]:
 
 
 def nested(head: dict[str, Any], arrays: list[Array]) -> Part:
-    """Return the part that ``flat`` took apart."""
+    """Return the rank's state that ``flat`` flattened."""
     groups, rest = {}, list(arrays)
     for name, count in head["groups"]:
         groups[name], rest = rest[:count], rest[count:]
@@ -78,7 +80,7 @@ def nested(head: dict[str, Any], arrays: list[Array]) -> Part:
 
 
 def to_blobs(part: Part) -> tuple[dict[str, Any], list[Any]]:
-    """Return a part as JSON and buffers, for a line to another process."""
+    """Return a rank's state as JSON and byte buffers, for another process."""
     head, arrays = flat(part)
     return {**head, "kinds": kinds_of(arrays)}, raw(arrays)
 
@@ -89,12 +91,12 @@ def kinds_of(arrays: list[Array]) -> list[Any]:
 
 
 def raw(arrays: list[Array]) -> list[Any]:
-    """Return the bytes of arrays."""
+    """Return the arrays as flat uint8 arrays."""
     return [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
 
 
 def read_raw(blobs: list[Any], kinds: list[Any]) -> list[Array]:
-    """Return the arrays of which ``raw`` and ``kinds_of`` told; they are views of the buffers."""
+    """Return the arrays of which ``raw`` and ``kinds_of`` gave bytes and types, as views of the bytes."""
     return [
         np.frombuffer(blob, np.uint8).view(dtype_of(kind)).reshape(shape)
         for blob, (kind, shape) in zip(blobs, kinds, strict=True)
@@ -102,24 +104,30 @@ def read_raw(blobs: list[Any], kinds: list[Any]) -> list[Array]:
 
 
 def cut(whole: Array, head: dict[str, Any]) -> list[Array]:
-    """Return the buffers that ``to_blobs`` gave, of which one was made by putting them one after the other."""
+    """Split concatenated buffers of ``to_blobs`` again, by the types and shapes in ``head``."""
+    if not head["kinds"]:
+        return []
     ends = np.cumsum([dtype_of(kind).itemsize * int(np.prod(shape)) for kind, shape in head["kinds"]], dtype=int)
-    return np.split(whole[: ends[-1] if len(ends) else 0], ends[:-1])
+    return np.split(whole[: ends[-1]], ends[:-1])
 
 
 def from_blobs(head: dict[str, Any], blobs: list[Any]) -> Part:
-    """Return the part that ``to_blobs`` took apart; its arrays are views of the buffers."""
+    """Return the rank's state that ``to_blobs`` gave; its arrays are views of the buffers."""
     arrays = read_raw(blobs, head["kinds"])
     return nested({name: value for name, value in head.items() if name != "kinds"}, arrays)
 
 
 def packed(part: Part) -> Array:
-    """Return a part as flat bytes: the length of its head, the head as JSON, the arrays.
+    """Return a rank's state as flat bytes: the header's length, the header as JSON, the arrays.
 
     Example:
         >>> facts, groups = unpacked(packed(({"epoch": 1}, {"model": [np.arange(3.0)]})))
         >>> facts, groups
         ({'epoch': 1}, {'model': [array([0., 1., 2.])]})
+        >>> unpacked(packed(({"epoch": 1}, {})))
+        ({'epoch': 1}, {})
+        >>> State.of(*State({}, {0: ({}, {}), 2: ({"epoch": 1}, {})}).flat()).parts
+        {0: ({}, {}), 2: ({'epoch': 1}, {})}
     """
     head, blobs = to_blobs(part)
     text = json.dumps(head).encode()
@@ -128,7 +136,7 @@ def packed(part: Part) -> Array:
 
 
 def unpacked(whole: Array) -> Part:
-    """Return the part that ``packed`` took; its arrays are views of the bytes."""
+    """Return the rank's state that ``packed`` serialized; its arrays are views of the bytes."""
     (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
     end = _LENGTH.size + length
     head = json.loads(whole[_LENGTH.size : end].tobytes())
