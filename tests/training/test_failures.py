@@ -232,6 +232,25 @@ def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatc
     assert len(trainer.models) == 2
 
 
+def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at_once(monkeypatch):
+    from choros.training import engine
+
+    done, killed = engine.Tally, []
+    trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
+
+    def told(**tally):
+        killed.append(time.monotonic())
+        os.kill(trainer._pool.start().pids[1 - tally["rank"]], signal.SIGKILL)
+        return done(**tally)
+
+    monkeypatch.setattr(engine, "Tally", told)
+    monkeypatch.setattr(trainer._pool, "kill", lambda: ended.append(time.monotonic()))
+    ended = []
+    with pytest.raises(WorkerFailed, match="worker 1 of 2 .* SIGKILL"):
+        trainer.fit(Slow(), epochs=1, verbose=0)
+    assert ended[0] - killed[0] < 4
+
+
 @pytest.mark.parametrize("algorithm", ["aeasgd", "ensemble"])
 def test_a_worker_that_hangs_is_told_while_the_others_train(algorithm):
     begun = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -306,7 +306,7 @@ class Engine:
                 self.departed.append(found)
             elif event in ("failed", "died"):
                 if rank in tallies or self.nurse is None or not self.nurse.revive(rank, message):
-                    self.fail(rank, message)
+                    self.fail(rank, message, tallies)
             elif event == "ready":
                 self.ready.add(rank)
                 if all_told:  # one that was revived, while the others go on
@@ -555,8 +555,8 @@ class Engine:
         return models
 
     # -- failure
-    def fail(self, rank: int, message: dict[str, Any]) -> None:
-        """End the run: give the others a moment to leave the last centre, then raise for the rank that failed first."""
+    def fail(self, rank: int, message: dict[str, Any], done: Iterable[int] = ()) -> None:
+        """End the run: give those not done a moment to leave the last centre, then raise for who failed first."""
         reason = f"rank {rank} failed"
         if self.line is not None:  # nobody reads records any more
             self.pool.unwatch(self.line.records)
@@ -564,7 +564,8 @@ class Engine:
             SharedGroup.abort(self.meeting, reason)
         self.board.order(Orders(stop=True))
         self.later.extend(self.departed)
-        first, gone, deadline = (rank, message), {rank}, time.monotonic() + 5.0
+        first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
+        gone -= {other for other, *_ in self.departed}  # whose events come once more: one may be the cause
         died = {rank} if message["event"] == "died" else set()
         while len(gone) < self.job.workers and time.monotonic() < deadline:
             try:
