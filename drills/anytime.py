@@ -91,9 +91,7 @@ def carry_out(kill: Kill, phases: Phases, whole: Whole) -> None:
         if phases.over.is_set():
             return
     following = [phases.events[phase] for phase in PHASES[PHASES.index(kill.phase) + 1 :]]
-    seconds = whole.seconds[kill.phase] / (
-        1 if following else 2
-    )  # at the end the workers are gone before the run is over
+    seconds = whole.seconds[kill.phase] / (1 if following else 2)  # workers end before the run does
     (following or [phases.over])[0].wait(kill.share * seconds)
     while not phases.over.is_set():
         pid = process_of(kill.worker)
