@@ -254,6 +254,7 @@ BAD = {
         lambda d: files(d / "whole.csv", x="a", decode=lambda c: {"a": c["a"][1:]}),
         "decode gave 31 rows for 32: it must give one for each",
     ),
+    "object store": (lambda d: files("s3://bucket/rows.csv"), "s3://bucket/rows.csv is in an object store"),
     "no file": (lambda d: files(d / "nothing.csv"), "There is no file at .*nothing.csv"),
     "no format": (lambda d: files(d / "arrays.npz"), "has a name that tells no format: give format="),
     "wrong format": (lambda d: files(d / "whole.csv", format="xml"), "format='xml': give one of 'parquet'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from choros.cluster import Place, meets_by_mpi
@@ -66,9 +67,12 @@ def _choose(place: Place, asked: str, environ: Mapping[str, str], found: tuple[E
         return Choice(SHARED, "shared memory, brought by choros run")
     if asked == SHARED and by_mpi:
         return Choice(SHARED, "shared memory (CHOROS_GROUP=shared), found by MPI")
+    secret = environ.get("CHOROS_SECRET")
+    if not asked and by_mpi and secret and find_spec("mpi4py") is None:
+        return Choice(TCP, "sockets (TCP), by a secret (CHOROS_SECRET), as mpi4py is not installed")
     if asked == MPI or (not asked and by_mpi):
         return Choice(MPI, "MPI" + (" (CHOROS_GROUP=mpi)" if asked else f", as {place.launcher} started the ranks"))
-    if asked == TCP or (not found and (place.launcher == "torchrun" or environ.get("CHOROS_SECRET"))):
+    if asked == TCP or (not found and (place.launcher == "torchrun" or secret)):
         by = "torchrun's store" if place.launcher == "torchrun" else "a secret (CHOROS_SECRET)"
         return Choice(TCP, f"sockets (TCP), by {by}" + (", CHOROS_GROUP=tcp" if asked else ""))
     if asked and asked != SHARED:

@@ -124,6 +124,11 @@ def find_files(where: Any) -> list[str]:
         found = sorted(file for file in found if not os.path.basename(file).startswith((".", "_")))
     else:
         found = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path)))
+    if not found and "://" in str(where):
+        raise BadData(
+            f"{where} is in an object store, and only files are read: mount the store as a folder (s3fs, gcsfuse), or "
+            "give batches that a library reads from it: a generator, a tf.data.Dataset or a PyTorch DataLoader."
+        )
     if not found:
         raise BadData(f"There is no file at {path}.")
     return found
