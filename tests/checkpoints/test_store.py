@@ -1,13 +1,16 @@
 """The files of a checkpoint: whole or absent, whatever happens to the process, the disk or the file."""
 
+import errno
 import hashlib
 import os
+import platform
 import resource
 import signal
 import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +47,23 @@ def test_only_the_last_ones_are_kept(tmp_path):
         store.save({"number": number}, [])
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-00000004.choros", "checkpoint-00000005.choros", "notes.txt"]
     assert store.latest().facts == {"number": 4}
+
+
+@pytest.mark.parametrize("keep", [1, 3, 4, 10])
+def test_as_many_are_kept_as_were_asked_for(keep, tmp_path):
+    store = Store(tmp_path, keep)
+    for number in range(1, keep + 3):
+        store.save({"number": number}, [])
+        assert len(store.paths()) == min(number, keep)
+    assert store.latest().facts == {"number": keep + 2}
+
+
+def test_arrays_of_another_byte_order_keep_their_values(tmp_path):
+    store = Store(tmp_path)
+    store.save({}, [np.array([1.5, -2.0], ">f4"), np.array(258, ">i2"), np.array([1, 2], "<i8")])
+    found = store.latest().arrays
+    assert [array.tolist() for array in found] == [[1.5, -2.0], 258, [1, 2]]
+    assert [array.dtype for array in found] == ["float32", "int16", "int64"]
 
 
 def spoilt(path, how):
@@ -117,6 +137,110 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
         signal.signal(signal.SIGXFSZ, ignored)
     assert os.listdir(tmp_path) == ["checkpoint-00000001.choros"]
     assert store.latest().facts == {"number": 1}
+
+
+def fail(code):
+    """Return a function that raises the error of this number."""
+
+    def raises(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    return raises
+
+
+def test_a_directory_that_cannot_be_synced_is_no_failure(tmp_path, monkeypatch):
+    fsync, code = os.fsync, errno.EINVAL
+
+    def of_files_only(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            fail(code)()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    store = Store(tmp_path)
+    for code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        store.save({"code": code}, [])
+        assert store.latest().facts == {"code": code}
+    code = errno.EIO
+    with pytest.raises(CheckpointFailed, match="Input/output error"):
+        store.save({}, [])
+
+
+@pytest.mark.parametrize("action", ["save", "latest"])
+def test_a_directory_that_cannot_be_listed_is_told(action, tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.save({}, [])
+    monkeypatch.setattr(Path, "iterdir", fail(errno.EACCES))
+    with pytest.raises(CheckpointFailed, match=f"{tmp_path} .*on .*Permission denied"):
+        store.save({}, []) if action == "save" else store.latest()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(code, tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.save({"number": 1}, arrays(1))
+    newest = store.save({"number": 2}, arrays(2))
+    opened = open
+
+    def refused(path, *args, **kwargs):
+        return fail(code)() if path == newest else opened(path, *args, **kwargs)
+
+    for module in ("builtins", "io"):
+        monkeypatch.setattr(f"{module}.open", refused)
+    monkeypatch.setattr(np, "fromfile", fail(code))
+    with pytest.raises(CheckpointFailed, match=rf"{newest} could not be read on .*{os.strerror(code)}"):
+        store.latest()
+
+
+def test_a_checkpoint_that_another_process_removes_is_left_out(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    first = store.save({"number": 1}, [])
+    monkeypatch.setattr(store, "paths", lambda: [first, tmp_path / "checkpoint-00000002.choros"])
+    assert store.latest().facts == {"number": 1}
+
+
+def test_temporary_files_of_other_live_processes_stay(tmp_path):
+    host, gone = platform.node(), subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    stay = [f".checkpoint-00000001.{host}.{os.getppid()}.new", ".checkpoint-00000001.another.host.1.new"]
+    old = [".checkpoint-00000001.old.host.1.new", ".checkpoint-00000002.77.new"]
+    stale = [f".checkpoint-00000001.{host}.{gone.pid}.new", f".checkpoint-00000001.{host}.{os.getpid()}.new"]
+    for name in (*stay, *old, *stale):
+        (tmp_path / name).touch()
+    for name in old:
+        os.utime(tmp_path / name, (0, time.time() - 90_000))
+    path = Store(tmp_path).save({}, [])
+    assert sorted(os.listdir(tmp_path)) == sorted([*stay, path.name])
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_two_writers_never_replace_each_others_file(links, tmp_path, monkeypatch):
+    if not links:
+        monkeypatch.setattr(os, "link", fail(errno.EPERM))
+    store, other = Store(tmp_path), Store(tmp_path)
+    store.save({"by": "this"}, [])
+    with monkeypatch.context() as patch:  # both have listed the directory before either writes
+        patch.setattr(other, "paths", lambda: [])
+        path = other.save({"by": "other"}, [])
+    assert path.name == "checkpoint-00000002.choros"
+    assert store.latest().facts == {"by": "other"}
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-00000001.choros", "checkpoint-00000002.choros"]
+    assert {os.stat(each).st_nlink for each in store.paths()} == {1}
+
+
+def test_a_disk_that_is_full_is_found_before_training(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        with pytest.raises(CheckpointFailed, match="File too large.*nothing was trained"):
+            Store(tmp_path).try_out()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert os.listdir(tmp_path) == []
+    Store(tmp_path).try_out()
+    assert os.listdir(tmp_path) == []
 
 
 WRITER = """

@@ -1,4 +1,4 @@
-"""The state of a training on the disk: whole files or none, and when they are written."""
+"""Checkpoints of a training: their files, their schedule and the signals that request one."""
 
 from __future__ import annotations
 

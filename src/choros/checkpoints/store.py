@@ -1,7 +1,7 @@
-"""Files of facts and arrays in a directory, each whole or absent; the newest whole one is what counts.
+"""Checkpoint files in a directory, written atomically and read with a checksum.
 
-A file is a line that says what it is, the length of a JSON header, the header, the arrays one after the other on
-multiples of 64 bytes, and a digest of all of it. It holds no code, and reading it runs none.
+A file has a magic line, the length of a JSON header, the header, the arrays at offsets that are multiples of 64 bytes,
+and a digest of everything before it. It holds no code, and reading it runs none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,15 +27,18 @@ _MAGIC = b"choros checkpoint 1\n"
 _ALIGN, _DIGEST, _LENGTH = 64, 32, 8  # bytes
 _NAME = re.compile(r"checkpoint-(\d{8,18})\.choros")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_TEMPORARY = re.compile(r"\.checkpoint-\d+\.\d+\.new")
+_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some FUSE and SMB mounts cannot fsync a directory
+_TEMPORARY = re.compile(r"\.checkpoint-\d+(?:\.(?P<host>.+))?\.(?P<pid>\d{1,9})\.new")
+_STALE = 86_400.0  # seconds after which another host's temporary file is nobody's
+_BLOCK = 4096  # bytes
 
 
 class Saved(NamedTuple):
-    """One file's content.
+    """The content of one checkpoint file.
 
     Attributes:
-        path: Path. Where it lies.
-        facts: dict. What JSON can hold.
+        path: Path. The file.
+        facts: dict. Values that JSON can hold.
         arrays: list of arrays, read-only.
     """
 
@@ -44,18 +48,18 @@ class Saved(NamedTuple):
 
 
 class Store:
-    """The files of one training.
+    """The checkpoint files of one training.
 
-    A file is written beside the others under another name, is brought to the disk, and only then gets its name; so a
-    process that is killed at any moment, and a disk that is full, leave the files of before. Only the owner may read
-    and write them (0600).
+    A file is written under a temporary name, flushed to disk (fsync) and then given its name. A killed process or a
+    full disk therefore leaves the earlier files intact. A name that exists is never replaced. Only the owner may read
+    and write the files (0600).
 
     Args:
-        directory: str or path. Of this training alone; made when it is first written to.
-        keep: int. How many files are kept. Defaults to 3.
+        directory: str or path. Used by this training alone. The first write creates it.
+        keep: int. The number of files to keep. Defaults to 3.
 
     Raises:
-        BadInput: ``keep`` is no number of files.
+        BadInput: ``keep`` is not a positive integer.
 
     Example:
         >>> import tempfile
@@ -70,109 +74,164 @@ class Store:
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise BadInput(f"keep={keep!r}: give how many checkpoints are kept, 1 or more.")
+            raise BadInput(f"keep={keep!r}: give the number of checkpoints to keep, 1 or more.")
         self.directory, self.keep = Path(directory), keep
 
     def paths(self) -> list[Path]:
-        """Return the files, the oldest first; some may not be whole."""
+        """Return the checkpoint files, oldest first. Some may be damaged."""
         if not self.directory.is_dir():
             return []
         found = [(int(match[1]), path) for path in self.directory.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(found)]
 
     def save(self, facts: dict[str, Any], arrays: list[Array]) -> Path:
-        """Write a new file, and remove the oldest where there are too many.
+        """Write a new file, and remove the oldest if there are more than ``keep``.
 
         Args:
-            facts: what JSON can hold.
-            arrays: of numbers.
+            facts: values that JSON can hold.
+            arrays: arrays of numbers.
 
         Returns:
             Path. The new file.
 
         Raises:
-            CheckpointFailed: the disk is full, or the directory cannot be written to; what was there is untouched.
+            CheckpointFailed: the disk is full, or the directory cannot be read or written. Earlier files are intact.
         """
-        before = self.paths()
-        number = int(_NAME.fullmatch(before[-1].name)[1]) + 1 if before else 1  # type: ignore[index]
-        name = f"checkpoint-{number:08}"
-        new, path = self.directory / f".{name}.{os.getpid()}.new", self.directory / f"{name}.choros"
+        before: list[Path] = []
+        new = self._temporary(0)
         try:
+            before = self.paths()
+            number = int(_NAME.fullmatch(before[-1].name)[1]) + 1 if before else 1  # type: ignore[index]
+            new = self._temporary(number)
             self.directory.mkdir(parents=True, exist_ok=True)
-            for stale in self.directory.iterdir():  # as a process that was killed leaves it
-                if _TEMPORARY.fullmatch(stale.name):
-                    stale.unlink(missing_ok=True)
+            self._remove_stale()
             _write(new, facts, arrays)
-            new.rename(path)
+            path = self._publish(new, number)
             sync(self.directory)
         except OSError as error:
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
             last = f"the last good one is {before[-1]}" if before else "there is none yet"
             raise self._failed(error, last) from error
-        for old in before[: len(before) + 1 - self.keep]:
-            with contextlib.suppress(OSError):  # a directory of that name is nobody's checkpoint
+        for old in before[: max(0, len(before) + 1 - self.keep)]:
+            with contextlib.suppress(OSError):  # a directory with such a name is not a checkpoint
                 old.unlink(missing_ok=True)
         return path
 
     def try_out(self) -> None:
-        """Write a file that is empty, and remove it.
+        """Write one block to a temporary file, and remove the file.
 
         Raises:
-            CheckpointFailed: nothing can be written there.
+            CheckpointFailed: the directory cannot be written, or the disk is full.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            new = self.directory / f".checkpoint-0.{os.getpid()}.new"
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT, 0o600), "wb"):
-                new.unlink()
+            new = self._temporary(0)
+            try:
+                with open(os.open(new, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+                    _put(file, os.urandom(_BLOCK))  # a file system that compresses would store no zeros
+                    os.fsync(file.fileno())  # some report a full disk only here
+            finally:
+                new.unlink(missing_ok=True)
         except OSError as error:
             raise self._failed(error, "nothing was trained") from error
 
+    def latest(self) -> Saved | None:
+        """Return the content of the newest undamaged file, or None. Report damaged files on stderr.
+
+        Raises:
+            CheckpointFailed: the directory or a file cannot be read. Its content may be good, so no older file is used.
+        """
+        path = self.directory
+        try:
+            for path in reversed(self.paths()):
+                try:
+                    return read(path)
+                except (CheckpointFailed, FileNotFoundError) as error:
+                    print(f"choros: {path} is left out: {error}", file=sys.stderr, flush=True)
+        except (OSError, MemoryError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+            remedy = "" if path == self.directory else ", or move it away to resume from an older checkpoint"
+            raise CheckpointFailed(
+                f"{path} could not be read on {os.uname().nodename} ({reason}). Make it readable{remedy}."
+            ) from error
+        return None
+
+    def _temporary(self, number: int) -> Path:
+        return self.directory / f".checkpoint-{number:08}.{os.uname().nodename}.{os.getpid()}.new"
+
+    def _remove_stale(self) -> None:
+        """Remove temporary files that killed processes left, and none of another live process."""
+        for path in self.directory.iterdir():
+            if match := _TEMPORARY.fullmatch(path.name):
+                with contextlib.suppress(OSError):  # another process has removed it, or it is another user's
+                    here = match["host"] == os.uname().nodename
+                    if (here and not _others(int(match["pid"]))) or time.time() - path.stat().st_mtime > _STALE:
+                        path.unlink()
+
+    def _publish(self, new: Path, number: int) -> Path:
+        """Give a temporary file the first free number, from this one on, and return its path."""
+        while True:
+            path = self.directory / f"checkpoint-{number:08}.choros"
+            try:
+                os.link(new, path)  # unlike rename, it fails if another process has taken the number
+            except FileExistsError:
+                number += 1
+                continue
+            except OSError:  # a file system without hard links
+                if path.exists():
+                    number += 1
+                    continue
+                new.rename(path)
+                return path
+            with contextlib.suppress(OSError):  # the checkpoint is there; the next save removes this name
+                new.unlink()
+            return path
+
     def _failed(self, error: OSError, last: str) -> CheckpointFailed:
-        remedy = "Make room there, or give" if error.errno in _FULL else "Give"
+        remedy = "Free space there, or give" if error.errno in _FULL else "Give"
         return CheckpointFailed(
             f"A checkpoint could not be written to {self.directory} on {os.uname().nodename} "
             f"({error.strerror or error}); {last}. {remedy} another directory."
         )
 
-    def latest(self) -> Saved | None:
-        """Return the newest whole file's content, None where there is none; says on stderr which were not whole."""
-        for path in reversed(self.paths()):
-            try:
-                return read(path)
-            except (CheckpointFailed, OSError, MemoryError) as error:
-                print(f"choros: {path} is left out: {error}", file=sys.stderr, flush=True)
-        return None
-
 
 def read(path: Path) -> Saved:
-    """Read a file.
+    """Read a checkpoint file.
 
     Args:
         path: Path.
 
     Raises:
-        CheckpointFailed: it is not whole, or was altered.
+        CheckpointFailed: the file is damaged, or is not a checkpoint.
+        OSError: the file cannot be read.
+        MemoryError: its content does not fit into memory.
     """
-    if not path.is_file():  # a pipe would be waited for
-        raise CheckpointFailed("it is no file")
-    whole = np.fromfile(path, np.uint8)
+    if not path.is_file():  # opening a pipe would block
+        raise CheckpointFailed("it is not a regular file")
     start = len(_MAGIC) + _LENGTH
-    if len(whole) < start + _DIGEST or whole[: len(_MAGIC)].tobytes() != _MAGIC:
-        raise CheckpointFailed("it is no whole checkpoint of Choros, or one of another version")
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        # The magic line comes first: a file of another kind may be larger than memory.
+        if size < start + _DIGEST or file.read(len(_MAGIC)) != _MAGIC:
+            raise CheckpointFailed("it is not a whole checkpoint of Choros, or it has another version")
+        file.seek(0)
+        whole = np.empty(size, np.uint8)  # np.fromfile would take a disk error for the end of the file
+        rest = whole.data
+        while len(rest) and (count := file.readinto(rest)):
+            rest = rest[count:]
     content = whole[:-_DIGEST]
-    if hashlib.blake2b(content.data, digest_size=_DIGEST).digest() != whole[-_DIGEST:].tobytes():
-        raise CheckpointFailed("it was cut off or altered: its checksum is another")
+    if len(rest) or hashlib.blake2b(content.data, digest_size=_DIGEST).digest() != whole[-_DIGEST:].tobytes():
+        raise CheckpointFailed("it is truncated or altered: the checksum differs")
     try:
         length = int.from_bytes(content[len(_MAGIC) : start].tobytes(), "little")
         header = json.loads(content[start : start + length].tobytes())
         arrays = []
         for kind, shape, offset in header["arrays"]:
             if dtype_of(kind).hasobject:
-                raise TypeError(f"{kind} is no type of numbers")  # its bytes would be taken for places in memory
+                raise TypeError(f"{kind} is not a type of numbers")  # its bytes would be taken for memory addresses
             if offset < 0:
-                raise ValueError(f"an array begins at {offset}")  # numpy takes that for memory before the file's
+                raise ValueError(f"an array begins at {offset}")  # numpy would read memory before the buffer
             array = np.ndarray(tuple(shape), dtype_of(kind), content, offset)
             array.flags.writeable = False
             arrays.append(array)
@@ -181,8 +240,21 @@ def read(path: Path) -> Saved:
         raise CheckpointFailed(f"its header cannot be read ({type(error).__name__}: {error})") from error
 
 
+def _others(pid: int) -> bool:
+    """Return whether a process of this host lives and is not this one."""
+    if pid == os.getpid():  # this process writes one file at a time: an earlier process had the same number
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
 def _write(path: Path, facts: dict[str, Any], arrays: list[Array]) -> None:
-    """Write a file and have it on the disk."""
+    """Write a file and flush it to disk."""
     digest = hashlib.blake2b(digest_size=_DIGEST)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb", buffering=0) as file:
@@ -194,13 +266,15 @@ def _write(path: Path, facts: dict[str, Any], arrays: list[Array]) -> None:
 
 
 def _pieces(facts: dict[str, Any], arrays: list[Array]) -> Iterator[Any]:
-    """Yield the content of a file, piece by piece, without the digest."""
+    """Yield the content of a file in pieces, without the digest."""
+    # A dtype's name has no byte order.
+    arrays = [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
     offsets, end = [], 0
     for array in arrays:
         offsets.append(end)
         end += -(-array.nbytes // _ALIGN) * _ALIGN
     start = 0
-    while True:  # the header says where arrays lie, which depends on its own length
+    while True:  # the header holds the offsets of the arrays, which depend on the header's length
         entries = [[array.dtype.name, list(array.shape), start + at] for array, at in zip(arrays, offsets, strict=True)]
         header = json.dumps({"facts": facts, "arrays": entries}).encode()
         need = -(-(len(_MAGIC) + _LENGTH + len(header)) // _ALIGN) * _ALIGN
@@ -215,16 +289,19 @@ def _pieces(facts: dict[str, Any], arrays: list[Array]) -> Iterator[Any]:
 
 
 def _put(file: Any, piece: Any) -> None:
-    """Write all of a piece: one call of the kernel may take less."""
+    """Write all bytes of a piece. One system call may write fewer."""
     rest = memoryview(piece)
     while len(rest):
         rest = rest[file.write(rest) :]
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a directory, on the disk."""
+    """Flush a file, or the names in a directory, to disk. A file system may refuse that for directories."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
