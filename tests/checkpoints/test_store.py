@@ -277,8 +277,58 @@ def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path):
         ({"every": "hour"}, "every='hour'"),
         ({"keep": 0}, "keep=0"),
         ({"signals": ["SIGFOO"]}, "SIGFOO is no signal"),
+        ({"signals": ["SIGTERM", "SIGKILL", "SIGSTOP"]}, "SIGKILL, SIGSTOP cannot be caught"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(how, words, tmp_path):
     with pytest.raises(BadInput, match=words):
         Checkpoint(tmp_path, **how)
+
+
+def test_a_time_that_is_no_number_is_refused_with_its_variable(tmp_path, monkeypatch):
+    for value in ("abc", "nan"):
+        monkeypatch.setenv("CHOROS_STOP_AT", value)
+        with pytest.raises(BadInput, match=f"CHOROS_STOP_AT={value}"):
+            Checkpoint(tmp_path)
+
+
+def test_handlers_of_before_are_installed_again(tmp_path, monkeypatch):
+    def mine(number, frame):
+        pass
+
+    before = signal.signal(signal.SIGUSR1, mine)
+    try:
+        checkpoint = Checkpoint(tmp_path, signals=["SIGUSR1", "SIGUSR1"])
+        with checkpoint.listening():
+            signal.raise_signal(signal.SIGUSR1)
+        assert checkpoint.asked
+        assert signal.getsignal(signal.SIGUSR1) is mine
+
+        real, checkpoint = signal.signal, Checkpoint(tmp_path, signals=["SIGUSR1", "SIGUSR2"])
+
+        def fails_at_the_second(number, handler):
+            return real(number, handler) if number == signal.SIGUSR1 else fail(errno.EINVAL)()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "signal", fails_at_the_second)
+            with pytest.raises(OSError, match="Invalid argument"), checkpoint.listening():
+                pass
+        assert signal.getsignal(signal.SIGUSR1) is mine
+
+        with monkeypatch.context() as patch:  # as Python tells a handler that a library has installed
+            patch.setattr(signal, "signal", lambda number, handler: real(number, handler) and None)
+            patch.setattr(signal, "getsignal", lambda number: None)
+            with Checkpoint(tmp_path, signals=["SIGUSR1"]).listening():
+                pass
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_marker_that_cannot_be_written_does_not_hide_the_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CHOROS_REQUEUE", str(tmp_path / "none" / "marker"))
+    assert Checkpoint(tmp_path).code() == 75
+    assert "No such file or directory" in capsys.readouterr().err
+    monkeypatch.setenv("CHOROS_REQUEUE", str(tmp_path / "marker"))
+    assert Checkpoint(tmp_path).code() == 0
+    assert (tmp_path / "marker").exists()
