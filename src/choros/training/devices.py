@@ -1,4 +1,4 @@
-"""A look, before ranks train, at which of them compute on the same GPU."""
+"""Check before training that no two ranks use the same GPU."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import json
 import os
 import platform
 
+from choros.backend_choice import named_backend
 from choros.device_choice import OWN, SHARE, own_gpu
 from choros.errors import BadInput
+from choros.machine.gpu_builds import NVIDIA, gpu_vendor
+from choros.machine.gpus import VARIABLE
 from choros.transport import Group
 from choros.transport.peers import machine
 
 
 def check_gpus_apart(group: Group) -> None:
-    """Refuse ranks of one host that compute on the same GPU, unless that was asked for; all ranks call.
+    """Refuse ranks of one host that compute on the same GPU, unless the user allowed it. All ranks call this.
 
-    A rank alone cannot know: it may see one GPU because the host has no other, or because its launcher shows it one.
+    A rank alone cannot check it: it may see one GPU because the host has one, or because its launcher shows it one.
 
     Raises:
-        BadInput: on every rank; names the ranks, the host and the GPU.
+        BadInput: on every rank. The message names the ranks, the host and the GPU.
     """
     gpu = "" if os.environ.get(SHARE) else own_gpu()
     facts = [json.loads(text) for text in group.gather(json.dumps([machine(), gpu, platform.node()]).encode())]
@@ -29,12 +32,13 @@ def check_gpus_apart(group: Group) -> None:
     for (where, used), ranks in users.items():
         if len(ranks) > 1:
             host = facts[ranks[0]][2]
-            here = [number for number, fact in enumerate(facts) if fact[0] == where]
-            gpus = len({fact[1] for fact in facts if fact[0] == where})
+            used_here = [fact[1] for fact in facts if fact[0] == where and fact[1]]  # "" is a rank without a GPU
+            gpus = len(set(used_here))
+            variable = VARIABLE[gpu_vendor(named_backend()[0]) or NVIDIA]
             raise BadInput(
-                f"Ranks {', '.join(map(str, ranks))} on {host} compute on the same GPU ({used}): {len(here)} ranks run "
-                f"there on {gpus} GPU{'s' if gpus > 1 else ''}, and would wait for each other. Start one rank for each "
-                f"GPU, or give each rank one of its own (srun --gpus-per-task=1; with several each, {OWN}=1). To share "
-                f"GPUs all the same: choros run --share-gpus, or {SHARE}=1. To train on the CPU: set "
-                "CUDA_VISIBLE_DEVICES to nothing."
+                f"Ranks {', '.join(map(str, ranks))} on {host} compute on the same GPU ({used}): {len(used_here)} "
+                f"ranks run there on {gpus} GPU{'s' if gpus > 1 else ''}, and would wait for each other. Start one "
+                "rank for each GPU, or show each rank its own GPU (srun --gpus-per-task=1; with several GPUs each, "
+                f"{OWN}=1). To share GPUs: choros run --share-gpus, or {SHARE}=1. To train on the CPU: set {variable} "
+                "to nothing."
             )
