@@ -11,6 +11,9 @@ import textwrap
 
 import pytest
 
+from choros.errors import BadInput
+from choros.training.devices import check_gpus_apart
+
 # What stands for a framework's GPUs, where this machine has none.
 FAKES = """
 import json, os, sys
@@ -53,11 +56,12 @@ else:
 
 @pytest.fixture
 def host(tmp_path):
-    """Return the environment of a host with so many GPUs and a build of JAX that can use them."""
+    """Return the environment of a host with so many GPUs, or parts of one (MIG), and a build of JAX for them."""
 
-    def has(count):
+    def has(count, parts=0):
+        divided = [f"echo '  MIG 1g.10gb Device {part}: (UUID: MIG-{part}000)'\n" for part in range(parts)]
         lines = [f"echo 'GPU {number}: NVIDIA H100 (UUID: GPU-{number}000)'\n" for number in range(count)]
-        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(lines))
+        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(lines + divided))
         (tmp_path / "nvidia-smi").chmod(0o755)
         (tmp_path / "jax_plugins" / "xla_cuda13").mkdir(parents=True, exist_ok=True)
         kept = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")}
@@ -76,9 +80,9 @@ def host(tmp_path):
 def rank(host):
     """Run a script as a rank that meets nobody; return what it printed last."""
 
-    def run(script, gpus=4, rank=2, size=4, **environment):
+    def run(script, gpus=4, rank=2, size=4, parts=0, **environment):
         place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
-        environ = host(gpus) | {f"CHOROS_{name}": str(value) for name, value in place.items()} | environment
+        environ = host(gpus, parts) | {f"CHOROS_{name}": str(value) for name, value in place.items()} | environment
         done = subprocess.run(
             [sys.executable, "-c", FAKES + textwrap.dedent(script)],
             env=environ,
@@ -135,6 +139,93 @@ def test_a_framework_is_told_as_soon_as_it_has_been_imported(name, host, tmp_pat
         [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "[2]\n"
+
+
+BODIES = {
+    "the device cannot be set": f"""__version__ = '1'
+{STUBS["torch"]}
+def refuse(number):
+    raise RuntimeError("CUDA error: all devices are busy")
+cuda.set_device = refuse
+""",
+    "it imports choros": f"__version__ = '1'\nimport choros\n{STUBS['torch']}",
+    "a finder without find_spec": f"__version__ = '1'\n{STUBS['torch']}",
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_the_import_of_a_framework_never_fails_for_its_device(case, host, tmp_path):
+    (tmp_path / "torch.py").write_text(BODIES[case])
+    script = f"""
+import sys
+class Finder:
+    find_module = staticmethod(lambda name, path=None: None)  # all that a finder had before Python 3.4
+{"sys.meta_path.insert(0, Finder)" if "finder" in case else ""}
+{"" if "imports" in case else "import choros"}
+import torch
+from choros.device_choice import choose_device
+try:
+    choose_device()
+except RuntimeError as error:
+    print(error)
+else:
+    print(torch.cuda.chosen)
+"""
+    place = {"RANK": "2", "SIZE": "4", "LOCAL_RANK": "2", "LOCAL_SIZE": "4"}
+    environ = host(4) | {f"CHOROS_{key}": value for key, value in place.items()} | {"KERAS_BACKEND": "torch"}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=60)
+    expected = "CUDA error: all devices are busy\n" if "cannot" in case else "[2]\n"
+    assert (done.stdout, done.stderr) == (expected, "")
+
+
+def test_a_rank_that_was_kept_on_the_cpu_uses_no_gpu(rank):
+    script = """
+    import choros.machine.gpus
+    choros.machine.gpus.gpu_vendor = lambda backend, environ=None: "nvidia"
+    from choros.device_choice import own_gpu
+    if os.environ["KERAS_BACKEND"] == "jax":
+        import jax
+        hide = lambda: jax.config.update("jax_platforms", "cpu")
+    elif os.environ["KERAS_BACKEND"] == "torch":
+        torch.cuda.is_available = lambda: True
+        hide = lambda: os.environ.__setitem__("KERAS_TORCH_DEVICE", "cpu")
+    else:
+        hide = lambda: visible.__setitem__(0, [])
+    before = own_gpu()
+    hide()
+    print(json.dumps([before, own_gpu()]))
+    """
+    assert rank(script, gpus=1) == ["GPU-0000", ""]
+
+
+def test_a_part_of_a_gpu_is_chosen_by_its_uuid(rank, backend):
+    if backend != "jax":
+        pytest.skip("PyTorch and TensorFlow see one part, so that their ranks are refused")
+    script = """
+    import choros, jax
+    from choros.device_choice import choose_device, own_gpu
+    choose_device()
+    print(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), chosen(), own_gpu()]))
+    """
+    assert rank(script, gpus=1, parts=4) == ["MIG-2000", "all", "MIG-2000"]
+
+
+class Gathered:
+    """A group whose other ranks have sent their GPUs."""
+
+    def __init__(self, *gpus):
+        self._gpus = gpus
+
+    def gather(self, data):
+        where, _, host = json.loads(data)
+        return [json.dumps([where, gpu, host]).encode() for gpu in self._gpus]
+
+
+def test_ranks_on_the_cpu_are_not_counted_among_those_that_share_a_gpu(monkeypatch):
+    monkeypatch.setattr("choros.training.devices.gpu_vendor", lambda backend: "amd", raising=False)
+    with pytest.raises(BadInput, match="2 ranks run there on 1 GPU, .* set ROCR_VISIBLE_DEVICES to nothing"):
+        check_gpus_apart(Gathered("GPU-a", "", "GPU-a", ""))
+    check_gpus_apart(Gathered("GPU-a", "", "GPU-b", ""))
 
 
 def test_the_gpu_is_that_of_the_local_rank_unless_the_launcher_has_chosen(rank, backend):

@@ -1,13 +1,13 @@
-"""The memory and the device of a process on GPUs, both chosen before its backend starts.
+"""The GPU memory and the device of a process, both configured before its backend starts.
 
-JAX takes three quarters of a GPU's memory when it is first used, TensorFlow nearly all of each GPU. Caller and workers
-share GPUs, so ``import choros`` has both take what they need instead.
+JAX allocates three quarters of the memory of a GPU at its first use, TensorFlow nearly all of each GPU. The driver and
+its workers share GPUs, so ``import choros`` makes both allocate memory as they need it.
 
-Ranks of a job see all GPUs of their host, as Horovod's scripts expect (``gpus[hvd.local_rank()]``), and each backend
-computes on the first one unless it is told otherwise before it starts. A model is often built before ``Trainer`` is
-called. A rank therefore chooses the device of its local rank as soon as a framework has been imported, which a finder
-in ``sys.meta_path`` notices; ``hvd.init()`` and ``Trainer`` do it for what was imported earlier. Nothing here imports a
-framework.
+Ranks of a job see all GPUs of their host, as Horovod's scripts expect (``gpus[hvd.local_rank()]``). Each backend
+computes on the first one unless another is chosen before it starts, and a model is often built before ``Trainer`` is
+called. A rank therefore chooses the device of its local rank as soon as a framework has been imported: a finder in
+``sys.meta_path`` sees the import. ``hvd.init()`` and ``Trainer`` choose it for frameworks that were imported earlier.
+Nothing here imports a framework.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from choros.cluster import Place
 
-OWN = "CHOROS_OWN_GPUS"  # says that a launcher has shown each rank GPUs of its own, so that none is to be chosen
-SHARE = "CHOROS_SHARE_GPUS"  # asks for several ranks on one GPU, which are refused otherwise
-SLOT = "CHOROS_SLOT"  # the part of its host that a rank of an elastic job has, where its local rank may change
+OWN = "CHOROS_OWN_GPUS"  # set if the launcher shows each rank its own GPUs: Choros then chooses none
+SHARE = "CHOROS_SHARE_GPUS"  # set to allow several ranks on one GPU, which are refused otherwise
+SLOT = "CHOROS_SLOT"  # the slot of a rank of an elastic job on its host: its local rank may change
 _GIVEN = (OWN, "SLURM_GPUS_PER_TASK", "CHOROS_WORKER")
 _JAX_MEMORY = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
@@ -36,14 +36,15 @@ _JAX_MEMORY = (
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
-_done: list[int] = []  # what was chosen in PyTorch
+_CPU_DEVICES = ("cpu", "meta", "mps")  # values of KERAS_TORCH_DEVICE with which Keras uses no GPU counted here
+_done: list[int] = []  # the slot whose device was chosen in PyTorch
 _OPTIONS = {"nvidia": "jax_cuda_visible_devices", "amd": "jax_rocm_visible_devices"}
 
 
 def allocate_as_needed() -> None:
-    """Have JAX and TensorFlow take GPU memory as they need it, unless the user has said how they are to take it.
+    """Make JAX and TensorFlow allocate GPU memory as they need it, unless the user has set one of their variables.
 
-    Both read these variables when they first use a GPU, so it does not matter what is imported already.
+    Both read these variables at their first use of a GPU, so they may have been imported already.
     """
     if not any(name in os.environ for name in _JAX_MEMORY):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -51,7 +52,7 @@ def allocate_as_needed() -> None:
 
 
 def choose_when_imported() -> None:
-    """Choose this rank's device in the frameworks that are imported already, and in others when they are imported."""
+    """Choose this rank's device in each imported framework, and in any other one when it is imported."""
     if any(name in sys.modules for name in _CHOOSE):
         _choose_quietly()
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -59,37 +60,31 @@ def choose_when_imported() -> None:
 
 
 def choose_device(place: Place | None = None) -> None:
-    """Choose the device of this rank in each framework that is loaded; in a process alone on its host leave all as is.
+    """Choose the device of this rank in each loaded framework. Choose none if no other rank runs on this host.
 
-    A choice that was made before stays: the user's visible devices of JAX and TensorFlow, PyTorch's current device once
-    it was chosen here, and a launcher that shows each rank GPUs of its own.
+    An earlier choice stays: visible devices of JAX and TensorFlow that the user set, the current device that was chosen
+    here in PyTorch, and the GPUs that a launcher shows to each rank.
 
     Args:
-        place: this process's. Defaults to what its launcher tells.
+        place: the place of this process. Defaults to the place in its launcher's variables.
 
     Raises:
         BadInput: a framework has started on another GPU.
     """
-    slot = _slot(place)
-    if slot is None:
-        return
-    for name, choose in _CHOOSE.items():
-        module = sys.modules.get(name)
-        if module is not None and hasattr(module, "__version__"):  # else it is being imported
-            choose(module, slot)
+    _choose(place)
 
 
 def own_gpu(place: Place | None = None) -> str:
-    """Return what tells the GPU that this rank computes on from all others, "" where there is none or that is unknown.
+    """Return the UUID of the GPU that this rank computes on, or "" if it has none or the UUID is unknown.
 
     Args:
-        place: this process's. Defaults to what its launcher tells.
+        place: the place of this process. Defaults to the place in its launcher's variables.
     """
     from choros.machine.gpus import usable_gpus
 
     backend = named_backend()[0]
     gpus, module = usable_gpus(backend), sys.modules.get(backend)
-    if not gpus:
+    if not gpus or _kept_on_cpu(backend, module):
         return ""
     number = _slot(place) or 0
     if module is not None and backend == "jax":
@@ -105,15 +100,42 @@ def own_gpu(place: Place | None = None) -> str:
     return gpus[number].identity if number < len(gpus) else ""
 
 
-def _choose_quietly() -> None:
+def _kept_on_cpu(backend: str, module: Any) -> bool:
+    """Return whether a setting that hides no GPU keeps the backend from using one."""
+    if backend == "torch":
+        return os.environ.get("KERAS_TORCH_DEVICE", "").startswith(_CPU_DEVICES)
+    if backend == "jax" and module is not None:
+        platforms = str(module.config.jax_platforms or "")
+        return bool(platforms) and not any(name in platforms for name in ("cuda", "rocm", "gpu"))
+    return False
+
+
+def _choose(place: Place | None, executed: str = "") -> None:
+    """Choose the device of this rank in each framework that is loaded, or whose code has just been executed."""
+    slot = _slot(place)
+    if slot is None:
+        return
+    for name, choose in _CHOOSE.items():
+        module = sys.modules.get(name)
+        # A framework that imports choros while it is itself imported has no functions yet.
+        if hasattr(module, "__version__") and (name == executed or not _is_importing(module)):
+            choose(module, slot)
+
+
+def _is_importing(module: ModuleType | None) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _choose_quietly(executed: str = "") -> None:
     from choros.errors import ChorosError
 
-    with contextlib.suppress(ChorosError):  # hvd.init() and Trainer raise it, where the script can be stopped
-        choose_device()
+    # A failure must not end the import: hvd.init() and Trainer raise it again, where the user expects it.
+    with contextlib.suppress(ChorosError, RuntimeError):
+        _choose(None, executed)
 
 
 def _slot(place: Place | None) -> int | None:
-    """Return which of its host's GPUs is this rank's, before it is cut to their number; None where none is chosen."""
+    """Return the number of this rank on its host, to be taken modulo the number of GPUs; None to choose no GPU."""
     if any(os.environ.get(name) for name in _GIVEN):
         return None
     if os.environ.get(SLOT, "").isdecimal():
@@ -124,31 +146,35 @@ def _slot(place: Place | None) -> int | None:
 
         try:
             place = Place.here()
-        except ChorosError:  # the launcher's variables contradict each other, which what needs the place reports
+        except ChorosError:  # the launcher's variables contradict each other: the code that needs the place reports it
             return None
     return place.local_rank if place.local_size > 1 else None
 
 
 def _choose_in_jax(jax: Any, slot: int) -> None:
-    from choros.machine.gpus import usable_gpus
+    from choros.machine.gpu_builds import NVIDIA
+    from choros.machine.gpus import VARIABLE, usable_gpus
 
-    count, option = len(usable_gpus("jax")), _option()
-    if count < 2 or not option or _shown_to_jax(jax) != "all":
+    gpus, option = usable_gpus("jax"), _option()
+    if len(gpus) < 2 or not option or _shown_to_jax(jax) != "all":
         return
-    if not slot % count:
-        jax.config.update(option, "0")
-        return
-    cpus = jax.config.jax_num_cpu_devices
-    try:
-        jax.config.update("jax_num_cpu_devices", max(cpus, 0) + 1)  # which JAX refuses once it has started
-        jax.config.update("jax_num_cpu_devices", cpus)
-    except RuntimeError:
-        raise _too_late("JAX", slot % count) from None
-    jax.config.update(option, str(slot % count))
+    number = slot % len(gpus)
+    if number:
+        cpus = jax.config.jax_num_cpu_devices
+        try:
+            jax.config.update("jax_num_cpu_devices", max(cpus, 0) + 1)  # JAX refuses this once it has started
+            jax.config.update("jax_num_cpu_devices", cpus)
+        except RuntimeError:
+            raise _too_late("JAX", number) from None
+    if any(gpu.identity.startswith("MIG-") for gpu in gpus):
+        # CUDA enumerates one MIG instance, the first that this variable names, so JAX's option cannot choose another.
+        os.environ[VARIABLE[NVIDIA]] = gpus[number].name
+    else:
+        jax.config.update(option, str(number))
 
 
 def _choose_in_torch(torch: Any, slot: int) -> None:
-    # It opens the GPU at once, which is for nothing where PyTorch only reads data; a second choice is the script's.
+    # This opens the GPU at once, which is useless where PyTorch only reads data. A later choice is the script's.
     if _done or named_backend()[0] != "torch":
         return
     if (count := torch.cuda.device_count()) > 1:
@@ -168,7 +194,7 @@ def _choose_in_tensorflow(tensorflow: Any, slot: int) -> None:
 
 
 def _option() -> str:
-    """Return JAX's option of the GPUs that it uses; it has no variable of that meaning."""
+    """Return the name of JAX's option for visible GPUs, "" if the build uses none. JAX has no variable for it."""
     from choros.machine.gpu_builds import gpu_vendor
 
     return _OPTIONS.get(gpu_vendor("jax"), "")
@@ -193,21 +219,22 @@ _CHOOSE = {"jax": _choose_in_jax, "torch": _choose_in_torch, "tensorflow": _choo
 
 
 class _Finder:
-    """A finder for ``sys.meta_path`` that has this rank's device chosen once a framework has been imported."""
+    """A finder for ``sys.meta_path`` whose loader chooses this rank's device after it has loaded a framework."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname not in _CHOOSE:
             return None
         for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(fullname, path, target)) is not None:
+            find = getattr(finder, "find_spec", None)  # finders of old code have none
+            if finder is not self and find is not None and (spec := find(fullname, path, target)) is not None:
                 if spec.loader is not None and _slot(None) is not None:
-                    spec.loader = _Loader(spec.loader)  # type: ignore[assignment] # which needs no base class
+                    spec.loader = _Loader(spec.loader)  # type: ignore[assignment] # a loader needs no base class
                 return spec
         return None
 
 
 class _Loader:
-    """A loader that lets another one load a framework, and then has this rank's device chosen."""
+    """A loader that calls another loader, and then chooses this rank's device."""
 
     def __init__(self, inner: Loader) -> None:
         self._inner = inner
@@ -220,4 +247,4 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
         self._inner.exec_module(module)
-        _choose_quietly()
+        _choose_quietly(module.__name__)
