@@ -225,8 +225,9 @@ class _Finder:
         if fullname not in _CHOOSE:
             return None
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)  # finders of old code have none
-            if finder is not self and find is not None and (spec := find(fullname, path, target)) is not None:
+            if finder is self or not hasattr(finder, "find_spec"):  # finders of old code have none
+                continue
+            if (spec := finder.find_spec(fullname, path, target)) is not None:
                 if spec.loader is not None and _slot(None) is not None:
                     spec.loader = _Loader(spec.loader)  # type: ignore[assignment] # a loader needs no base class
                 return spec
