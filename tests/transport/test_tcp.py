@@ -66,16 +66,19 @@ def test_the_address_by_which_others_reach_this_host():
         own_address("192.0.2.0/33")
     with pytest.raises(BadInput, match=r"no such interface .*lo \(127.0.0.1\)"):
         own_address("nosuch0")
-    with pytest.raises(BadInput, match=r"no.such.domain.invalid is not known"):
+    with pytest.raises(BadInput, match=r"no.such.domain.invalid cannot be looked up"):
         own_address(".no.such.domain.invalid")
 
 
 def test_other_libraries_are_told_the_same_network(monkeypatch):
-    monkeypatch.setattr("choros.machine.address.addresses", lambda: {"lo": "127.0.0.1", "hsn0": "10.1.2.3"})
+    there = [("lo", "127.0.0.1"), ("hsn0", "10.1.2.3")]
+    listed = [{"name": name, "up": True, "addresses": [address]} for name, address in there]
+    monkeypatch.setattr("choros.machine.address.interfaces", lambda: listed)
     for network in ("hsn0", "hsn", "10.1.0.0/16", "10.1.2.3"):
         told = pass_on(network)
         assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "FI_TCP_IFACE"} <= told.keys()
-        assert set(told.values()) == {"hsn0"}
+        assert {name for name, value in told.items() if value != "hsn0"} == {"NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME"}
+        assert told["NCCL_SOCKET_IFNAME"] == "=hsn0"  # hsn0 alone would mean hsn01 too
 
 
 def test_a_meeting_tells_all_who_did_not_come(door):

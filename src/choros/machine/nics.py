@@ -1,21 +1,31 @@
-"""The network interfaces of this host and their addresses, as the kernel tells them: no socket is opened."""
+"""The network interfaces of this host and their addresses, as the kernel reports them. Nothing is sent."""
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import re
+import socket
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_NET, _PROC = Path("/sys/class/net"), Path("/proc/net")
 _UP, _LOOPBACK = 0x1, 0x8  # net/if.h
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
-def interfaces(net: Path = Path("/sys/class/net"), proc: Path = Path("/proc/net")) -> list[dict[str, Any]]:
-    """The network interfaces of this host.
+def interfaces(
+    net: Path = _NET, proc: Path = _PROC, primary: Callable[[str], str | None] | None = None
+) -> list[dict[str, Any]]:
+    """Return the network interfaces of this host.
 
     Args:
-        net: where the kernel lists them.
-        proc: where it tells addresses and routes.
+        net: the directory in which the kernel lists interfaces.
+        proc: the directory in which it lists addresses and routes.
+        primary: returns the first IPv4 address of an interface. Defaults to ``primary_address``; with another ``proc``,
+            addresses are matched with routes alone.
 
     Returns:
         For each, by name: ``name``, ``up``, ``loopback``, ``speed`` (Mbit/s, 0 where unknown) and ``addresses``.
@@ -38,17 +48,40 @@ def interfaces(net: Path = Path("/sys/class/net"), proc: Path = Path("/proc/net"
             }
         )
     by_name: dict[str, dict[str, Any]] = {each["name"]: each for each in found}
-    for name, address in [*_version_4(proc, by_name), *_version_6(proc)]:
+    if primary is None:
+        primary = primary_address if proc == _PROC else lambda name: None
+    first = [(name, address) for name in by_name if by_name[name]["up"] and (address := primary(name))]
+    for name, address in [*first, *_version_4(proc, by_name, {address for _, address in first}), *_version_6(proc)]:
         if name in by_name:
             by_name[name]["addresses"].append(address)
     return found
 
 
-def default_route(proc: Path = Path("/proc/net")) -> str:
-    """The interface by which this host reaches what is not near, ``""`` where there is none.
+def primary_address(name: str) -> str | None:
+    """Return the first IPv4 address of an interface, or None.
+
+    Routes do not show it if several interfaces are on one network, or if the address is a network of its own (/32).
 
     Args:
-        proc: where the kernel tells routes.
+        name: str. The interface.
+
+    Example:
+        >>> primary_address("no_such_one") is None
+        True
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:  # only a handle to ask the kernel
+            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+    except OSError:
+        return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def default_route(proc: Path = _PROC) -> str:
+    """Return the interface of the default route, or "".
+
+    Args:
+        proc: the directory in which the kernel lists routes.
 
     Example:
         >>> default_route(Path("/no/such/folder"))
@@ -58,8 +91,11 @@ def default_route(proc: Path = Path("/proc/net")) -> str:
     return next((row[0] for row in rows if row[1] == row[7] == "00000000"), "")
 
 
-def _version_4(proc: Path, by_name: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """The addresses of this host, each with the interface whose network it is in."""
+def _version_4(proc: Path, by_name: dict[str, dict[str, Any]], known: set[str]) -> list[tuple[str, str]]:
+    """Return the other IPv4 addresses of this host, each with the interface of the narrowest route to its network.
+
+    An address in no such network (/32) belongs to the interface of the default route.
+    """
     routes = []
     for line in _text(proc / "route").splitlines()[1:]:
         words = line.split()
@@ -68,12 +104,14 @@ def _version_4(proc: Path, by_name: dict[str, dict[str, Any]]) -> list[tuple[str
             routes.append((mask, target, words[0]))
     loopback = next((name for name, each in by_name.items() if each["loopback"]), "")
     local = re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", _text(proc / "fib_trie"))
+    outward = default_route(proc)
     found = []
     for address in dict.fromkeys(local):
-        number = int(ipaddress.IPv4Address(address))
-        near = [(mask, name) for mask, target, name in routes if number & mask == target]
-        name = loopback if address.startswith("127.") else max(near, default=(0, ""))[1]
-        found.append((name, address))
+        if address not in known:
+            number = int(ipaddress.IPv4Address(address))
+            near = [(mask, name) for mask, target, name in routes if number & mask == target]
+            name = loopback if address.startswith("127.") else max(near, default=(0, outward))[1]
+            found.append((name, address))
     return found
 
 
