@@ -18,10 +18,10 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$roo
 
 # Two lanes side by side, since most tests wait for ranks to start, to meet or to time out and leave the cores idle. Each
 # takes the next piece of work when it has done one; the long ones come first, so that both end at about the same time.
-# Laws 5, 7 and 8 are about processes, sockets and scripts: the same on every backend.
+# Laws 5 to 8 are about processes, sockets and scripts: the same on every backend.
 depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_joined.py tests/training/test_devices.py
     tests/training/test_frozen.py
-    --ignore=tests/laws/test_5_loud.py --ignore=tests/laws/test_7_safe.py --ignore=tests/laws/test_8_cheap.py"
+    $(printf -- '--ignore=tests/laws/test_%s.py ' 5_loud 6_clean 7_safe 8_cheap)"
 apart="tests/training tests/laws tests/hvd tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
 work=(
     "tensorflow $depends"

@@ -54,16 +54,17 @@ def model():
     return made
 
 
-@pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("algorithm", "how", "words"),
     [
-        ("raise", "the data are bad"),
-        ("memory", "MemoryError"),
-        (signal.SIGKILL, "SIGKILL"),
-        (signal.SIGSEGV, "SIGSEGV"),
+        ("allreduce", "raise", "the data are bad"),
+        ("allreduce", "memory", "MemoryError"),
+        ("allreduce", signal.SIGKILL, "SIGKILL"),
+        ("allreduce", signal.SIGSEGV, "SIGSEGV"),
+        ("localsgd", signal.SIGKILL, "SIGKILL"),
+        ("aeasgd", "raise", "the data are bad"),
+        ("aeasgd", signal.SIGKILL, "SIGKILL"),
     ],
-    ids=["raise", "memory", "kill", "segv"],
 )
 def test_the_caller_hears_of_it(algorithm, how, words, children):
     given = model()

@@ -12,7 +12,7 @@ from keras import layers
 import choros
 
 BACKEND = os.environ["KERAS_BACKEND"]
-EXAMPLES = 20 if os.environ.get("CHOROS_LONG_TESTS") else 3
+EXAMPLES = 12 if os.environ.get("CHOROS_LONG_TESTS") else 3
 ROWS = 29
 
 OPTIMIZERS = {
