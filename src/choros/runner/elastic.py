@@ -264,8 +264,20 @@ class Driver(Ranks):
             if not self.finishing and not soon and (new or leaving):
                 self._announce(bool(new) or len(leaving) == len(among))
             return
-        if any(member.state == IN for member in among) or (not self.generation and starting and not self.failures):
-            return
+        waits_for_first = not self.generation and starting and not self.failures
+        if not waits_for_first and not any(member.state == IN for member in among):
+            self._form(slots, among, leaving, new, now)
+
+    def _form(self, slots: Any, among: list[Member], leaving: list[Member], new: list[Member], now: float) -> None:
+        """Begin a new generation if there are enough ranks.
+
+        Args:
+            slots: the hosts that the job may use now.
+            among: the ranks of the last generation, all of which wait.
+            leaving: those of them whose hosts have no room any more.
+            new: processes that are to join.
+            now: the time.
+        """
         stay = [member for member in among if member not in leaving]
         if self.finishing:
             new = []
@@ -274,12 +286,12 @@ class Driver(Ranks):
         least = self.terms.least if self.generation or self.failures else self.terms.first
         if len(stay) + len(new) < (1 if self.finishing else least):
             self._wait_for_more(slots, len(stay) + len(new), least, now)
-        elif not self.generation and starting:
+            return
+        if not self.generation and any(member.state == STARTING for member in self.members.values()):
             return  # the first generation waits for all that were started, as long as they live
-        else:
-            for member in leaving:
-                self._leave(member, now, _LEAVE)
-            self._begin([*ordered(stay), *ordered(new)])
+        for member in leaving:
+            self._leave(member, now, _LEAVE)
+        self._begin([*ordered(stay), *ordered(new)])
 
     def _announce(self, coming: bool) -> None:
         """Have the ranks end this generation at their next commit."""

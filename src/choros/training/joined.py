@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from choros.training.conductor import Conductor, values
 from choros.training.ended import Ended
 from choros.training.halting import HostsKeeper, Resting
 from choros.training.hangs import JobHangs
-from choros.training.job import Orders, Plan, Show, Tally
+from choros.training.job import Job, Orders, Plan, Show, Tally
 from choros.training.loops import mean_average, train
 from choros.training.meeting import meet
 from choros.training.nurse import CentreKeeper
@@ -308,108 +309,152 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
 def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
     """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
     saver = plan.saver or Saver(None)
-    model, job, source, validation, conductor = plan.model, plan.job, plan.source, plan.validation, plan.conductor
-    base: Group = LocalGroup()
-    if job.workers > 1:
-        base = join(rank, job.workers, job.first_timeout)
-        base.timeout = job.first_timeout
-        job = agree(base, job, facts_of(model, source, validation, job.batch_size), model)
-        for part in (source, validation):
-            decode_together(base, part)
+    base, job = _join(plan, rank)
     made = None
     if replica is None:
-        devices = choose_devices(job.devices[rank]) if job.devices else []
-        made = replica = build_replica(
-            model,
-            source.sample(job.batch_size),
-            adding(job, plan.algorithm),
-            job.averaged_metrics,
-            devices,
-            clone=plan.written.unpack,
-        )
+        made = replica = _build_replica(plan, job, rank)
+    _start_alike(replica, base, job, rank, saver)
+    buffers = vectors(replica)
+    meeting = meet(base, job, plan.algorithm, *buffers)
+    for each in (base, meeting.group):
+        each.warn_after = min(each.warn_after, _STALL)
+    one = Run(
+        rank, job, plan.algorithm, replica, plan.source, plan.validation, meeting.group, None, meeting.board, None,  # type: ignore[arg-type]
+        meeting.centre, plan.begun,
+    )  # fmt: skip
+    one.reporter = reporter = JoinedReporter(one, plan.conductor, base, meeting.mail, saver)
+    if saver.latest is not None and not job.alone:
+        one.state = saver.latest.of_rank(rank)
+    if job.alone:
+        one.snapshots = meeting.mail.snapshots
+        hosts = [name.decode() for name in base.gather(platform.node().encode())]
+        reporter.hangs = JobHangs(meeting.board, job, rank, hosts)
+        if saver.checkpoint is not None:
+            _keep_states(reporter, meeting.centre)
+    plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
+    try:
+        with saver.listening(meeting.board.ask):
+            with told_of_an_exit(rank, job.workers):
+                train(one)
+            _wait_for_the_others(reporter)
+        tallies = _end(reporter, plan.model, buffers)
+    finally:
+        meeting.close()
+        if made is not None:
+            made.close()
+    met = "nothing" if job.ensemble else met_in(meeting.group, meeting.centre)
+    return tallies, reporter.losses, met
+
+
+def _join(plan: Plan, rank: int) -> tuple[Group, Job]:
+    """Join the other ranks, and compare what they were asked for; return their group and the job of all."""
+    job = plan.job
+    if job.workers == 1:
+        return LocalGroup(), job
+    base = join(rank, job.workers, job.first_timeout)
+    base.timeout = job.first_timeout
+    facts = facts_of(plan.model, plan.source, plan.validation, job.batch_size)
+    job = agree(base, job, facts, plan.model)
+    for source in (plan.source, plan.validation):
+        decode_together(base, source)
+    return base, job
+
+
+def _build_replica(plan: Plan, job: Job, rank: int) -> Any:
+    devices = choose_devices(job.devices[rank]) if job.devices else []
+    return build_replica(
+        plan.model,
+        plan.source.sample(job.batch_size),
+        adding(job, plan.algorithm),
+        job.averaged_metrics,
+        devices,
+        clone=plan.written.unpack,
+    )
+
+
+def _start_alike(replica: Any, base: Group, job: Job, rank: int, saver: Saver) -> None:
+    """Give all ranks the variables of rank 0, and each rank random numbers of its own."""
     if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
         replica.set_optimizer_state(optimizer)
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
     replica.fold_seeds(first_replica(job, rank), job.fold_seed)
     replica.seed_generators(rank, job.seed)
-    trainable, others = vectors(replica)
-    meeting = meet(base, job, plan.algorithm, trainable, others)
-    group, centre, board = meeting.group, meeting.centre, meeting.board
-    for each in (base, group):
-        each.warn_after = min(each.warn_after, _STALL)
-    one = Run(rank, job, plan.algorithm, replica, source, validation, group, None, board, None, centre, plan.begun)  # type: ignore[arg-type]
-    reporter = JoinedReporter(one, conductor, base, meeting.mail, saver)
-    if saver.latest is not None and not job.alone:
-        one.state = saver.latest.of_rank(rank)
-    if job.alone and saver.checkpoint is not None:
-        between = not isinstance(centre, SharedCentre)
-        if rank == 0:
-            reporter.keeper = (HostsKeeper if between else CentreKeeper)(centre, board, saver, job, conductor)
-            reporter.keeper.slots_of = lambda rank: ({"rows": one.tally.rows}, {"optimizer": replica.optimizer_state()})
-        elif between:
-            reporter.resting = Resting(board, rank, job.timeout)
-        base.barrier()
-        state_of(centre).look_again(centre)
-        one.again = saver.latest is not None
-    if job.alone:
-        reporter.hangs = JobHangs(board, job, rank, [name.decode() for name in base.gather(platform.node().encode())])
-    one.reporter = reporter
-    one.snapshots = meeting.mail.snapshots if job.alone else None
 
-    def fetch(epoch: int | None) -> None:
-        reporter.fetching()
-        if centre is not None:
-            if epoch is None or one.snapshots is None or not one.snapshots.read(epoch, trainable, others):
-                centre.read(trainable, others)
-            assign_vectors(model, trainable, others)
-            kept = None if epoch is None else reporter.ended.optimizer(epoch)
-            assign_optimizer(model, kept or replica.optimizer_state())
-        elif one.latest:
-            for variable, value in zip(model_variables(model), one.latest, strict=True):
-                variable.assign(value)
 
-    conductor.fetch = fetch
-    try:
-        with saver.listening(board.ask):
-            with told_of_an_exit(rank, job.workers):
-                train(one)
-            if reporter.resting is not None:
-                reporter.resting.done()
-            if job.alone and not rank:
-                reporter.see_out()
-            try:
-                reporter.wait_for_all()
-            except PeerFailed:
-                reporter.leave()
-                raise
-        if centre is not None:
-            reporter.read_mail()
-            if reporter.keeper is not None:
-                reporter.keeper.keep()
-                saver.flush()
-            centre.read(trainable, others)
-            replica.set(trainable)
-            replica.set_others(others)
-            if replica.averages:
-                replica.set_average(mean_average(replica, base, one.tally.rows))
-                replica.finish()
-            if (rate := board.rate()) is not None:  # of callbacks that ran after this rank's last meeting
-                replica.learning_rate = rate
-        for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
+def _keep_states(reporter: JoinedReporter, centre: Any) -> None:
+    """Have rank 0 write checkpoints of the center; begin at the latest one, where there is one."""
+    one, saver = reporter.run, reporter.saver
+    between = not isinstance(centre, SharedCentre)
+    if one.rank == 0:
+        kind = HostsKeeper if between else CentreKeeper
+        reporter.keeper = kind(centre, one.board, saver, one.job, reporter.conductor)
+        reporter.keeper.slots_of = lambda rank: (
+            {"rows": one.tally.rows},
+            {"optimizer": one.replica.optimizer_state()},
+        )
+    elif between:
+        reporter.resting = Resting(one.board, one.rank, one.job.timeout)
+    reporter.base.barrier()
+    state_of(centre).look_again(centre)
+    one.again = saver.latest is not None
+
+
+def _fetch(reporter: JoinedReporter, model: Any, buffers: tuple[Array, Array], epoch: int | None) -> None:
+    """Bring the weights of an epoch's end into the model for callbacks, or the latest ones for None."""
+    one = reporter.run
+    reporter.fetching()
+    if one.centre is not None:
+        trainable, others = buffers
+        if epoch is None or one.snapshots is None or not one.snapshots.read(epoch, trainable, others):
+            one.centre.read(trainable, others)
+        assign_vectors(model, trainable, others)
+        kept = None if epoch is None else reporter.ended.optimizer(epoch)
+        assign_optimizer(model, kept or one.replica.optimizer_state())
+    elif one.latest:
+        for variable, value in zip(model_variables(model), one.latest, strict=True):
             variable.assign(value)
-        code = _ending(conductor)
-        for variable in model_variables(model):  # a callback may have set them at the end
-            variable.assign(base.broadcast(np.array(values([variable])[0])))
-        _share_history(base, conductor)
-        if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
-            raise SystemExit(left)
-        tallies = [Tally(**json.loads(text)) for text in base.gather(json.dumps(one.tally.json()).encode())]
-    finally:
-        meeting.close()
-        if made is not None:
-            made.close()
-    met = "nothing" if job.ensemble else met_in(group, centre)
-    return tallies, reporter.losses, met
+
+
+def _wait_for_the_others(reporter: JoinedReporter) -> None:
+    """Wait until all ranks have trained; rank 0 runs callbacks meanwhile."""
+    if reporter.resting is not None:
+        reporter.resting.done()
+    if reporter.run.job.alone and reporter.lead:
+        reporter.see_out()
+    try:
+        reporter.wait_for_all()
+    except PeerFailed:
+        reporter.leave()
+        raise
+
+
+def _end(reporter: JoinedReporter, model: Any, buffers: tuple[Array, Array]) -> list[Tally]:
+    """Leave the trained weights and the history in every rank; return the tallies of all ranks."""
+    one, base, saver = reporter.run, reporter.base, reporter.saver
+    replica, centre = one.replica, one.centre
+    if centre is not None:
+        reporter.read_mail()
+        if reporter.keeper is not None:
+            reporter.keeper.keep()
+            saver.flush()
+        trainable, others = buffers
+        centre.read(trainable, others)
+        replica.set(trainable)
+        replica.set_others(others)
+        if replica.averages:
+            replica.set_average(mean_average(replica, base, one.tally.rows))
+            replica.finish()
+        if (rate := one.board.rate()) is not None:  # of callbacks that ran after this rank's last exchange
+            replica.learning_rate = rate
+    for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
+        variable.assign(value)
+    code = _ending(reporter.conductor)
+    for variable in model_variables(model):  # a callback may have set them at the end
+        variable.assign(base.broadcast(np.array(values([variable])[0])))
+    _share_history(base, reporter.conductor)
+    if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
+        raise SystemExit(left)
+    return [Tally(**json.loads(text)) for text in base.gather(json.dumps(one.tally.json()).encode())]
 
 
 class Leaving(SystemExit):

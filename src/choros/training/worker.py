@@ -173,8 +173,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         held.append(replica)
         if job.alone and state is not None:
             replica.set_optimizer_state(state[1]["optimizer"])
-        replica.fold_seeds(first_replica(job, link.rank), job.fold_seed)
-        replica.seed_generators(link.rank, job.seed)
+        _seed(replica, job, link.rank, message["again"])
         meeting = fds[4 + (message["depth"] > 0) :]
         snapshots = best = None
         if message["snapshots"]:
@@ -203,10 +202,6 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             snapshots=snapshots,
             best=best,
         )
-        if one.again:  # other random numbers than the first time
-            again = first_replica(job, link.rank) + first_replica(job, job.workers)
-            replica.fold_seeds(again, None)
-            replica.seed_generators(link.rank + job.workers, job.seed)
         train(one)
         trained = one.replica.snapshot() if job.ensemble else []
         del replica, source, validation, written
@@ -221,6 +216,15 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         stack.close()
         if next(_jobs) % _FORGETS == 0:
             forget()
+
+
+def _seed(replica: Any, job: Job, rank: int, again: bool) -> None:
+    """Give a replica random numbers of its own rank; other ones where a restarted rank trains again."""
+    replica.fold_seeds(first_replica(job, rank), job.fold_seed)
+    replica.seed_generators(rank, job.seed)
+    if again:
+        replica.fold_seeds(first_replica(job, rank) + first_replica(job, job.workers), None)
+        replica.seed_generators(rank + job.workers, job.seed)
 
 
 def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
