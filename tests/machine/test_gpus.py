@@ -26,9 +26,11 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbbb2222-0000)
 def nvidia_smi(tmp_path, monkeypatch):
     """Put a program on PATH that lists GPUs as nvidia-smi does."""
 
-    def lists(text, code=0):
+    def lists(text, code=0, seconds=0):
         program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] || exit 3\ncat <<'END'\n{text}END\nexit {code}\n")
+        delay = f"[ {seconds} = 0 ] || exec sleep {seconds}"
+        listing = f"[ \"$1\" = -L ] || exit 3\ncat <<'END'\n{text}END\nexit {code}"
+        program.write_text(f"#!/bin/sh\n{delay}\n{listing}\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         gpus._nvidia.cache_clear()
@@ -54,7 +56,9 @@ def test_the_variable_shows_some_in_its_own_order(nvidia_smi):
         "GPU-bbbb2222-0000": ["GPU-bbbb2222-0000"],
         "GPU-bb,0": ["GPU-bb", "0"],  # the beginning is enough
         "GPU-,0": [],  # it is not, where it fits several
-        "0,0": ["0"],
+        "0,0": [],  # one that is repeated hides all
+        "0,GPU-aaaa1111-0000": [],
+        "1,0,1": [],
     }
     assert names() == ["0", "1"]
     assert {value: names(CUDA_VISIBLE_DEVICES=value) for value in expected} == expected
@@ -74,12 +78,30 @@ def test_a_driver_that_does_not_run_has_no_gpus(nvidia_smi):
     assert names() == []
 
 
+def test_a_driver_that_does_not_answer_is_told_once(nvidia_smi, monkeypatch, capsys):
+    monkeypatch.setattr(gpus, "_PATIENCE", 0.3)
+    nvidia_smi(TWO, seconds=9)
+    assert names() == names() == []
+    assert capsys.readouterr().err.count("did not answer within 0.3 s on ") == 1
+
+
+def test_numbers_of_unequal_gpus_have_no_identity_in_cudas_own_order(nvidia_smi):
+    nvidia_smi(TWO.replace("H100", "L4", 1))
+    number, uuid = visible_gpus("nvidia", {"CUDA_VISIBLE_DEVICES": "1,GPU-bbbb2222-0000"})
+    assert (number.identity, uuid.identity) == ("", "GPU-bbbb2222-0000")  # CUDA numbers the fastest one first
+    assert [gpu.identity for gpu in visible_gpus("nvidia", {})] == ["", ""]
+    ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert [gpu.identity for gpu in visible_gpus("nvidia", ordered)] == ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000"]
+    nvidia_smi(TWO)
+    assert [gpu.identity for gpu in visible_gpus("nvidia", {})] == ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000"]
+
+
 def test_without_the_program_proc_tells_them(tmp_path):
     for bus, uuid in (("0000:0f:00.0", "GPU-aaaa1111-0000"), ("0000:e0:00.0", "GPU-bbbb2222-0000")):
         (tmp_path / bus).mkdir()
         (tmp_path / bus / "information").write_text(f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 16\nGPU UUID: \t {uuid}\n")
     found = gpus._nvidia_of_proc(tmp_path)
-    assert found == ((Gpu("0", "GPU-aaaa1111-0000"),), (Gpu("1", "GPU-bbbb2222-0000"),))
+    assert found == (((Gpu("0", "GPU-aaaa1111-0000"),), (Gpu("1", "GPU-bbbb2222-0000"),)), True)
 
 
 def test_gpus_of_amd_and_both_of_its_variables(tmp_path, monkeypatch):
