@@ -190,7 +190,8 @@ def test_a_rank_that_was_kept_on_the_cpu_uses_no_gpu(rank):
         torch.cuda.is_available = lambda: True
         hide = lambda: os.environ.__setitem__("KERAS_TORCH_DEVICE", "cpu")
     else:
-        hide = lambda: visible.__setitem__(0, [])
+        visible[0] = [type("Device", (), {"name": there[0]})]
+        hide = visible[0].clear
     before = own_gpu()
     hide()
     print(json.dumps([before, own_gpu()]))
@@ -222,7 +223,8 @@ class Gathered:
 
 
 def test_ranks_on_the_cpu_are_not_counted_among_those_that_share_a_gpu(monkeypatch):
-    monkeypatch.setattr("choros.training.devices.gpu_vendor", lambda backend: "amd", raising=False)
+    for module in ("gpus", "gpu_builds"):
+        monkeypatch.setattr(f"choros.machine.{module}.gpu_vendor", lambda backend, environ=None: "amd")
     with pytest.raises(BadInput, match="2 ranks run there on 1 GPU, .* set ROCR_VISIBLE_DEVICES to nothing"):
         check_gpus_apart(Gathered("GPU-a", "", "GPU-a", ""))
     check_gpus_apart(Gathered("GPU-a", "", "GPU-b", ""))

@@ -124,11 +124,12 @@ PRIVATE = [
     Name("_defaultParamMap", "the source of pyspark.ml.param.Params", "defaults of Params (spark/storage.py)"),
     Name("_jsc", "the source of pyspark.SparkContext", "maxNumConcurrentTasks; guarded (spark/slots.py)"),
     Name("_jdf", "the source of pyspark.sql.classic.dataframe.DataFrame", "queryExecution; guarded (spark/barrier.py)"),
-    # Python: documented, though they begin with an underscore, but for _run_exitfuncs
+    # Python: documented, though they begin with an underscore, but for _run_exitfuncs and _initializing
     Name("_getframe", "sys", "the caller's frame (errors.py, hvd/rows.py)"),
     Name("_exit", "os", "ends a process at once"),
     Name("_replace", "collections.namedtuple()", "a tuple with another value"),
     Name("_lru_cache_wrapper", "functools", "the type of a function with a cache (pickling.py)"),
+    Name("_initializing", "json.__spec__", "whether a module is still being imported (device_choice.py)"),
     Name("_run_exitfuncs", "atexit", "what an interpreter does when it ends (launch/worker.py)"),
 ]
 

@@ -100,6 +100,14 @@ def own_gpu(place: Place | None = None) -> str:
     return gpus[number].identity if number < len(gpus) else ""
 
 
+def gpu_variable() -> str:
+    """Return the visible-devices variable of the GPUs that the installed backend can use."""
+    from choros.machine.gpu_builds import NVIDIA, gpu_vendor
+    from choros.machine.gpus import VARIABLE
+
+    return VARIABLE[gpu_vendor(named_backend()[0]) or NVIDIA]
+
+
 def _kept_on_cpu(backend: str, module: Any) -> bool:
     """Return whether a setting that hides no GPU keeps the backend from using one."""
     if backend == "torch":

@@ -6,11 +6,8 @@ import json
 import os
 import platform
 
-from choros.backend_choice import named_backend
-from choros.device_choice import OWN, SHARE, own_gpu
+from choros.device_choice import OWN, SHARE, gpu_variable, own_gpu
 from choros.errors import BadInput
-from choros.machine.gpu_builds import NVIDIA, gpu_vendor
-from choros.machine.gpus import VARIABLE
 from choros.transport import Group
 from choros.transport.peers import machine
 
@@ -34,11 +31,10 @@ def check_gpus_apart(group: Group) -> None:
             host = facts[ranks[0]][2]
             used_here = [fact[1] for fact in facts if fact[0] == where and fact[1]]  # "" is a rank without a GPU
             gpus = len(set(used_here))
-            variable = VARIABLE[gpu_vendor(named_backend()[0]) or NVIDIA]
             raise BadInput(
                 f"Ranks {', '.join(map(str, ranks))} on {host} compute on the same GPU ({used}): {len(used_here)} "
                 f"ranks run there on {gpus} GPU{'s' if gpus > 1 else ''}, and would wait for each other. Start one "
                 "rank for each GPU, or show each rank its own GPU (srun --gpus-per-task=1; with several GPUs each, "
-                f"{OWN}=1). To share GPUs: choros run --share-gpus, or {SHARE}=1. To train on the CPU: set {variable} "
-                "to nothing."
+                f"{OWN}=1). To share GPUs: choros run --share-gpus, or {SHARE}=1. To train on the CPU: set "
+                f"{gpu_variable()} to nothing."
             )
