@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from choros.checkpoints.policy import stop_time
 from choros.checkpoints.store import sync
 from choros.cluster import Place
 from choros.errors import AGAIN, BadInput
@@ -104,7 +105,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._loaded and Place.here().rank == 0:
             self.restore(self.model)
         self._loaded = False
-        self._end = float(os.environ.get("CHOROS_STOP_AT") or "inf")
+        self._end = stop_time()
         if threading.current_thread() is threading.main_thread():
             for name in self.signals:
                 self._kept[name] = signal.signal(signal.Signals[name], self._told)

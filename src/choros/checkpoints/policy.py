@@ -64,7 +64,7 @@ class Checkpoint:
         if refused := [name for name in self.signals if name in ("SIGKILL", "SIGSTOP")]:
             raise BadInput(f"{', '.join(refused)} cannot be caught by a process: give other signals, such as SIGTERM.")
         self.rule: dict[str, Any] = rule_of(every)
-        self._end = _stop_time(os.environ.get("CHOROS_STOP_AT", ""))
+        self._end = stop_time()
         self._told = False
 
     @property
@@ -111,8 +111,13 @@ class Checkpoint:
         return 0
 
 
-def _stop_time(text: str) -> float:
-    """Return the time of the end in seconds since 1970, infinity if none is given."""
+def stop_time() -> float:
+    """Return the time limit in ``CHOROS_STOP_AT``, in seconds since 1970; infinity if there is none.
+
+    Raises:
+        BadInput: it is not a number.
+    """
+    text = os.environ.get("CHOROS_STOP_AT", "")
     try:
         seconds = float(text or "inf")
     except ValueError:
