@@ -81,8 +81,8 @@ class Store:
         """Return the checkpoint files, oldest first. Some may be damaged."""
         if not self.directory.is_dir():
             return []
-        found = [(int(match[1]), path) for path in self.directory.iterdir() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(found)]
+        numbered = [(int(match[1]), path) for path in self.directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(numbered)]
 
     def save(self, facts: dict[str, Any], arrays: list[Array]) -> Path:
         """Write a new file, and remove the oldest if there are more than ``keep``.

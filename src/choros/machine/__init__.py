@@ -1,7 +1,4 @@
-"""This machine: its cores and how ranks share them, its processor, limits of threads and open files, peak memory.
-
-And which libraries are installed on it.
-"""
+"""This machine: cores, their division among ranks, CPU features, limits of threads and files, memory, libraries."""
 
 from choros.machine.cores import Binding, physical_cores, plan, usable_cores
 from choros.machine.cpu import cpu_features

@@ -93,12 +93,12 @@ def address_of(host: str) -> str:
         ('127.0.0.1', '')
     """
     try:
-        found = socket.gethostbyname(host)
+        address = socket.gethostbyname(host)
     except OSError:
         return ""
-    if found.startswith("127."):  # only this host may resolve its name to the loopback
-        return found if host == "localhost" or host.startswith("127.") else ""
-    return found if found in addresses().values() else ""
+    if address.startswith("127."):  # only this host may resolve its name to the loopback
+        return address if host == "localhost" or host.startswith("127.") else ""
+    return address if address in addresses().values() else ""
 
 
 def head_address(network: str, here: bool) -> str:

@@ -1,7 +1,8 @@
 """The cores that this process may use, and their division among ranks of one machine.
 
-Read from the affinity mask, never from ``os.cpu_count()``: ``mpirun``, SLURM and containers give a process less than
-the machine has.
+They are read from the affinity mask, not from ``os.cpu_count()``: ``mpirun``, SLURM and cpusets (``docker
+--cpuset-cpus``) allow a process fewer cores than the machine has. A quota of CPU time (``docker --cpus``) is not in the
+mask and is not counted here; ``choros doctor`` reports it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Binding:
     """The cores and threads of one rank.
 
     Attributes:
-        cores: tuple of int. The logical cores it is bound to; empty means not bound.
-        threads: int. How many threads its framework should run.
+        cores: tuple of int. The logical cores that the rank is bound to. Empty if it is not bound.
+        threads: int. The number of threads for its framework.
 
     Example:
         >>> Binding((0, 1), 2).threads
@@ -34,10 +35,10 @@ class Binding:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The logical cores that this process may run on, in ascending order.
+    """Return the logical cores that this process may run on, in ascending order.
 
     Returns:
-        The affinity mask; all cores where the system has none (macOS).
+        The affinity mask, or all cores if the system has none (macOS).
 
     Example:
         >>> len(usable_cores()) >= 1
@@ -49,15 +50,15 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def physical_cores(usable: Sequence[int] | None = None, topology: Path = TOPOLOGY) -> list[tuple[int, ...]]:
-    """The usable logical cores grouped by physical core, those of one socket side by side.
+    """Return the usable logical cores grouped by physical core. Cores of one socket are contiguous.
 
     Args:
-        usable: the logical cores to group; ``usable_cores()`` when None.
-        topology: where the kernel describes its cores.
+        usable: the logical cores to group. Defaults to ``usable_cores()``.
+        topology: the directory in which the kernel describes cores.
 
     Returns:
-        One tuple a physical core, of the hyper-threads of it that are usable. A logical core that the kernel does
-        not describe counts as a physical one.
+        One tuple for each physical core, with its usable hyper-threads. A logical core that the kernel does not
+        describe counts as a physical core.
 
     Example:
         >>> sum(len(core) for core in physical_cores()) == len(usable_cores())
@@ -81,19 +82,19 @@ def plan(
     *,
     cores: Sequence[Sequence[int]] | None = None,
 ) -> list[Binding]:
-    """Share this machine's cores among ranks: equal, disjoint and neighbouring; what is left over is the caller's.
+    """Divide this machine's cores into equal, disjoint, contiguous sets, one for each rank. A remainder stays unused.
 
-    With enough physical cores each rank gets whole ones, ``threads`` being their number; with fewer, each gets as
-    many logical ones; with more ranks than logical cores none is bound and each runs one thread.
+    If there are enough physical cores, each rank gets whole ones, and as many threads. If there are fewer, each gets
+    the same number of logical cores. With more ranks than logical cores, no rank is bound and each runs one thread.
 
     Args:
-        ranks: how many ranks run on this machine.
-        threads: the threads of each rank, instead of what its share allows.
-        bind: False binds none; the number of threads is the same.
-        cores: the physical cores to share, each the tuple of its logical ones; ``physical_cores()`` when None.
+        ranks: the number of ranks on this machine.
+        threads: the number of threads of each rank. Defaults to the number of its cores.
+        bind: False binds no rank. The number of threads is the same.
+        cores: the physical cores to divide, each as a tuple of its logical ones. Defaults to ``physical_cores()``.
 
     Returns:
-        One binding a rank.
+        One binding for each rank.
 
     Raises:
         BadInput: ``ranks`` or ``threads`` is below 1.
@@ -109,15 +110,15 @@ def plan(
     if threads is not None and threads < 1:
         raise BadInput(f"threads must be 1 or more, got {threads}")
     physical = [tuple(core) for core in (physical_cores() if cores is None else cores)]
-    logical = [one for core in physical for one in core]
+    logical = [number for core in physical for number in core]
     if ranks > len(logical):
         return [Binding((), threads or 1)] * ranks
-    units = physical if ranks <= len(physical) else [(one,) for one in logical]
+    units = physical if ranks <= len(physical) else [(number,) for number in logical]
     share = len(units) // ranks
     bindings = []
     for rank in range(ranks):
-        mine = sorted(one for unit in units[rank * share : (rank + 1) * share] for one in unit)
-        bindings.append(Binding(tuple(mine) if bind else (), threads or share))
+        bound = sorted(number for unit in units[rank * share : (rank + 1) * share] for number in unit)
+        bindings.append(Binding(tuple(bound) if bind else (), threads or share))
     return bindings
 
 

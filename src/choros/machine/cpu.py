@@ -1,20 +1,20 @@
-"""The features of this machine's processor: programs built for more end in SIGILL."""
+"""The CPU features of this machine. A program that was built for others ends with SIGILL."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-# What compilers and numeric libraries ask for; the others (of power, of virtual machines) end no program.
-_ASKED = ("sse4", "avx", "fma", "amx", "asimd", "sve")
+# The features that compilers and numeric libraries use. Others (power, virtual machines) end no program.
+_NUMERIC = ("sse4", "avx", "fma", "amx", "asimd", "sve")
 
 
 @cache
 def cpu_features() -> tuple[str, ...]:
-    """The instruction sets of this machine's processor that numeric programs are built for.
+    """Return the instruction sets of this machine's CPU that numeric programs are built for.
 
     Returns:
-        Names as Linux gives them, sorted; none where the system does not tell.
+        Linux' names, sorted. Empty if the system does not list them.
 
     Example:
         >>> cpu_features() == tuple(sorted(cpu_features()))
@@ -25,4 +25,4 @@ def cpu_features() -> tuple[str, ...]:
     except OSError:
         return ()
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return tuple(sorted({flag for flag in flags if flag.startswith(_ASKED)}))
+    return tuple(sorted({flag for flag in flags if flag.startswith(_NUMERIC)}))

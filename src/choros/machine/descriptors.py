@@ -5,17 +5,17 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
-_ENOUGH = 65_536  # a process that loops over all possible descriptors should not loop over millions
+_MOST = 65_536  # some programs loop over all possible descriptors: it should not take millions of steps
 
 
-def raise_descriptors(most: int = _ENOUGH) -> int:
-    """Raise this process' soft limit of open files to its hard limit, at most to ``most``; return it.
+def raise_descriptors(most: int = _MOST) -> int:
+    """Raise this process's soft limit of open files to its hard limit, at most to ``most``. Return the soft limit.
 
-    The default of 1,024 is reached at about a thousand ranks, each with a line to a process. Processes that are
-    started from here inherit the limit.
+    A process that has a connection to each rank reaches the default of 1,024 at about a thousand ranks. Child processes
+    inherit the limit.
 
     Args:
-        most: descriptors. A higher limit than this stays as it is.
+        most: the highest new limit. A limit above it stays unchanged.
 
     Example:
         >>> raise_descriptors() >= 1024
@@ -26,7 +26,7 @@ def raise_descriptors(most: int = _ENOUGH) -> int:
         return most
     wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if wanted > soft:
-        with suppress(OSError, ValueError):  # refused by a container's rules: as before
+        with suppress(OSError, ValueError):  # a container may forbid it: the limit stays
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
     return soft

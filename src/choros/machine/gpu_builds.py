@@ -1,4 +1,4 @@
-"""GPUs that the installed build of a backend can use, told by its files, without importing it."""
+"""The vendor whose GPUs the installed build of a backend can use, read from its files without importing it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ctypes.util import find_library
 from pathlib import Path
 
 NVIDIA, AMD, INTEL = "nvidia", "amd", "intel"
-JAX_PLATFORM_NAMES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")  # what JAX may compute on; the second one is deprecated
-_CUDNN = "libcudnn.so*"  # the library without which TensorFlow registers no GPU
+JAX_PLATFORM_NAMES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")  # JAX computes on these alone; the second one is deprecated
+_CUDNN = "libcudnn.so*"  # TensorFlow registers no GPU without this library
 
 
 def gpu_vendor(backend: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return "nvidia", "amd" or "intel", or "" where the build computes on processors alone or is not installed.
+    """Return "nvidia", "amd" or "intel", or "" if the build computes on CPUs alone or is not installed.
 
-    JAX finds its GPUs through plug-ins in the folder ``jax_plugins``, which ``jax[cuda13]`` and the like fill. PyTorch
-    says in ``torch/version.py`` what it was built for. TensorFlow says it in ``build_info.py``, and needs NVIDIA's
-    libraries beside it, which ``tensorflow[and-cuda]`` brings as packages.
+    JAX finds GPUs through plug-ins in the folder ``jax_plugins``, which ``jax[cuda13]`` and similar extras install.
+    PyTorch names its platform in ``torch/version.py``. TensorFlow names it in ``build_info.py``, and needs NVIDIA's
+    libraries, which ``tensorflow[and-cuda]`` installs as packages.
 
     Args:
         backend: "jax", "torch" or "tensorflow".
-        environ: what to read instead of ``os.environ``.
+        environ: an environment. Defaults to ``os.environ``.
 
     Example:
         >>> gpu_vendor("jax", {"JAX_PLATFORMS": "cpu"})
@@ -63,15 +63,15 @@ def _has_cudnn(environ: Mapping[str, str]) -> bool:
 
 
 def _folders(package: str) -> list[Path]:
-    """Return the folders of a package that several distributions share."""
+    """Return the folders of a namespace package, which several distributions share."""
     spec = importlib.util.find_spec(package)
     return [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
 
 
 def _text(package: str, name: str) -> str:
-    """Return a file of a package, "" where there is none."""
+    """Return the text of a file of a package, or "" if there is none."""
     try:
         spec = importlib.util.find_spec(package)
         return "" if spec is None or not spec.origin else (Path(spec.origin).parent / name).read_text()
-    except (OSError, ValueError):  # ValueError: something put a module without a spec into sys.modules
+    except (OSError, ValueError):  # ValueError: sys.modules has a module without a spec
         return ""

@@ -108,8 +108,8 @@ def showing(vendor: str, gpus: Iterable[Gpu], environ: Mapping[str, str] | None 
     """
     environ = os.environ if environ is None else environ
     names = [gpu.name for gpu in gpus]
-    anew = ",".join(map(str, range(len(names))))
-    numbered = {name: anew for name in _HIP if vendor == AMD and name in environ}
+    numbers = ",".join(map(str, range(len(names))))
+    numbered = {name: numbers for name in _HIP if vendor == AMD and name in environ}
     return {VARIABLE[vendor]: ",".join(names), **numbered}
 
 
@@ -175,11 +175,11 @@ def _nvidia(program: str | None) -> tuple[tuple[tuple[Gpu, ...], ...], bool]:
     machine: list[tuple[Gpu, list[Gpu]]] = []
     models = set()
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+): (.*) \(UUID: ([^)\s]+)\)", line):
-            models.add(found[2])
-            machine.append((Gpu(found[1], found[3]), []))
-        elif machine and (found := re.match(r"\s+MIG .*\(UUID: ([^)\s]+)\)", line)):
-            machine[-1][1].append(Gpu(found[1], found[1]))
+        if match := re.match(r"GPU (\d+): (.*) \(UUID: ([^)\s]+)\)", line):
+            models.add(match[2])
+            machine.append((Gpu(match[1], match[3]), []))
+        elif machine and (match := re.match(r"\s+MIG .*\(UUID: ([^)\s]+)\)", line)):
+            machine[-1][1].append(Gpu(match[1], match[1]))
     return tuple(tuple(parts) or (gpu,) for gpu, parts in machine), len(models) < 2
 
 
@@ -187,9 +187,9 @@ def _nvidia_of_proc(folder: Path = _PROC) -> tuple[tuple[tuple[Gpu, ...], ...], 
     machine, models = [], set()
     for number, path in enumerate(sorted(folder.glob("*/information"))):
         text = path.read_text(errors="replace")
-        found = re.search(r"GPU UUID:\s*(GPU-[0-9a-f-]+)", text)
+        match = re.search(r"GPU UUID:\s*(GPU-[0-9a-f-]+)", text)
         models.update(re.findall(r"Model:\s*(.+)", text))
-        machine.append((Gpu(str(number), found[1] if found else ""),))
+        machine.append((Gpu(str(number), match[1] if match else ""),))
     return tuple(machine), len(models) < 2
 
 

@@ -10,32 +10,32 @@ _OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-gpu", "tensorflow-m
 
 
 def version(name: str) -> str:
-    """The version of a library as it is installed, under whichever name; the library is not imported.
+    """Return the installed version of a distribution, without importing it.
 
     Args:
-        name: as it is imported.
+        name: the distribution's name on PyPI, not the import name. "tensorflow" also finds its other distributions.
 
     Returns:
-        The version, nothing where it is not installed.
+        The version, or "" if it is not installed.
 
     Example:
         >>> version("choros") != "", version("no_such_package")
         (True, '')
     """
-    for known in (name, *_OTHER_NAMES.get(name, ())):
+    for distribution in (name, *_OTHER_NAMES.get(name, ())):
         try:
-            return metadata.version(known)
+            return metadata.version(distribution)
         except metadata.PackageNotFoundError:
             continue
     return ""
 
 
 def keras_backend() -> str:
-    """Return the backend that Keras would load, and in brackets what names it.
+    """Return the backend that Keras would load, and in brackets the setting that names it.
 
     Example:
         >>> keras_backend().endswith(")")
         True
     """
-    name, place = named_backend()
-    return f"{name} ({place})"
+    name, setting = named_backend()
+    return f"{name} ({setting})"

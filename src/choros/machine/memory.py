@@ -7,16 +7,16 @@ from pathlib import Path
 
 
 def peak_memory(pid: int | None = None) -> int:
-    """The most resident memory that a process has had, shared pages that it touched included.
+    """Return the peak resident memory of a process, including shared pages that it touched.
 
-    Taken from ``VmHWM`` in ``/proc``, which begins anew at ``exec``; ``ru_maxrss`` does not, and so counts what the
-    parent of a small process had.
+    It is ``VmHWM`` in ``/proc``, which starts at 0 after ``exec``. ``ru_maxrss`` does not: in a small process it is the
+    memory of the parent.
 
     Args:
-        pid: the process; this one when None.
+        pid: the process. Defaults to this one.
 
     Returns:
-        Bytes; 0 where the process is gone or the system does not tell.
+        Bytes. 0 if the process has ended or the system does not report it.
 
     Example:
         >>> peak_memory() > 1_000_000

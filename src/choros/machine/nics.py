@@ -34,11 +34,11 @@ def interfaces(
         >>> all(each["name"] for each in interfaces())
         True
     """
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for folder in sorted(net.iterdir()) if net.is_dir() else []:
         flags = int(_text(folder / "flags") or "0", 16)
         speed = _text(folder / "speed")
-        found.append(
+        listed.append(
             {
                 "name": folder.name,
                 "up": bool(flags & _UP),
@@ -47,14 +47,14 @@ def interfaces(
                 "addresses": [],
             }
         )
-    by_name: dict[str, dict[str, Any]] = {each["name"]: each for each in found}
+    by_name: dict[str, dict[str, Any]] = {each["name"]: each for each in listed}
     if primary is None:
         primary = primary_address if proc == _PROC else lambda name: None
     first = [(name, address) for name in by_name if by_name[name]["up"] and (address := primary(name))]
     for name, address in [*first, *_version_4(proc, by_name, {address for _, address in first}), *_version_6(proc)]:
         if name in by_name:
             by_name[name]["addresses"].append(address)
-    return found
+    return listed
 
 
 def primary_address(name: str) -> str | None:
@@ -105,14 +105,14 @@ def _version_4(proc: Path, by_name: dict[str, dict[str, Any]], known: set[str]) 
     loopback = next((name for name, each in by_name.items() if each["loopback"]), "")
     local = re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", _text(proc / "fib_trie"))
     outward = default_route(proc)
-    found = []
+    placed = []
     for address in dict.fromkeys(local):
         if address not in known:
             number = int(ipaddress.IPv4Address(address))
             near = [(mask, name) for mask, target, name in routes if number & mask == target]
             name = loopback if address.startswith("127.") else max(near, default=(0, outward))[1]
-            found.append((name, address))
-    return found
+            placed.append((name, address))
+    return placed
 
 
 def _version_6(proc: Path) -> list[tuple[str, str]]:

@@ -1,18 +1,18 @@
-"""The environment variables that tell the frameworks how many threads to run; read by them when imported.
+"""The environment variables that set the number of threads of each framework, which reads them when it is imported.
 
-What takes effect was tried, with 2 cores usable (and is held by ``tests/machine/test_threads.py``):
+Their effect was measured with 2 usable cores, and ``tests/machine/test_threads.py`` checks it:
 
 =================  ==========================================================================================
 PyTorch 2.13       ``OMP_NUM_THREADS`` (``MKL_NUM_THREADS`` lowers only ``torch.get_num_threads``)
 JAX 0.10.2         ``NPROC``: XLA's pool on the CPU. Eigen's flag ``--xla_cpu_multi_thread_eigen=false`` changes
                    neither the threads nor the time of a bound rank, and XLA aborts on a flag that it does not
-                   know, so ``XLA_FLAGS`` is left as the user has it.
+                   know, so ``XLA_FLAGS`` stays as the user set it.
 TensorFlow 2.21    ``TF_NUM_INTRAOP_THREADS`` and ``TF_NUM_INTEROP_THREADS``, also for its XLA pool; neither
                    ``OMP_NUM_THREADS`` nor ``NPROC``
 numpy              ``OPENBLAS_NUM_THREADS`` (or ``MKL_``, ``VECLIB_MAXIMUM_THREADS`` by its build)
 =================  ==========================================================================================
 
-Each also makes its pools no larger than the affinity mask, so binding a rank before its imports does most of it.
+No framework makes a pool larger than the affinity mask, so binding a rank before its imports has most of the effect.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ NAMES = (
 
 
 def variables(threads: int, *, keep: Mapping[str, str] | None = None, shared: bool = False) -> dict[str, str]:
-    """The variables that hold a process to ``threads`` threads.
+    """Return the variables that limit a process to ``threads`` threads.
 
     Args:
-        threads: the threads of each pool. TensorFlow's pool of independent operations gets at most 2.
-        keep: an environment whose own settings win: names that it has are left out.
-        shared: several ranks share cores. GNU OpenMP's threads then sleep at their barriers instead of spinning,
-            which would take the core from the rank they wait for (5 times slower on PyTorch).
+        threads: the number of threads of each pool. TensorFlow's pool of independent operations gets at most 2.
+        keep: an environment that takes precedence: names that it has are not returned.
+        shared: whether several ranks share cores. GNU OpenMP's threads then sleep at barriers. Spinning would take the
+            core from the rank that they wait for (5 times slower on PyTorch).
 
     Returns:
         Names and values for the environment of the process.
@@ -56,8 +56,8 @@ def variables(threads: int, *, keep: Mapping[str, str] | None = None, shared: bo
     """
     if threads < 1:
         raise BadInput(f"threads must be 1 or more, got {threads}")
-    found = dict.fromkeys(NAMES, str(threads))
-    found["TF_NUM_INTEROP_THREADS"] = str(min(2, threads))
+    limits = dict.fromkeys(NAMES, str(threads))
+    limits["TF_NUM_INTEROP_THREADS"] = str(min(2, threads))
     if shared and threads > 1:
-        found["OMP_WAIT_POLICY"] = "PASSIVE"
-    return {name: value for name, value in found.items() if name not in (keep or {})}
+        limits["OMP_WAIT_POLICY"] = "PASSIVE"
+    return {name: value for name, value in limits.items() if name not in (keep or {})}
