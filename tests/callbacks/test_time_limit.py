@@ -240,7 +240,10 @@ def test_turns_that_get_on_within_an_epoch_are_not_counted(batch, code, tmp_path
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
 
-def test_what_cannot_work(tmp_path):
+def test_what_cannot_work(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(BadInput, match="CHOROS_STOP_AT=noon"):
+        patch.setenv("CHOROS_STOP_AT", "noon")
+        BeforeTimeLimit(tmp_path)
     with pytest.raises(BadInput, match="SIGNONE is no signal"):
         BeforeTimeLimit(tmp_path, signals=["SIGNONE"])
     model = keras.Sequential([keras.layers.Dense(1)])

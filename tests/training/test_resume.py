@@ -261,8 +261,15 @@ def small(pools, data, make_model, *, model=None, seeded=0, **how):
 
 def test_a_disk_that_is_full_ends_the_run_and_leaves_the_last_good_one(pools, data, make_model, tmp_path, monkeypatch):
     small(pools, data, make_model, checkpoint=tmp_path)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(CheckpointFailed, match="No space left on device"):
+    fsync = os.fsync
+
+    def full(descriptor):
+        if os.fstat(descriptor).st_size > 4096:  # the block that is written before training fits
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointFailed, match="No space left on device.*last good one"):
         small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True, seed=None)
     monkeypatch.undo()
     assert Store(tmp_path).latest().facts["epoch"] == 2
