@@ -51,6 +51,7 @@ from choros.training.arguments import (
     keras_settings,
     limits_of,
     restore_backup,
+    warn_of_sparse_gradients,
 )
 from choros.training.conductor import Conductor, values
 from choros.training.engine import Cargo, Engine
@@ -389,6 +390,7 @@ class Trainer:
         if (self.algorithm.level == "gradients" and self.workers > 1) or self._replicas > self.workers:
             repeats = not several_models(max(self._each))
             after_update = check_exact(self.model, self._replicas, sample, wide, repeats=repeats)
+            warn_of_sparse_gradients(self.model)
         check_held(self.model, self._replicas)
         if self._replicas > 1 and self.meet != "never":
             check_scales(self.model.trainable_variables)

@@ -93,6 +93,7 @@ def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
 
 def test_sockets_with_an_address_are_in_one_file():
     calls = {"bind", "listen", "accept", "connect", "connect_ex", "create_server", "create_connection", "socketserver"}
+    asks_the_kernel = "machine/nics.py"  # by ioctl, for the address of an interface: its socket is bound to nothing
     wrong = []
     for path in FILES:
         if named(path) == "transport/tcp/wire.py":
@@ -102,9 +103,17 @@ def test_sockets_with_an_address_are_in_one_file():
                 function = ast.unparse(node.func)
                 if isinstance(node.func, ast.Attribute) and node.func.attr in calls:
                     wrong.append((named(path), node.lineno, function))
-                if function == "socket.socket" and not all(k.arg == "fileno" for k in node.keywords):
+                if (
+                    function == "socket.socket"
+                    and named(path) != asks_the_kernel
+                    and not all(k.arg == "fileno" for k in node.keywords)
+                ):
                     wrong.append((named(path), node.lineno, ast.unparse(node)))
-            elif isinstance(node, ast.Attribute) and node.attr in ("AF_INET", "AF_INET6"):
+            elif (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("AF_INET", "AF_INET6")
+                and named(path) != asks_the_kernel
+            ):
                 wrong.append((named(path), node.lineno, node.attr))
     assert not wrong
 

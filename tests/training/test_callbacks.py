@@ -240,3 +240,29 @@ def test_a_callback_that_raises(algorithm, hook, make_model, data):
         trainer.fit(x, y, batch_size=8, callbacks=[Raises(hook)], verbose=0)
     assert not trainer._pool.started
     assert len(os.listdir("/proc/self/fd")) <= fds
+
+
+@pytest.mark.parametrize(("hook", "epoch"), [("on_epoch_begin", 0), ("on_epoch_begin", 1), ("on_train_begin", 0)])
+@pytest.mark.parametrize("each_batch", [False, True])
+def test_a_stop_before_an_epoch_trains_one_batch_of_it_as_in_keras(
+    hook, epoch, each_batch, make_model, data, pools, same
+):
+    class Stops(keras.callbacks.Callback):
+        pass
+
+    def stop(self, number=0, logs=None):
+        self.model.stop_training = number is None or number >= epoch
+
+    if hook == "on_train_begin":
+        Stops.on_train_begin = lambda self, logs=None: stop(self)
+    else:
+        Stops.on_epoch_begin = stop
+    if each_batch:
+        Stops.on_train_batch_end = lambda self, batch, logs=None: None
+    x, y = data(60)
+    how = {"batch_size": 16, "epochs": 3, "verbose": 0, "shuffle": False}
+    plain, ours = make_model(), make_model()
+    expected = plain.fit(x, y, callbacks=[Stops()], **how)
+    history = choros.Trainer(ours, workers=2, pool=pools(2)).fit(x, y, callbacks=[Stops()], **how)
+    assert len(history.history["loss"]) == len(expected.history["loss"])
+    same(ours, plain)

@@ -150,3 +150,44 @@ def test_a_metric_of_several_figures_is_of_all_workers(watched, make_model, data
     assert ours.history.keys() == plain.history.keys()
     for name, figures in plain.history.items():
         np.testing.assert_allclose(ours.history[name], figures, rtol=1e-5, err_msg=name)
+
+
+class KeptMean(keras.Model):
+    """Keeps a running mean that no test step updates, of a number for each row or of one for each batch."""
+
+    def __init__(self, each_row):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+        self.kept, self.each_row = keras.metrics.Mean(name="kept"), each_row
+
+    def call(self, x):
+        return self.dense(x)
+
+    @property
+    def metrics(self):
+        return [self.kept]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        values = y_pred[:, 0]
+        self.kept.update_state(values if self.each_row else keras.ops.mean(values))
+        return 0.0 * keras.ops.mean(keras.ops.square(y - y_pred))
+
+    def test_step(self, data=None, *rest):
+        raise NotImplementedError
+
+
+@pytest.mark.filterwarnings("ignore:The metric")
+@pytest.mark.parametrize("each_row", [True, False])
+def test_a_running_mean_that_no_test_step_updates_is_the_workers_mean_weighted_by_rows(each_row, pools):
+    x = np.arange(20, dtype="float32")[:, None]
+    model = KeptMean(each_row)
+    model.compile(keras.optimizers.SGD(0.0))
+    model(x[:1])
+    how = {"batch_size": 12, "epochs": 1, "shuffle": False, "verbose": 0}
+    history = choros.Trainer(model, workers=3, pool=pools(3)).fit(x, x, **how).history
+    parts = [[x[0:4], x[12:15]], [x[4:8], x[15:18]], [x[8:12], x[18:20]]]  # of each worker, by batch
+    of_rows = [np.mean(np.concatenate(part)) for part in parts]
+    of_batches = [np.mean([np.mean(batch) for batch in part]) for part in parts]
+    expected = np.average(of_rows if each_row else of_batches, weights=[7, 7, 6])
+    np.testing.assert_allclose(history["kept"], [expected], rtol=1e-5)
+    assert not each_row or np.isclose(expected, 9.5)

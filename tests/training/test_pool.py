@@ -1,6 +1,8 @@
 """A pool of workers is one fit's at a time, and whole for the next one."""
 
+import copy
 import os
+import pickle
 import signal
 import time
 
@@ -37,3 +39,14 @@ def test_a_worker_that_died_between_two_fits_is_started_again(make_model, data):
             assert time.monotonic() < limit
             time.sleep(0.01)
         choros.Trainer(make_model(), workers=2, pool=pool).fit(x, y, verbose=0)
+
+
+def test_a_trainer_and_its_pool_may_be_copied_and_pickled(make_model, data, pools):
+    x, y = data(24)
+    model = make_model()
+    trainer = choros.Trainer(model, workers=2, pool=pools(2))
+    for twin in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))):
+        assert twin._pool is not trainer._pool
+        assert not twin._pool.started
+        with twin:
+            assert len(twin.fit(x, y, batch_size=8, epochs=1, verbose=0).history["loss"]) == 1

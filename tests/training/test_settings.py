@@ -278,6 +278,19 @@ def test_a_schedule_in_the_place_of_a_rate_is_refused(rows, pools):
         trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_begin", replaces)])
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_another_optimizer_or_compile_in_a_hook_is_refused(again, rows, pools):
+    def replaces(model, value):
+        if again:
+            model.compile(model.optimizer, "mae")
+        else:
+            model.optimizer = keras.optimizers.SGD(0.5)
+
+    trainer = choros.Trainer(make(), workers=2, pool=pools(2))
+    with pytest.raises(choros.errors.BadInput, match="replaced the optimizer or compiled the model again"):
+        trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_begin", replaces)])
+
+
 def test_freezing_in_the_middle_is_refused(rows, pools):
     def freezes(model, value):
         model.layers[1].trainable = False

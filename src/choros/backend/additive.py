@@ -29,7 +29,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         Indices, empty where all metrics add up.
     """
     place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
-    single = [m for metric in model.metrics for m in _single(metric)]
+    single = [m for metric in model.metrics for m in single_metrics(metric)]
     foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, model, sample))]
     if not foreign or sample.rows < 2:
         return []
@@ -41,7 +41,8 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         if type(model).call is not keras.Model.call:  # without call() a model has no test step
             warn(
                 f"The metrics {', '.join(repr(m.name) for m in foreign)} could not be tried on some rows, as test_step "
-                f"of model {model.name!r} raised {brief(error)}; what is shown is the mean of the workers' values."
+                f"of model {model.name!r} raised {brief(error)}; what is shown is the mean of the workers' values, "
+                "weighted by their rows."
             )
         untried = [metric for metric in foreign if type(metric) is keras.metrics.Mean]
         return [place[id(v)] for metric in untried for v in metric.variables if id(v) in place]
@@ -53,16 +54,17 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
         found += indices
+        why = "does not add up over parts of the data" if tried else "is updated by no test_step, so it was not tried"
         warn(
-            f"The metric {metric.name!r} ({type(metric).__name__}) does not add up over parts of the data: what is "
-            "shown is the mean of the workers' values, weighted by their rows."
+            f"The metric {metric.name!r} ({type(metric).__name__}) {why}: what is shown is the mean of the workers' "
+            "values, weighted by their rows."
         )
     return found
 
 
 def rate_stays_in_optimizer(model: Any) -> bool:
     """Tell whether nothing but the optimizer can read the learning rate in a step: all other parts are Keras' own."""
-    return plain(model) and not any(_foreign(m, model) for metric in model.metrics for m in _single(metric))
+    return plain(model) and not any(_foreign(m, model) for metric in model.metrics for m in single_metrics(metric))
 
 
 def _foreign(metric: Any, model: Any) -> bool:
@@ -86,10 +88,14 @@ def _may_cross_rows(metric: Any, model: Any, sample: Batch) -> bool:
     return "axis" in inspect.signature(function).parameters and metric._fn_kwargs.get("axis", -1) != -1
 
 
-def _single(metric: Any) -> list[Any]:
-    """The metrics in Keras' container of what ``compile`` was given, or the metric itself."""
+def single_metrics(metric: Any) -> list[Any]:
+    """Return the metrics in Keras' container of what ``compile`` was given, or the metric itself.
+
+    Args:
+        metric: keras.Metric.
+    """
     children = getattr(metric, "metrics", None)
-    return [m for child in children for m in _single(child)] if children else [metric]
+    return [m for child in children for m in single_metrics(child)] if children else [metric]
 
 
 def _state(model: Any, sample: Batch, rows: slice) -> list[Array]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from choros.backend.additive import single_metrics
 from choros.backend.weight import Weigher, exact_loss
 from choros.types import Array
 
@@ -89,16 +90,38 @@ class Metrics(ABC):
         return self._state_of([after[where] for where in self._metric_slices])
 
     def _state_of(self, values: list[Array]) -> Array:
+        for total, count in self._averaged_means():
+            values[total] = values[total] / np.where(values[count], values[count], 1.0)
         for index in self.averaged:
             values[index] = values[index] * self._rows
         return np.concatenate([*values, [self._rows], *self._tally])
+
+    def _averaged_means(self) -> list[tuple[int, int]]:
+        """Return the places of total and count of each running ``Mean`` among the averaged variables.
+
+        Ranks add their means, weighted by rows, in the place of totals: a ``Mean`` of a number for each row, and one of
+        a number for each batch, have counts of different kinds.
+        """
+        if not self.averaged:
+            return []
+        place = {id(variable): index for index, variable in enumerate(self.metric_variables)}
+        single = [each for metric in self.model.metrics for each in single_metrics(metric)]
+        means = [metric for metric in single if isinstance(metric, keras.metrics.Mean)]
+        pairs = [(place.get(id(metric.total), -1), place.get(id(metric.count), -1)) for metric in means]
+        return [pair for pair in pairs if set(pair) <= set(self.averaged)]
+
+    def _average(self, state: Array, rows: int) -> None:
+        """Make of a sum of states over ranks, in place, the averaged variables of all."""
+        for index in self.averaged:
+            state[self._metric_slices[index]] /= rows
+        for total, count in self._averaged_means():
+            state[self._metric_slices[total]] *= state[self._metric_slices[count]]
 
     def set_metric_state(self, state: Array) -> None:
         """Set the metric variables and the tally from such a vector, or from a sum of them."""
         count = self._metric_slices[-1].stop if self._metric_slices else 0
         state, self._rows = np.array(state), max(int(state[count]), 1)
-        for index in self.averaged:
-            state[self._metric_slices[index]] /= self._rows
+        self._average(state, self._rows)
         self._assign(self.metric_variables, scatter(state[:count], self._metric_slices, self.metric_variables))
         self._tally = [np.array(line) for line in state[count + 1 :].reshape(-1, 3)]
 
@@ -119,8 +142,7 @@ class Metrics(ABC):
         """
         count = self._metric_slices[-1].stop if self._metric_slices else 0
         values, rows = np.array(state[:count]), max(int(state[count]), 1)
-        for index in self.averaged:
-            values[self._metric_slices[index]] /= rows
+        self._average(values, rows)
         exact = self._exact()
         if self.loss_metric is not None and self.loss_metric.name in exact:
             weight = rows if self._tally else self._trained[1]

@@ -10,7 +10,7 @@ import numpy as np
 from choros.checkpoints.policy import checkpoint_of
 from choros.cluster import Place
 from choros.data import StreamSource
-from choros.errors import BadInput
+from choros.errors import BadInput, warn
 from choros.training.layout import describe
 from choros.training.lean import lean
 from choros.training.model_io.serialization import versions
@@ -188,6 +188,27 @@ def check_distribution() -> None:
             f"keras.distribution.{type(distribution).__name__} is in force, which workers do not have: call "
             "keras.distribution.set_distribution(None) before fit. Workers divide each batch by themselves; on JAX, "
             "devices_per_worker= and layout= divide it and the weights over a worker's devices."
+        )
+
+
+def warn_of_sparse_gradients(model: Any) -> None:
+    """Warn where Keras on TensorFlow treats gradients of an Embedding sparsely, and AllReduce treats them densely.
+
+    Keras' SGD without clipping gives the same result in both ways.
+    """
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    clips = any(getattr(optimizer, name, None) is not None for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    if (type(optimizer) is not keras.optimizers.SGD or clips) and any(layer.trainable for layer in layers):
+        how = f"{type(optimizer).__name__} with clipping" if clips else type(optimizer).__name__
+        warn(
+            f"Keras on TensorFlow gives {how} the gradient of {layers[0].name!r} (Embedding) only for the rows that a "
+            "batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the result differs from "
+            "that of one process."
         )
 
 

@@ -84,6 +84,7 @@ class Conductor:
         self._shown: list[Array] = []  # what callbacks were shown of metrics, once they touch them
         self._scheduled = False  # whether the learning rate was a schedule when training began
         self._trained: list[int] = []  # ids of the variables that were trained when training began
+        self._compiled: tuple[Any, Any] = (None, None)  # the optimizer and the losses when training began
         self._read: Values = {}  # the settings as they were last looked at
         self._glance: list[Any] = []
         self._given: Values = {}  # all settings that callbacks have changed in this fit
@@ -104,6 +105,7 @@ class Conductor:
         self._settings, self._scheduled = Settings(self.model), self._has_schedule()
         self._read, self._glance = self._settings.read(), self._settings.glance()
         self._trained = list(map(id, self.model.trainable_variables))
+        self._compiled = self.model.optimizer, self.model._compile_loss
         begun = self._go_on()
         before = self._state()
         self.list.on_train_begin()
@@ -115,7 +117,11 @@ class Conductor:
         again = begun and self._go_on()
         orders = Orders(bool(self.model.stop_training)) if again else self._orders(before, started=False)
         self._given = self._settings.to_begin_with() | orders.settings
-        return replace(orders, settings=self._given)
+        return replace(self._after_a_batch(orders), settings=self._given)
+
+    def _after_a_batch(self, orders: Orders) -> Orders:
+        """Return orders that end synchronous training after the next batch, as in Keras, instead of before it."""
+        return orders if self.alone else replace(orders, stop=False, leave=orders.stop)
 
     def _go_on(self) -> bool:
         """Bring into the model what callbacks are to find in it, where training goes on; see ``kept``."""
@@ -250,7 +256,7 @@ class Conductor:
             self.list.on_epoch_begin(self.epoch)
             self._begin_batch(0)
         orders = self._orders(before)
-        return replace(orders, stop=False) if self.per_batch else orders  # as in Keras: after the epoch's first batch
+        return replace(orders, stop=False) if self.per_batch else self._after_a_batch(orders)
 
     def end(self) -> None:
         """Training has ended, with the last weights in the model."""
@@ -330,6 +336,12 @@ class Conductor:
         stop = bool(self.model.stop_training)
         if not self.user:
             return Orders(stop)
+        optimizer, losses = self._compiled
+        if self.model.optimizer is not optimizer or self.model._compile_loss is not losses:
+            raise BadInput(
+                "A callback has replaced the optimizer or compiled the model again, which workers do not hear of: end "
+                "this fit, compile, and call fit again."
+            )
         settings, slots = self._changed_settings(), self._set_slots()
         if list(map(id, self.model.trainable_variables)) != self._trained:
             raise BadInput(

@@ -124,7 +124,7 @@ class JobHangs:
             yield
         finally:
             ended.set()
-            thread.join()
+            thread.join(_OFTEN)
 
     def _late(self) -> list[int]:
         """Return the ranks that hang. Ranks that end early, as training stops, have ``first_timeout`` seconds."""

@@ -109,6 +109,7 @@ class Orders:
         slots: list of int. Indices, in ``optimizer_variables``, of the variables that callbacks have set.
         settings: dict. Other values that callbacks have set, by name; see ``choros.backend.settings``.
         reset: bool. Whether ranks reset their metrics.
+        leave: bool. Whether synchronous training ends after the next batch, as callbacks asked for it before an epoch.
     """
 
     stop: bool = False
@@ -117,6 +118,7 @@ class Orders:
     slots: list[int] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     reset: bool = False
+    leave: bool = False
 
     @property
     def variables(self) -> bool:
@@ -132,6 +134,7 @@ class Orders:
             sorted({*self.slots, *later.slots}),
             {**self.settings, **later.settings},
             self.reset or later.reset,
+            self.leave or later.leave,
         )
 
 

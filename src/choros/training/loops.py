@@ -82,6 +82,7 @@ class TogetherLoop:
         """Go through the epochs."""
         run = self.run
         self.obey(orders := run.reporter.begin())
+        leave = orders.leave
         run.start_clock()
         if self.meeting is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
@@ -102,6 +103,7 @@ class TogetherLoop:
                     self.reducing.report(epoch, number)
                 else:
                     run.leaving = self.report(epoch, number).stop
+                run.leaving = run.leaving or leave
                 if self.keeper is not None:
                     if self.reducing is not None and self.keeper.due(number + 1):
                         run.leaving = self.reducing.settle().stop
@@ -114,6 +116,7 @@ class TogetherLoop:
             logs, held = self.end_epoch(epoch, run.tally.rows - self.rows_before)
             orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
             self.obey(orders)
+            leave = orders.leave
             if self.keeper is not None:
                 self.keeper.ended(epoch, orders.stop)
             if orders.stop:

@@ -70,7 +70,11 @@ class WorkerPool:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the pool without its processes: a model may hold the Trainer that trains it."""
-        return vars(self) | {"_pool": None}
+        return {name: value for name, value in vars(self).items() if name not in ("_pool", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._pool, self._lock = None, threading.Lock()
 
     @property
     def backend(self) -> str:
