@@ -16,8 +16,8 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$roo
 "$python" -m ruff format --check .
 "$python" -m mypy
 
-# Two lanes side by side, since most tests wait for ranks to start, to meet or to time out and leave the cores idle. Each
-# takes the next piece of work when it has done one; the long ones come first, so that both end at about the same time.
+# Three lanes side by side, since most tests wait for ranks to start, to meet or to time out and leave the cores idle. Each
+# takes the next piece of work when it has done one; the long ones come first, so that all end at about the same time.
 # Laws 5 to 8 are about processes, sockets and scripts: the same on every backend.
 depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_joined.py tests/training/test_devices.py
     tests/training/test_frozen.py
@@ -42,8 +42,7 @@ lane() {
     done
 }
 
-lane "$@" &
-lane "$@" &
+for _ in 1 2 3; do lane "$@" & done
 for piece in "${!work[@]}"; do
     until [[ -e $room/$piece/ended ]] || ! jobs -r | grep -q .; do sleep 0.5; done
     cat "$room/$piece/said"
