@@ -209,9 +209,7 @@ class Conductor:
                 "metrics",
                 "Workers take only model.reset_metrics(), of all metrics, after a batch of a synchronous fit.",
             )
-        elif self.alone:
-            self._warn_ignored("metrics", _ONLY_WEIGHTS)
-        return all_reset and not self.alone
+        return all_reset
 
     def epoch_end(self, epoch: int, logs: dict[str, float], held: Sequence[float] = ()) -> Orders:
         """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn.
