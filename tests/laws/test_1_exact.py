@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -237,3 +238,17 @@ def test_batches_are_shuffled_whole_and_their_rows_stay_in_order(train_both, mak
         orders.append([batch[0] for batch in batches[:-1]])
         assert sorted(orders[-1]) == [0, 16, 32, 48]
     assert orders[0] != orders[1]
+
+
+@pytest.mark.skipif(os.environ["KERAS_BACKEND"] != "tensorflow", reason="of Keras' sparse gradients on TensorFlow")
+@pytest.mark.parametrize(("optimizer", "warned"), [("rmsprop", True), ("sgd", False)])
+def test_gradients_of_an_embedding_that_keras_treats_sparsely_are_warned_about(optimizer, warned, pools):
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Embedding(5, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer, "mse")
+    x = np.arange(24).reshape(8, 3) % 5
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        choros.Trainer(model, workers=2, pool=pools(2)).fit(x, np.ones((8, 1)), batch_size=4, epochs=1, verbose=0)
+    assert any("Embedding" in str(each.message) for each in caught) == warned
