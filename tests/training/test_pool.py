@@ -41,6 +41,7 @@ def test_a_worker_that_died_between_two_fits_is_started_again(make_model, data):
         choros.Trainer(make_model(), workers=2, pool=pool).fit(x, y, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")  # Keras, of an optimizer that is not built
 def test_a_trainer_and_its_pool_may_be_copied_and_pickled(make_model, data, pools):
     x, y = data(24)
     model = make_model()
