@@ -75,9 +75,9 @@ class Phases:
         )
 
 
-def process_of(worker: int) -> int | None:
-    """The process of a worker, or None while there is none."""
-    for pid in children():
+def process_of(worker: int, before: set[int]) -> int | None:
+    """The process of a worker, or None while there is none; those of the run before may still be ending."""
+    for pid in children() - before:
         with contextlib.suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]  # each argument ends with a zero
             if b"choros.launch.worker" in argv and int(argv[-2]) == worker:
@@ -85,7 +85,7 @@ def process_of(worker: int) -> int | None:
     return None
 
 
-def carry_out(kill: Kill, phases: Phases, whole: Whole) -> None:
+def carry_out(kill: Kill, phases: Phases, whole: Whole, before: set[int]) -> None:
     """Wait for the moment, or for the next phase if that comes first; kill the worker as soon as it has a process."""
     while not phases.events[kill.phase].wait(0.05):
         if phases.over.is_set():
@@ -94,14 +94,14 @@ def carry_out(kill: Kill, phases: Phases, whole: Whole) -> None:
     seconds = whole.seconds[kill.phase] / (1 if following else 2)  # workers end before the run does
     (following or [phases.over])[0].wait(kill.share * seconds)
     while not phases.over.is_set():
-        pid = process_of(kill.worker)
+        pid = process_of(kill.worker, before)
         if pid is None:
             time.sleep(0.001)
             continue
         with contextlib.suppress(ProcessLookupError):
             held = os.pidfd_open(pid)
             try:
-                if process_of(kill.worker) == pid:  # the number was not given to another process meanwhile
+                if process_of(kill.worker, before) == pid:  # the number was not given to another process meanwhile
                     kill.done = time.monotonic()
                     signal.pidfd_send_signal(held, signal.SIGKILL)
                     return
@@ -172,7 +172,7 @@ def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ..
         known = next(iter(wholes.values()), None) if name in ALONE else None
         wholes[name] = measure(name) if known is None else Whole(None, dict(known.seconds))
     phases, before, descriptors = Phases(), children(), len(os.listdir("/proc/self/fd"))
-    threads = [threading.Thread(target=carry_out, args=(kill, phases, wholes[name])) for kill in kills]
+    threads = [threading.Thread(target=carry_out, args=(kill, phases, wholes[name], before)) for kill in kills]
     for thread in threads:
         thread.start()
     begun = time.monotonic()
