@@ -1,22 +1,21 @@
-"""Drills: a worker is killed at any moment of a run, from the start of its process to its end; all must come right.
+"""Drills that kill a worker at any moment of a run, from the start of its process to its end.
 
     python drills/anytime.py --backend jax --number 30 --seed 1
 
-A run without a failure is measured once for each algorithm whose workers train together. Each drill starts processes
-of its own and draws an algorithm, restarts (0 or 2), and kills: one, or up to two where there are restarts. A kill has
-a worker, a phase and a moment of it. The phases are the start (processes start, libraries load, models are built),
-training, and the end (last reports, last weights, closing). A drill whose run ends before its kills does not count.
+A run without a failure is measured once for each synchronous algorithm. Each drill starts its own processes. It draws
+an algorithm, the number of restarts (0 or 2), and one kill, or up to two with restarts. A kill has a worker, a phase
+and a moment of it. The phases are the start (processes start, libraries load, models are built), training, and the
+end (last reports, last weights, closing). A drill whose run ends before its kills does not count.
 
-Then must hold, with restarts: the run ends right, as after drills of ``run.py``. Without: it ends right, or with a
-``WorkerFailed`` that names the worker and SIGKILL, and the given model is as it was; workers that train together end
-right only if the kill came at the end. Nothing is left behind. Prints JSON; ends with 1 where a drill went wrong.
+With restarts, the result must be correct, as in ``run.py``. Without restarts, the result must be correct, or the error
+must be a ``WorkerFailed`` that names the worker and SIGKILL, with the given model unchanged; a synchronous run may be
+correct only if the kill came at the end. No process, descriptor or shared memory may be left. Prints JSON. The
+exit code is 1 if a drill failed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import faulthandler
 import json
 import os
 import random
@@ -28,7 +27,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from run import ALONE, BACKENDS, EPOCHS, TOGETHER, WORKERS, children, data_of, left_behind, model_of, wrong
+from run import (
+    ALONE,
+    EPOCHS,
+    TOGETHER,
+    WORKERS,
+    children,
+    choose_backend,
+    data_of,
+    left_behind,
+    limited,
+    model_of,
+    parser_of,
+    wrong,
+)
 
 PHASES = ("start", "training", "end")
 LIMIT, TIMEOUT = 120.0, 30.0  # seconds a drill may take, seconds after which a worker counts as hung
@@ -161,7 +173,7 @@ def faults(error: Exception, model: Any, restarts: int, kills: list[Kill]) -> li
 
 
 def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ...] = ()) -> dict[str, Any]:
-    """One drill: what was drawn, what came of it, and what was wrong."""
+    """Run one drill, and return what was drawn, the outcome and the faults."""
     rng = random.Random(f"any/{seed}/{number}")
     name = rng.choice(names or (*TOGETHER, *ALONE))
     restarts, each_batch = rng.choice((0, 2)), rng.random() < 0.5
@@ -202,24 +214,14 @@ def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ..
 
 
 def main() -> int:
-    """Make the drills, and print what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
-    parser.add_argument("--number", type=int, default=30, help="how many drills that kill; some runs end first")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of those to be made again")
-    options = parser.parse_args()
-    os.environ["KERAS_BACKEND"] = options.backend
-    if options.backend != "tensorflow":
-        sys.modules["tensorflow"] = None  # type: ignore[assignment]
+    """Run the drills, and print the results."""
+    options = parser_of(__doc__, 30, "how many drills that kill; some runs end first").parse_args()
+    choose_backend(options.backend)
     done: list[dict[str, Any]] = []
     wholes: dict[str, Whole] = {}
     with_kills = 0
     for number in options.only or range(2 * options.number):
-        faulthandler.dump_traceback_later(LIMIT, exit=True)  # a hang ends all, loudly
-        done.append(drill(number, options.seed, wholes))
-        faulthandler.cancel_dump_traceback_later()
-        print(json.dumps(done[-1]), file=sys.stderr, flush=True)
+        done.append(limited(LIMIT, drill, number, options.seed, wholes))
         with_kills += any(kill["at"] is not None for kill in done[-1]["kills"])
         if with_kills == options.number and not options.only:
             break

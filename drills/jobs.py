@@ -11,7 +11,6 @@ descriptor here. Prints JSON; ends with 1 where one went wrong.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy import Proxy
-from run import ALONE, BACKENDS, EPOCHS, RATE, ROWS, TOGETHER, WORKERS
+from run import ALONE, EPOCHS, RATE, ROWS, TOGETHER, WORKERS, parser_of
 
 BATCHES = 24  # as in job.py
 WAYS = ("kill", "stop", "raise", "cut", "delay", "full", "server")
@@ -213,11 +212,7 @@ def drill(number: int, seed: int, wholes: dict[str, str], ways: Sequence[str] = 
 
 def main() -> int:
     """Make the drills, and print what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
-    parser.add_argument("--number", type=int, default=20, help="how many drills")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of those to be made again")
+    parser = parser_of(__doc__, 20)
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS, help="the ways to fail, of which it draws")
     options = parser.parse_args()
     os.environ["KERAS_BACKEND"] = options.backend

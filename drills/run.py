@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def left_behind(before: set[int], descriptors: int, pool: Any = None) -> list[st
 
 
 def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) -> dict[str, Any]:
-    """One drill: what was drawn, what came of it, and what was wrong."""
+    """Run one drill, and return what was drawn, the outcome and the faults."""
     rng = random.Random(f"{seed}/{number}")
     name, how = rng.choice([*TOGETHER, *ALONE]), rng.choice(WAYS)
     worker = rng.randrange(WORKERS)
@@ -213,28 +213,50 @@ def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) 
     return facts
 
 
-def main() -> int:
-    """Make the drills, and print what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+def parser_of(text: str | None, number: int, what: str = "how many drills") -> argparse.ArgumentParser:
+    """Return a parser of the options that all drills have.
+
+    Args:
+        text: the docstring of the drills' file.
+        number: the default of ``--number``.
+        what: its help.
+    """
+    parser = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
     parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
-    parser.add_argument("--number", type=int, default=70, help="how many drills")
+    parser.add_argument("--number", type=int, default=number, help=what)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of those to be made again")
-    options = parser.parse_args()
-    os.environ["KERAS_BACKEND"] = options.backend
-    if options.backend != "tensorflow":
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of drills to repeat")
+    return parser
+
+
+def choose_backend(name: str) -> None:
+    """Have Keras load a backend in this process, and TensorFlow only if it is the backend."""
+    os.environ["KERAS_BACKEND"] = name
+    if name != "tensorflow":
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
+
+
+def limited(seconds: float, drill: Callable[..., dict[str, Any]], *how: Any) -> dict[str, Any]:
+    """Run a drill and print its facts. One that takes longer than the limit ends the process with a traceback."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    facts = drill(*how)
+    faulthandler.cancel_dump_traceback_later()
+    print(json.dumps(facts), file=sys.stderr, flush=True)
+    return facts
+
+
+def main() -> int:
+    """Run the drills, and print the results."""
+    options = parser_of(__doc__, 70).parse_args()
+    choose_backend(options.backend)
     import choros
 
     done: list[dict[str, Any]] = []
     wholes: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as room, choros.WorkerPool(WORKERS, echo=False) as pool:
         pool.start()
-        for number in options.only or range(options.number):
-            faulthandler.dump_traceback_later(LIMIT, exit=True)  # a hang ends all, loudly
-            done.append(drill(number, options.seed, pool, wholes, room))
-            faulthandler.cancel_dump_traceback_later()
-            print(json.dumps(done[-1]), file=sys.stderr, flush=True)
+        numbers = options.only or range(options.number)
+        done += [limited(LIMIT, drill, number, options.seed, pool, wholes, room) for number in numbers]
     back = sorted(one["recovered"] for one in done if one.get("recovered"))
     facts = {
         "backend": options.backend,

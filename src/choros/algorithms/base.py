@@ -98,7 +98,7 @@ class Algorithm:
 
     @property
     def uses_seen(self) -> bool:
-        """True if ``propose`` looks at ``seen``; where not, nobody need keep it."""
+        """True if ``propose`` looks at ``seen``; if not, it need not be kept."""
         return type(self).propose is not Algorithm.propose
 
     @property

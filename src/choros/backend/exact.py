@@ -1,4 +1,4 @@
-"""Losses that AllReduce can train exactly, told by their reduction, or by a small trial if that is not enough.
+"""Losses that AllReduce can train exactly, identified by their reduction, or by a small trial if that is not enough.
 
 Exact is a loss that is a mean (or a sum) over rows of what each row gives by itself. Keras' own losses are known.
 A user's loss, and Keras' Dice and Tversky, are tried on eight rows: the loss of all must be that of the first three

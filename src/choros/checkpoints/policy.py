@@ -25,7 +25,8 @@ class Checkpoint:
     For a synchronous run, a checkpoint holds the model, every worker's optimizer and random state, the algorithm's
     state, the position in the epoch and the metrics up to there. A resumed run ends with the same bits as one that was
     never stopped, on the same backend, with the same settings and data. For an asynchronous run it holds the center
-    variable, the algorithm's state, its clock and each worker's position; the workers' optimizers start anew.
+    variable, the algorithm's state, its clock and each worker's position. The workers' optimizers then start from their
+    initial state.
 
     A scheduler's warning (SIGTERM, SIGUSR1, SIGUSR2, or the time in ``CHOROS_STOP_AT``) makes ``fit`` write a
     checkpoint and raise ``SystemExit``: with code 0 if the job's script requeues the job (``CHOROS_REQUEUE``), else

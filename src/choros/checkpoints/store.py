@@ -29,7 +29,7 @@ _NAME = re.compile(r"checkpoint-(\d{8,18})\.choros")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some FUSE and SMB mounts cannot fsync a directory
 _TEMPORARY = re.compile(r"\.checkpoint-\d+(?:\.(?P<host>.+))?\.(?P<pid>\d{1,9})\.new")
-_STALE = 86_400.0  # seconds after which another host's temporary file is nobody's
+_STALE = 86_400.0  # seconds after which another host's temporary file counts as abandoned
 _BLOCK = 4096  # bytes
 
 

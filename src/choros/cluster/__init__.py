@@ -1,4 +1,4 @@
-"""The place of this process: its rank and the number of ranks, as its launcher tells; and lists of hosts.
+"""The place of this process: its rank and the number of ranks, read from its launcher's variables; and lists of hosts.
 
 Read from the environment alone; nothing is imported or contacted to find out.
 """

@@ -1,4 +1,4 @@
-"""Variables made of what launchers tell in another form than one variable for each number."""
+"""Variables derived from what launchers give in another form than one variable for each number."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def why(environ: Mapping[str, str] | None = None) -> str:
 
 
 def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the signs that an MPI's launcher started this process, although no table tells its rank.
+    """Return the signs that an MPI's launcher started this process, although no table gives its rank.
 
     MPI's libraries find each other by PMI or PMIx, whoever starts them, so these names are there under any launcher.
 
@@ -114,7 +114,7 @@ def _but(signs: tuple[str, ...]) -> str:
 
 
 def meets_by_mpi(launcher: str) -> bool:
-    """Return whether the ranks that a launcher starts may meet by MPI.
+    """Return whether the ranks that a launcher starts can communicate by MPI.
 
     Args:
         launcher: as in ``Place.launcher``.

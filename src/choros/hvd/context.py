@@ -91,7 +91,7 @@ _asks: dict[str, Any] = {"sync": True}  # how this process asks for its next pla
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Find out which rank this is, choose its GPU and meet the others; a second call does nothing.
+    """Find out which rank this is, choose its GPU and join the other ranks; a second call does nothing.
 
     Each framework that is loaded computes on the GPU of the local rank from here on, where a rank sees several. All
     stay visible to ``list_physical_devices`` and ``torch.cuda``, so a script may choose again.
@@ -268,7 +268,7 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Return whether the ranks meet by MPI; False before ``init``."""
+    """Return whether the ranks communicate by MPI; False before ``init``."""
     return bool(_now) and "MPI" in kind_of(_now[0].group)
 
 

@@ -167,7 +167,7 @@ def membership() -> Membership | None:
 
 
 def is_elastic() -> bool:
-    """Return whether this process is of a job whose ranks come and go."""
+    """Return whether this process is of an elastic job, whose ranks join and leave."""
     return bool(os.environ.get(ELASTIC))
 
 

@@ -112,7 +112,7 @@ def raised(error: BaseException) -> Message:
 
 
 def is_echo(event: Message) -> bool:
-    """Return whether an event tells only that another worker had gone or had not come.
+    """Return whether an event reports only that another worker ended or did not arrive.
 
     Args:
         event: as ``Pool.receive`` gave it.

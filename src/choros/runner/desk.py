@@ -16,8 +16,8 @@ from choros.transport.tcp.channel import Channel
 from choros.transport.tcp.wire import Door
 
 _NEVER = 1e9  # seconds: a socket that waits as long as there is somebody at the other end
-_MOST = 1 << 23  # bytes that are kept for a process that does not read
-_LAST = 2.0  # seconds in which all processes take what they were told last
+_MOST = 1 << 23  # bytes that are queued for a process that does not read
+_LAST = 2.0  # seconds in which all processes receive their last messages
 
 
 class Desk:
@@ -48,7 +48,7 @@ class Desk:
         threading.Thread(target=self._welcome, name="choros-desk", daemon=True).start()
 
     def tell(self, number: int, head: dict[str, Any]) -> bool:
-        """Say something to a process, without waiting for it; whether it is there to hear it."""
+        """Queue a message for a process. Return False if it is not connected, or does not read."""
         line = self._lines.get(number)
         return line is not None and line.tell(head)
 
@@ -87,7 +87,7 @@ class Desk:
 
 
 class _Line:
-    """The socket to one process, with a thread that sends: the driver waits for no process that does not read."""
+    """The socket to one process, with a thread that sends, so that the driver never waits for a process."""
 
     def __init__(self, end: socket.socket, who: str) -> None:
         self.channel, self._end = Channel(end, who, _NEVER), end
@@ -97,7 +97,7 @@ class _Line:
         self._thread.start()
 
     def tell(self, head: dict[str, Any]) -> bool:
-        """Have something sent; False where the process has gone, or has not read what came before."""
+        """Queue a message. Return False if the connection is broken, or the process does not read."""
         size = len(json.dumps(head))
         with self._lock:
             if self._broken or (self._bytes and self._bytes + size > _MOST):
@@ -107,11 +107,11 @@ class _Line:
         return True
 
     def finish(self) -> None:
-        """Nothing more is told."""
+        """End the thread that sends, once it has sent all queued messages."""
         self._waiting.put(None)
 
     def close(self, seconds: float) -> None:
-        """End the conversation, after what is still to be sent if that takes no longer than so many seconds."""
+        """Close the socket, after at most so many seconds in which queued messages are sent."""
         self._thread.join(max(seconds, 0.0))
         with suppress(OSError):  # the other end has closed it
             self._end.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends, and the one that listens

@@ -16,12 +16,12 @@ from choros.spark.barrier import Task
 from choros.spark.process import keras_there
 from choros.spark.rows import Held, Sent
 from choros.spark.saying import Saying
-from choros.training.afar import Afar
 from choros.training.conductor import Conductor
 from choros.training.job import Job
 from choros.training.model_io.serialization import PackedModel
 from choros.training.parcel import Parcel, shown
 from choros.training.ranks import join_by_sockets, leave
+from choros.training.remote_callbacks import RemoteCallbackRunner
 from choros.training.sent import train_rank
 from choros.training.worker import redraw_member
 from choros.transport import Group
@@ -124,7 +124,7 @@ class Rank:
             except ChorosError:
                 pass
             else:
-                return Afar(Channel(end, "The driver", self.home["timeout"]), model, job)
+                return RemoteCallbackRunner(Channel(end, "The driver", self.home["timeout"]), model, job)
         if self.watched and self.callbacks is None:
             raise BadInput(
                 f"{os.uname().nodename} does not reach the driver at {self.home['place']}, and the callbacks cannot "

@@ -202,12 +202,14 @@ def warn_of_sparse_gradients(model: Any) -> None:
         return
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = any(getattr(optimizer, name, None) is not None for name in ("clipnorm", "global_clipnorm", "clipvalue"))
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
-    if (type(optimizer) is not keras.optimizers.SGD or clips) and any(layer.trainable for layer in layers):
+    embeddings = [
+        each for each in model._flatten_layers() if isinstance(each, keras.layers.Embedding) and each.trainable
+    ]
+    if embeddings and (clips or type(optimizer) is not keras.optimizers.SGD):
         how = f"{type(optimizer).__name__} with clipping" if clips else type(optimizer).__name__
         warn(
-            f"Keras on TensorFlow gives {how} the gradient of {layers[0].name!r} (Embedding) only for the rows that a "
-            "batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the result differs from "
+            f"Keras on TensorFlow gives {how} the gradient of {embeddings[0].name!r} (Embedding) only for the rows that "
+            "a batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the result differs from "
             "that of one process."
         )
 

@@ -106,7 +106,7 @@ class Engine:
         self.ready: set[int] = set()
         self.asking: int | None = None  # the rank that waits for what callbacks of a batch decide
         self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events that came while weights were fetched
-        self.departed: list[tuple[int, dict[str, Any], Any]] = []  # deaths of workers that had done their work
+        self.departed: list[tuple[int, dict[str, Any], Any]] = []  # deaths of workers whose work was done
 
     # -- the segments
     def open(self) -> None:
@@ -556,7 +556,7 @@ class Engine:
 
     # -- failure
     def fail(self, rank: int, message: dict[str, Any], done: Iterable[int] = ()) -> None:
-        """End the run: give those not done a moment to leave the last centre, then raise for who failed first."""
+        """End the run: give ranks that are not done a moment to leave the last center, then raise the first failure."""
         reason = f"rank {rank} failed"
         if self.line is not None:  # nobody reads records any more
             self.pool.unwatch(self.line.records)
@@ -565,7 +565,7 @@ class Engine:
         self.board.order(Orders(stop=True))
         self.later.extend(self.departed)
         first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
-        gone -= {other for other, *_ in self.departed}  # whose events come once more: one may be the cause
+        gone -= {other for other, *_ in self.departed}  # their events are read again: one may be the cause
         died = {rank} if message["event"] == "died" else set()
         while len(gone) < self.job.workers and time.monotonic() < deadline:
             try:

@@ -124,7 +124,7 @@ class JobHangs:
             yield
         finally:
             ended.set()
-            thread.join(_OFTEN)
+            thread.join(self.job.timeout)  # it may be asking the host of the board, whose line is not for two threads
 
     def _late(self) -> list[int]:
         """Return the ranks that hang. Ranks that end early, as training stops, have ``first_timeout`` seconds."""

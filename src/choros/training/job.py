@@ -55,12 +55,12 @@ class Job:
 
     @property
     def alone(self) -> bool:
-        """True if each of several ranks meets a centre in its own time."""
+        """True if several ranks exchange with a center asynchronously."""
         return self.meet == "alone" and self.workers > 1
 
     @property
     def ensemble(self) -> bool:
-        """True if several ranks never meet: members, each with a shard and a model of its own."""
+        """True if several ranks never exchange: members, each with a shard and a model of its own."""
         return self.meet == "never" and self.workers > 1
 
     def validates(self, epoch: int) -> bool:

@@ -31,7 +31,7 @@ from choros.training.job import Job, Orders, Plan, Show, Tally
 from choros.training.loops import mean_average, train
 from choros.training.meeting import meet
 from choros.training.nurse import CentreKeeper
-from choros.training.parts import adding, build_replica, first_replica, met_in
+from choros.training.parts import adding, build_replica, met_in, seed_replica
 from choros.training.ranks import give_up, join
 from choros.training.record import RunRecord
 from choros.training.revival import state_of
@@ -252,7 +252,7 @@ class JoinedReporter:
             time.sleep(_LOOK)
 
     def wait_for_all(self) -> None:
-        """Return when all ranks have come. An asynchronous rank waits as long as the others make steps.
+        """Wait until all ranks have arrived. An asynchronous rank waits as long as the others make steps.
 
         Raises:
             PeerFailed: a rank has ended, or hangs.
@@ -347,7 +347,7 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
 
 
 def _join(plan: Plan, rank: int) -> tuple[Group, Job]:
-    """Join the other ranks, and compare what they were asked for; return their group and the job of all."""
+    """Join the other ranks and compare their arguments. Return the group and the common job."""
     job = plan.job
     if job.workers == 1:
         return LocalGroup(), job
@@ -377,8 +377,7 @@ def _start_alike(replica: Any, base: Group, job: Job, rank: int, saver: Saver) -
     if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
         replica.set_optimizer_state(optimizer)
     replica.restore([base.broadcast(value) for value in replica.snapshot()])
-    replica.fold_seeds(first_replica(job, rank), job.fold_seed)
-    replica.seed_generators(rank, job.seed)
+    seed_replica(replica, job, rank)
 
 
 def _keep_states(reporter: JoinedReporter, centre: Any) -> None:

@@ -130,7 +130,7 @@ def named(part: Any) -> Any:
 
 
 def _is_composed(thing: Any) -> bool:
-    """Return whether it is what its parts are, each of which tells its own settings."""
+    """Return whether an object is described completely by its parts, which have settings of their own."""
     import keras
 
     return isinstance(thing, keras.Sequential) or (isinstance(thing, keras.Model) and hasattr(thing, "operations"))

@@ -103,11 +103,11 @@ class TogetherLoop:
                     self.reducing.report(epoch, number)
                 else:
                     run.leaving = self.report(epoch, number).stop
-                run.leaving = run.leaving or leave
                 if self.keeper is not None:
                     if self.reducing is not None and self.keeper.due(number + 1):
                         run.leaving = self.reducing.settle().stop
                     self.keeper.stepped(epoch, number + 1)
+                run.leaving = run.leaving or leave
             if self.reducing is not None:
                 self.reducing.settle()
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)

@@ -73,6 +73,22 @@ def first_replica(job: Job, rank: int) -> int:
     return sum(job.devices[:rank]) if several else rank
 
 
+def seed_replica(replica: Any, job: Job, rank: int, again: bool = False) -> None:
+    """Give a replica the random numbers of its rank.
+
+    Args:
+        replica: of this rank, built.
+        job: Job.
+        rank: int.
+        again: whether a restarted rank trains on, with other numbers than the first time.
+    """
+    replica.fold_seeds(first_replica(job, rank), job.fold_seed)
+    replica.seed_generators(rank, job.seed)
+    if again:
+        replica.fold_seeds(first_replica(job, rank) + first_replica(job, job.workers), None)
+        replica.seed_generators(rank + job.workers, job.seed)
+
+
 def several_models(devices: int) -> bool:
     """Tell whether each of so many devices has a model of its own: but for JAX, whose one program spans them."""
     import keras

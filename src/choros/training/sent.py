@@ -29,12 +29,12 @@ from choros.errors import PeerFailed
 from choros.launch.failure import raised
 from choros.machine import raise_descriptors
 from choros.training import joined
-from choros.training.afar import Afar, SentSaver, take_state
 from choros.training.conductor import Conductor
 from choros.training.job import Job, Plan, Tally
 from choros.training.model_io.serialization import PackedModel
 from choros.training.parcel import HOME, Parcel, put, read_code, shown
 from choros.training.ranks import join, part
+from choros.training.remote_callbacks import RemoteCallbackRunner, SentSaver, take_state
 from choros.training.saver import Saver
 from choros.training.worker import configure_keras
 from choros.transport import Group
@@ -130,7 +130,7 @@ def _work(line: Channel, place: Place, dial_home: Callable[[], Channel]) -> None
     trained, tallies, losses, met = train_rank(
         parcel,
         place.rank,
-        lambda model: Afar(line, model, job),
+        lambda model: RemoteCallbackRunner(line, model, job),
         (packing.unpack(job.source, arrays, code), validation),
         lambda: line.ask({"ask": "weights"})[1],
         saver=saver,

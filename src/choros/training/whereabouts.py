@@ -16,7 +16,7 @@ from choros.training.choice import MPI
 
 
 def asks_mpi(place: Place) -> bool:
-    """Return whether ranks that are about to meet will ask MPI where they are.
+    """Return whether the ranks will ask MPI for their place when they join.
 
     Args:
         place: what ``Place.here()`` says.

@@ -31,7 +31,7 @@ from choros.training.loops import train
 from choros.training.model_io.redraw import redraw
 from choros.training.model_io.serialization import PackedModel, check_versions
 from choros.training.noticeboard import Noticeboard
-from choros.training.parts import adding, build_replica, first_replica, join_meeting
+from choros.training.parts import adding, build_replica, join_meeting, seed_replica
 from choros.training.run import Run
 from choros.training.shared_weights import SharedWeights
 from choros.training.snapshots import Snapshots
@@ -173,7 +173,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         held.append(replica)
         if job.alone and state is not None:
             replica.set_optimizer_state(state[1]["optimizer"])
-        _seed(replica, job, link.rank, message["again"])
+        seed_replica(replica, job, link.rank, message["again"])
         meeting = fds[4 + (message["depth"] > 0) :]
         snapshots = best = None
         if message["snapshots"]:
@@ -216,15 +216,6 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         stack.close()
         if next(_jobs) % _FORGETS == 0:
             forget()
-
-
-def _seed(replica: Any, job: Job, rank: int, again: bool) -> None:
-    """Give a replica random numbers of its own rank; other ones where a restarted rank trains again."""
-    replica.fold_seeds(first_replica(job, rank), job.fold_seed)
-    replica.seed_generators(rank, job.seed)
-    if again:
-        replica.fold_seeds(first_replica(job, rank) + first_replica(job, job.workers), None)
-        replica.seed_generators(rank + job.workers, job.seed)
 
 
 def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:

@@ -24,7 +24,7 @@ LEFT_SENT, LEFT_SET, LEFT_SEEN = 1, 2, 3  # its contributions before it, how oft
 
 
 class Layout(NamedTuple):
-    """The layout: derived from five numbers, by the creator and by everyone who attaches."""
+    """The layout: derived from five numbers, by the creator and by each process that attaches."""
 
     headers: tuple[int, int]
     header_words: int

@@ -1,4 +1,4 @@
-"""Each rank's bytes brought to one rank, once."""
+"""A gather of each rank's bytes to one rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from choros.types import Array
 
 @runtime_checkable
 class Collecting(Protocol):
-    """A group that can bring bytes to one rank."""
+    """A group that can gather bytes to one rank."""
 
     def collect(self, x: Array, root: int = 0) -> list[Array]:
         """Every rank's flat bytes, in the order of the ranks, on the root; nothing on the others."""
@@ -28,8 +28,8 @@ def collect(group: Group, x: Array, root: int = 0) -> list[Array]:
 
     Args:
         group: the ranks; all of them call.
-        x: flat bytes, which stay as they are meanwhile; of any length.
-        root: who gets them.
+        x: flat bytes, of any length. They must not change during the call.
+        root: the rank that gets them.
 
     Example:
         >>> from choros.transport.local_group import LocalGroup

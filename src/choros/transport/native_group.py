@@ -26,7 +26,7 @@ _LEAST = 1 << 14  # bytes: for fewer a message of the wide group is quicker
 
 
 class Wide(Group, Protocol):
-    """The interface of the group beneath: ``SharedGroup`` and all groups of messages have it."""
+    """The interface of the underlying group: ``SharedGroup`` and all groups of messages have it."""
 
     def agree(self, posted: Posted) -> None:
         """Return when every rank has come, and all make the same call."""

@@ -113,7 +113,7 @@ class Spill:
             decode: writes one block's rows into ``arrays``.
 
         Raises:
-            MeetingTimeout: another process has been at a block for too long: it is stopped, or its disk is.
+            MeetingTimeout: another process decodes a block for too long, as it or its disk hangs.
         """
         cores = len(os.sched_getaffinity(0))
         with self._thread, ThreadPoolExecutor(cores, thread_name_prefix="choros-decode") as threads:
@@ -134,9 +134,9 @@ class Spill:
 
     @contextmanager
     def _locked(self, block: int, wait: bool) -> Iterator[bool]:
-        """Hold a block's lock; it orders what was written before, too.
+        """Hold a block's lock, which also orders the writes before it.
 
-        It is tried again and again: a wait inside the kernel has no limit.
+        The lock is polled, since a wait inside of the kernel has no limit.
         """
         limit, pause = time.monotonic() + _PATIENCE, 0.001
         while not (held := self._lock(block, fcntl.F_WRLCK)) and wait:

@@ -143,7 +143,7 @@ class _Line:
         self.out.clear()
 
     def ended(self) -> bool:
-        """Return whether nothing more comes, as far as can be seen now."""
+        """Return whether the connection is at its end, as far as is known now."""
         try:
             return not self.end.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

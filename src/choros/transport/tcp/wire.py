@@ -47,7 +47,7 @@ class _CutOff(PeerFailed):
 
 
 class Door:
-    """A listening port, and the peers that came and know the secret.
+    """A listening port, and the authenticated peers that connected to it.
 
     All others are turned away after ten seconds, a few bytes, or when too many of them are there at once; one line in
     ten seconds says how many they were.

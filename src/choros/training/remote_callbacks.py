@@ -17,7 +17,7 @@ from choros.transport.tcp.channel import Channel
 from choros.types import Array
 
 
-class Afar:
+class RemoteCallbackRunner:
     """A ``Conductor`` for rank 0 whose callbacks run in another process."""
 
     user = True  # also without callbacks: the model takes the weights of an epoch's end, and then what it trains
