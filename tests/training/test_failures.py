@@ -300,11 +300,13 @@ def test_a_slow_callback_ends_no_run_of_a_launcher(hook, data, make_model, tmp_p
     assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
 
 
-def test_a_worker_that_hangs_is_told_where_callbacks_want_each_batch():
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_hangs_is_told_where_callbacks_want_each_batch(rank):
     each = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     trainer = choros.Trainer(model(), workers=2, timeout=3)
-    with pytest.raises(WorkerFailed, match="of 2 has done no step for"):
-        trainer.fit(Failing(signal.SIGSTOP), epochs=1, verbose=0, callbacks=[each])
+    with pytest.raises(WorkerFailed, match="of 2 has done no step for") as failed:
+        trainer.fit(Failing(signal.SIGSTOP, rank=rank), epochs=1, verbose=0, callbacks=[each])
+    assert failed.value.rank == rank
 
 
 class Noted:

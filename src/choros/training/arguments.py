@@ -208,9 +208,9 @@ def warn_of_sparse_gradients(model: Any) -> None:
     if embeddings and (clips or type(optimizer) is not keras.optimizers.SGD):
         how = f"{type(optimizer).__name__} with clipping" if clips else type(optimizer).__name__
         warn(
-            f"Keras on TensorFlow gives {how} the gradient of {embeddings[0].name!r} (Embedding) only for the rows that "
-            "a batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the result differs from "
-            "that of one process."
+            f"Keras on TensorFlow gives {how} the gradient of {embeddings[0].name!r} (Embedding) only for the rows "
+            "that a batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the result "
+            "differs from that of one process."
         )
 
 

@@ -30,7 +30,7 @@ from choros.training.batch_line import BatchLine
 from choros.training.best import Best, best_of
 from choros.training.ended import Ended
 from choros.training.feeding import Feeder
-from choros.training.hangs import Hangs
+from choros.training.hangs import Hangs, hung_rank
 from choros.training.job import GO_ON, Job, Orders, Plan, Tally
 from choros.training.mending import Mender
 from choros.training.model_io.serialization import PackedModel, copy_model
@@ -588,8 +588,8 @@ class Engine:
         raise self.pool.failure(*first, weights=self.last())
 
     def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
-        """Raise for a rank, by default the one that has done the fewest steps."""
-        rank = int(np.argmin(beats[: self.job.workers])) if rank is None else rank
+        """Raise for a rank, by default the one for which the others wait."""
+        rank = hung_rank(beats, self.meeting if self.centre is None else None) if rank is None else rank
         self.mender.unfit = set(self.ranks)
         self.mender.judge({})
         raise WorkerFailed(

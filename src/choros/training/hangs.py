@@ -12,6 +12,9 @@ import numpy as np
 
 from choros.errors import MeetingTimeout
 from choros.training.snapshots import has_room
+from choros.transport.board import last_at_barriers
+from choros.transport.segment import Segment
+from choros.types import Array
 
 _OFTEN = 1.0  # seconds between two looks, but for callbacks
 
@@ -77,6 +80,17 @@ class Hangs:
             return []
         ending = (job.initial_epoch + board.epochs_ended(rank) for rank in range(job.workers))
         return [rank for rank, epoch in enumerate(ending) if not has_room(board, job.initial_epoch, epoch)]
+
+
+def hung_rank(beats: Array, group: Segment | None) -> int:
+    """Return the rank that hangs, where ranks wait for each other.
+
+    Args:
+        beats: steps done by each rank.
+        group: the segment of their group. None without one: then the rank with the fewest steps.
+    """
+    last = None if group is None else last_at_barriers(group, len(beats))
+    return int(np.argmin(beats)) if last is None else last
 
 
 class JobHangs:

@@ -128,6 +128,23 @@ def joined(segment: Segment, rank: int) -> bool:
     return bool(segment.words[LINES + rank * LINE_WORDS + STATE])
 
 
+def last_at_barriers(segment: Segment, ranks: int) -> int | None:
+    """Return the rank for which the others wait at a barrier, or None; for a controller without a rank.
+
+    Args:
+        segment: Segment. A group's.
+        ranks: int. How many there are.
+
+    Example:
+        >>> from choros.transport.shared_group import SharedGroup
+        >>> with SharedGroup.create(2, 64) as segment:
+        ...     last_at_barriers(segment, 2) is None
+        True
+    """
+    arrived = [segment.words[LINES + rank * LINE_WORDS + ARRIVED] for rank in range(ranks)]
+    return arrived.index(min(arrived)) if min(arrived) < max(arrived) else None
+
+
 def holder(fd: int, byte: int) -> int:
     """Return the process that holds the record lock on a byte, or 0 where no other process does."""
     if sys.platform == "linux":

@@ -67,7 +67,7 @@ class RobustLock:
             self._words[self._held] = self._rank + 1
             yield
         finally:
-            # a KeyboardInterrupt may come between either lock and the line after it, so no line shows which thread holds it
+            # a KeyboardInterrupt may come between either lock and the line after it: so neither line is proof of it
             if threads.acquire(blocking=False):  # this thread has it already, or no thread
                 if acquired:
                     self._words[self._held] = 0
