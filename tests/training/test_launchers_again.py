@@ -1,7 +1,6 @@
 """Ranks that a launcher started are started again, or told to end, and all go on from the state that is kept here."""
 
 import os
-import pathlib
 import signal
 import time
 
@@ -15,20 +14,34 @@ from choros.errors import WorkerFailed
 HOW = {"epochs": 4, "batch_size": 10, "seed": 3, "verbose": 0}
 
 
-def rows_of(flag, pause=0.0, ones=False):
-    """Batches; at one of them rank 1 dies, where the file ``flag`` is there, which it takes away."""
+def written(flag):
+    return flag.exists() and len(flag.read_text()) > 1
+
+
+def rows_of(flag, pause=0.0, ones=False, wait=False):
+    """Batches. At batch 5, rank 1 renames the file ``flag`` to ``died`` and dies, if ``flag`` is there.
+
+    With ``wait``, rank 1 does not go on beyond its second epoch before it has died.
+    """
     import keras
 
     class Rows(keras.utils.PyDataset):
+        epochs = 0
+
         def __len__(self):
             return 8
 
         def __getitem__(self, index):
             time.sleep(pause)
             mine = os.environ.get("CHOROS_RANK", os.environ.get("PMI_RANK"))
-            if index == 5 and mine == "1" and pathlib.Path(flag).exists() and len(pathlib.Path(flag).read_text()) > 1:
-                pathlib.Path(flag).unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+            if index == 5 and mine == "1":
+                self.epochs += 1
+                died = flag.with_name("died")
+                while wait and self.epochs == 2 and not died.exists() and not written(flag):
+                    time.sleep(0.05)
+                if written(flag):
+                    flag.rename(died)
+                    os.kill(os.getpid(), signal.SIGKILL)
             rng = np.random.default_rng(index)
             x = np.ones((10, 1), "float32") if ones else rng.normal(size=(10, 8)).astype("float32")
             return x, rng.integers(0, 3, 10)
@@ -82,7 +95,7 @@ def test_ranks_that_wait_for_nobody_count_each_step_once(tmp_path):
     rule = choros.DOWNPOUR(window=3)
     trainer = choros.Trainer(model, rule, workers=2, launcher=choros.Ssh("localhost:2"), restarts=2)
     die = when(1, lambda: flag.write_text("die"), epoch=1)
-    history = trainer.fit(rows_of(flag, pause=0.02, ones=True), callbacks=[die], **HOW)
+    history = trainer.fit(rows_of(flag, ones=True, wait=True), callbacks=[die], **HOW)
     (restart,) = history.run.restarts
     assert restart.epoch > 0
     assert history.epoch == [0, 1, 2, 3]
