@@ -269,7 +269,7 @@ def mpiexec():
 FAILING = """
 import os, sys, time
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras
 import numpy as np
 import choros

@@ -18,7 +18,7 @@ from choros.training.devices import check_gpus_apart
 FAKES = """
 import json, os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = None  # Keras would load them, for longer than most tests
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
 calls = []
 if os.environ["KERAS_BACKEND"] == "torch":
     import torch

@@ -13,7 +13,7 @@ import pytest
 HEAD = """
     import json, os, sys
     if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = None  # Keras would load them, for longer than most tests
+        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
     import numpy as np
     import keras
     import choros.hvd as hvd

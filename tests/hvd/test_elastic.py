@@ -16,7 +16,7 @@ pytestmark = [] if os.environ["KERAS_BACKEND"] == "jax" else [pytest.mark.long]
 SCRIPT = """
 import json, os, signal, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = None  # Keras would load them
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
 import keras
 import numpy as np
 import choros.hvd as hvd

@@ -172,7 +172,7 @@ def wide(keras):
 CARRIED = """
 import os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 library, room = os.environ["CHOROS_GROUP"], sys.argv[1]
 import choros, choros.native
 if library == "jax":

@@ -118,7 +118,7 @@ def test_after_all_workers_were_killed(algorithm, make_mlp, data, nothing_left):
 CALLER = """
 import json, os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = None  # Keras would load them
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
 import choros, keras, numpy as np
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np, choros
 from choros import parallel
 

@@ -29,7 +29,7 @@ for rows in map(int, sys.argv[3:]):
 """
 SCRIPT = """
 import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import json, os, pathlib
 import keras
 import numpy as np

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 SCRIPT = """
 import os, sys, time
-sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import numpy as np
 import choros.hvd as hvd
 

@@ -85,7 +85,7 @@ np.save(sys.argv[1] + "/one.npy", weights)
 
 THREE = """
 import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import json, os
 import keras
 import numpy as np

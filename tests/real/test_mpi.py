@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 
 SCRIPT = """
 import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import json, os
 import keras
 import numpy as np

@@ -11,7 +11,7 @@ from choros.errors import BadInput
 
 SCRIPT = """
 import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import choros.native
 
 place = choros.native.initialize("jax", cluster_detection_method="deactivate")

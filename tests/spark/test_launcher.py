@@ -220,7 +220,7 @@ def test_each_batch_is_in_the_centre_once_though_an_executor_was_killed(spark, c
 
 SCRIPT = """
 import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np, choros
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, "softmax")])

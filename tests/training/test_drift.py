@@ -15,7 +15,7 @@ from choros.training.record import RunRecord
 SCRIPT = """
     import os, sys
     if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
     import keras, numpy as np
     import choros
     from choros.cluster import Place

@@ -18,7 +18,7 @@ from choros.errors import BadInput, CheckpointFailed
 MODEL = """
 import os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np
 import choros
 

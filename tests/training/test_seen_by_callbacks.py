@@ -215,7 +215,7 @@ def test_nothing_is_fetched_for_callbacks_that_do_not_look(make_model, data, poo
 JOB = """
     import os, sys, time
     if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
     import keras, numpy as np
     import choros
     from choros.cluster import Place

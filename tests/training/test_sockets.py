@@ -16,7 +16,7 @@ from choros.training.ranks import _by_secret
 SCRIPT = """
 import json, os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras
 import numpy as np
 import choros

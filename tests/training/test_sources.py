@@ -112,7 +112,7 @@ def test_ranks_of_a_job_decode_together(folder, tmp_path):
     script = """
         import os, sys
         if os.environ["KERAS_BACKEND"] != "tensorflow":
-            sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+            sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
         import keras
         import choros
         from choros.cluster import Place
@@ -222,7 +222,7 @@ def test_ranks_of_a_job_take_their_shares_and_must_see_the_same_stream(tmp_path)
     script = """
         import os, sys
         if os.environ["KERAS_BACKEND"] != "tensorflow":
-            sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+            sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
         import keras, numpy as np
         import choros
         from choros.cluster import Place

@@ -139,7 +139,7 @@ MpiGroup(timeout=1)
 
 NO_TABLE = """
 import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = None
+sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np
 import choros
 import choros.hvd as hvd

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from choros.errors import BadInput, ChorosError, PeerFailed
-from choros.launch.absent import BESIDE_KERAS, absent
+from choros.launch.absent import lean_keras_import
 from choros.launch.failure import raised
 from choros.launch.frame import Frame, Message
 from choros.launch.link import Dismissed, Link
@@ -69,7 +69,7 @@ def find(name: str) -> Callable[..., Any]:
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise BadInput(f"a call is named package.module:function, got {name!r}")
-    with absent(*BESIDE_KERAS):
+    with lean_keras_import():
         found = getattr(importlib.import_module(module), function, None)
     if not callable(found):
         raise BadInput(f"the module {module} has no function {function}")

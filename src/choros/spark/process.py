@@ -10,7 +10,7 @@ from typing import Any
 import choros
 from choros.backend_choice import is_installed
 from choros.errors import BadInput, NoBackendError
-from choros.launch.absent import BESIDE_KERAS, absent
+from choros.launch.absent import lean_keras_import
 from choros.machine import variables
 from choros.machine.gpu_builds import AMD, NVIDIA
 from choros.machine.gpus import VARIABLE, visible_gpus
@@ -100,7 +100,7 @@ def keras_there(told: dict[str, Any]) -> None:
                 "environment (python -m choros.spark.pack)."
             )
         os.environ["KERAS_BACKEND"] = told["backend"]
-    with absent(*BESIDE_KERAS):
+    with lean_keras_import():
         import keras
 
     if keras.backend.backend() != told["backend"]:

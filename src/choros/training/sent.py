@@ -6,10 +6,10 @@ It asks the process that called ``fit`` for its work, joins the other ranks as a
 
 from __future__ import annotations
 
-from choros.launch.absent import BESIDE_KERAS, absent
+from choros.launch.absent import lean_keras_import
 
 if __name__ == "__main__":
-    with absent(*BESIDE_KERAS):  # before anything else loads Keras
+    with lean_keras_import():  # before anything else loads Keras
         import choros.backend.base  # noqa: F401
 
 import json
