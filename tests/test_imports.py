@@ -303,23 +303,6 @@ def test_all_of_each_room_is_what_is_there():
             assert getattr(module, name) is not None
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="there is no TensorFlow to be loaded")
-def test_a_worker_loads_keras_without_scikit_learn_and_its_own_imports_find_it():
-    pytest.importorskip("sklearn", reason="Keras loads scikit-learn where it is installed: pip install 'choros[demo]'")
-    said = python(
-        "-c",
-        """
-import sys
-from choros.launch.worker import find
-find("choros.training.worker:serve")
-print("keras" in sys.modules, "sklearn" in sys.modules)
-import sklearn.metrics
-print(sklearn.metrics.f1_score([0, 1], [0, 1]))
-""",
-    )
-    assert said.split() == ["True", "False", "1.0"]
-
-
 def test_a_model_travels_without_loading_tensorflow():
     """Keras loads it, where it is installed, to write a .keras file: 3 s for nothing."""
     script = """
