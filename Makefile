@@ -33,6 +33,7 @@ lint: .venv-test/ready
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
+	.venv-test/bin/lint-imports
 
 bench: .venv-test/ready
 	.venv-test/bin/python benchmarks/table.py

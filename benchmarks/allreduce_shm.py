@@ -17,8 +17,8 @@ import time
 
 import numpy as np
 
-from choros.transport.segment import Segment
-from choros.transport.shared_group import SharedGroup
+from choros.comm.shm.group import SharedGroup
+from choros.comm.shm.segment import Segment
 
 
 def rank_main(fd: int, rank: int, count: int, rounds: int, spin: float) -> None:

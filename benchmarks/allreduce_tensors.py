@@ -24,8 +24,8 @@ from common import arguments
 def rank_main(fd: int, rank: int, side: int, rounds: int, backend: str) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    from choros.transport.segment import Segment
-    from choros.transport.shared_group import SharedGroup
+    from choros.comm.shm.group import SharedGroup
+    from choros.comm.shm.segment import Segment
 
     shapes = [(side, side), (side, side), (side, side * 7 // 9)]
     ends = np.cumsum([0, *(a * b for a, b in shapes)]).tolist()
@@ -111,7 +111,7 @@ def main() -> None:
     if options.child:
         rank_main(*options.child, options.backend)
         return
-    from choros.transport.shared_group import SharedGroup
+    from choros.comm.shm.group import SharedGroup
 
     side = 90 if options.quick else options.side
     rounds = options.rounds or (3 if options.quick else 15)

@@ -17,9 +17,9 @@ import time
 
 import numpy as np
 
-from choros.transport.segment import Segment
-from choros.transport.shared_centre import SharedCentre
-from choros.transport.shared_group import SharedGroup
+from choros.comm.shm.group import SharedGroup
+from choros.comm.shm.segment import Segment
+from choros.param_server.shared_memory import SharedCentre
 
 NONE = np.zeros(0, "float32")
 

@@ -44,7 +44,7 @@ def arguments(doc: str, **more: Any) -> argparse.Namespace:
 
 def surroundings(backend: str) -> dict[str, str]:
     """The environment of both sides: one thread, the CPU, this backend."""
-    from choros.machine import variables
+    from choros.cluster.hardware import variables
 
     return {
         **variables(1),

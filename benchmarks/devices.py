@@ -16,7 +16,7 @@ from typing import Any
 from common import Control, arguments, compared, cores, emit, median, taking_turns
 from workloads import Workload
 
-from choros.machine import variables
+from choros.cluster.hardware import variables
 
 DEVICES = 2
 TARGET = 0.90

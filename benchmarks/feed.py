@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 import choros
 from choros.data import make_source
-from choros.data.order import permutation
+from choros.data.permutation import permutation
 
 TARGETS = {"parquet": 1.5, "memmap": 1.2}
 HOW: dict[str, Any] = {"rank": 0, "size": 1, "together": True, "seed": 0, "epoch": 0, "shuffle": True}

@@ -135,8 +135,8 @@ def nccl(options: argparse.Namespace) -> dict[str, Any]:
     """Time the start and a sum of PyTorch's carrier with one rank: NCCL on a GPU, gloo on the CPU."""
     import numpy as np
 
-    from choros.transport.carriers import torch as carrier
-    from choros.transport.tcp.wire import listener
+    from choros.comm.offload import torch as carrier
+    from choros.comm.tcp.auth_socket import listener
 
     on_gpu = options.device == "gpu"
     begin = time.perf_counter()
@@ -167,7 +167,7 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
     from workloads import Workload
 
     import choros
-    from choros.machine import peak_memory
+    from choros.cluster.hardware import peak_memory
 
     load = Workload("cnn", 128, 4 if options.quick else 100)
     model, (x, y) = load.make(), load.data()
@@ -236,7 +236,7 @@ def main() -> None:
     if options.measure == "all":
         result: Any = everything(options)
     else:
-        from choros.machine import version
+        from choros.cluster.hardware import version
 
         facts = {"measure": options.measure, "backend": options.backend, "version": version(options.backend)}
         facts |= {"device": options.device, "quick": options.quick, "cores": os.cpu_count()}

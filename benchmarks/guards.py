@@ -76,25 +76,28 @@ def rank(name: str, load: Workload, seconds: float) -> None:
     import keras
 
     import choros
-    from choros.training import drift, finite, noticeboard, run
-    from choros.transport import board, lock, shared_centre, shared_group, telling
+    from choros.comm.shm import group, group_header, rank_status, robust_lock
+    from choros.consistency import nonfinite, replica_divergence
+    from choros.param_server import shared_memory
+    from choros.training.async_control import control_block
+    from choros.training.worker import context
 
     clock, begun = Clock(), list[float]()
     watched = {
-        noticeboard.Noticeboard: ("beat", "beats"),
-        finite.Finite: ("gradient", "weights", "met", "loss"),
-        drift: ("mark", "compare"),
-        board.Board: ("check_given_up", "post", "posted", "_check"),
-        shared_group: ("difference",),
-        telling.Telling: ("say",),
-        lock.RobustLock: ("_check",),
-        shared_centre.SharedCentre: ("_fit", "_commit"),
+        control_block.Noticeboard: ("beat", "beats"),
+        nonfinite.Finite: ("gradient", "weights", "met", "loss"),
+        replica_divergence: ("mark", "compare"),
+        group_header.Board: ("check_given_up", "post", "posted", "_check"),
+        group: ("difference",),
+        rank_status.Telling: ("say",),
+        robust_lock.RobustLock: ("_check",),
+        shared_memory.SharedCentre: ("_fit", "_commit"),
     }
     for where, names in watched.items():
         for each in names:
             clock.around(where, each)
     clock.around(Nothing, "at_all")
-    plain, progress = run.Run.batches, run.Run.progress
+    plain, progress = context.Run.batches, context.Run.progress
 
     def after_a_step(self: Any, epoch: int, step: int) -> None:
         Nothing.at_all()
@@ -107,7 +110,7 @@ def rank(name: str, load: Workload, seconds: float) -> None:
             begun[:] = [processor([os.getpid()]), processor([os.getppid()])]
         return plain(self, epoch)
 
-    run.Run.batches, run.Run.progress = batches, after_a_step  # type: ignore[method-assign]
+    context.Run.batches, context.Run.progress = batches, after_a_step  # type: ignore[method-assign]
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         first = 0.0

@@ -50,7 +50,7 @@ def say(rank, **facts):
 
 def mpi(rounds):
     """What a sum costs more than MPI_Allreduce of the same bytes, in place in a buffer of its own."""
-    from choros.transport.mpi_group import MpiGroup
+    from choros.comm.p2p.mpi_group import MpiGroup
 
     group = MpiGroup(timeout=120)
     from mpi4py import MPI
@@ -78,8 +78,8 @@ def sent():
 
 def sums(rounds):
     """Sums in each host first, against flat ones: time, and bytes on the wire."""
-    from choros.transport.hosts_group import HostsGroup
-    from choros.transport.mpi_group import MpiGroup
+    from choros.comm.hierarchical_group import HostsGroup
+    from choros.comm.p2p.mpi_group import MpiGroup
 
     flat = MpiGroup(timeout=300)
     hosts = HostsGroup(flat)
@@ -108,12 +108,12 @@ def sums(rounds):
 def centre(rounds):
     """One worker's exchange with a centre on the other host, against one stream that carries the same bytes."""
     from choros import algorithms
-    from choros.training.serving import Server
-    from choros.transport.mpi_group import MpiGroup
-    from choros.transport.served_centre import answers
-    from choros.transport.sharded_centre import ShardedCentre
-    from choros.transport.shared_centre import SharedCentre
-    from choros.transport.tcp.lasting import Lasting
+    from choros.comm.p2p.mpi_group import MpiGroup
+    from choros.comm.tcp.reconnecting_client import Lasting
+    from choros.param_server.shard_service import answers
+    from choros.param_server.sharded import ShardedCentre
+    from choros.param_server.shared_memory import SharedCentre
+    from choros.training.async_control.shard_server import Server
 
     group = MpiGroup(timeout=300)
     rule, none = algorithms.AEASGD(alpha=0.3), np.zeros(0, "float32")

@@ -39,8 +39,8 @@ def measure(normalised: bool, seconds: float, length: int) -> dict[str, Any]:
     """Return the figures of one model, in epochs of so many steps."""
     import numpy as np
 
-    from choros.backend import check_exact, make_replica
-    from choros.backend.recheck import Recheck
+    from choros.backends import check_exact, make_replica
+    from choros.backends.loss_recheck import Recheck
     from choros.types import Batch, aligned
 
     random = np.random.default_rng(0)

@@ -62,9 +62,9 @@ def main() -> None:
     import numpy as np
 
     import choros
-    from choros.machine import peak_memory
+    from choros.cluster.hardware import peak_memory
+    from choros.comm.shm.segment import Segment
     from choros.training.model_io.serialization import pack_model
-    from choros.transport.segment import Segment
 
     def make(megabytes: int) -> Any:
         table = keras.layers.Embedding(megabytes * 1024, 256, embeddings_initializer="zeros", trainable=False)

@@ -23,8 +23,8 @@ def measure(counts: list[int], rounds: int, nccl: bool) -> None:
     import numpy as np
 
     from choros.cluster import Place
-    from choros.training.ranks import join
-    from choros.transport import kind_of
+    from choros.comm.bootstrap.init import join
+    from choros.comm.group import kind_of
 
     place = Place.here()
     group = join(place.rank, place.size, 60.0)
@@ -76,7 +76,7 @@ def main() -> None:
     if args.child:
         measure(args.counts, args.rounds, args.nccl)
         return
-    from choros.transport.tcp.wire import free_port
+    from choros.comm.tcp.auth_socket import free_port
 
     for kind in args.groups:
         more = ["--nccl"] if args.nccl else []

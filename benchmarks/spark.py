@@ -28,7 +28,7 @@ import json, os, sys, time
 sys.modules["tensorflow"] = None
 os.sched_setaffinity(0, {int(sys.argv[2])})
 import numpy as np, keras
-from choros.demo.network import build
+from choros.tools.demo.network import build
 x, y = (np.load(sys.argv[1])[name] for name in "xy")
 model, rows = build(x.shape[1], 2, 0), len(x) // 2
 half = slice(rows * int(sys.argv[2]), rows * (int(sys.argv[2]) + 1))
@@ -82,9 +82,9 @@ def frame_of(spark, file, rows, vector=False):
 
 def train(spark, file, rows, rounds):
     from choros import AEASGD, AllReduce
-    from choros.demo.network import build
-    from choros.spark.columns import normalise
-    from choros.spark.training import train as fit
+    from choros.spark.feature_columns import normalise
+    from choros.spark.frame_trainer import train as fit
+    from choros.tools.demo.network import build
 
     frame, columns = normalise(frame_of(spark, file, rows), "x", "y", inputs=[("x", (FEATURES,))])
     rules = {"AEASGD": AEASGD(window=30), "AllReduce": AllReduce()}
@@ -118,7 +118,7 @@ def train(spark, file, rows, rounds):
 def feed(spark, file, rows, rounds):
     """Until the tasks hold their rows and have met, against a bare mapInArrow that touches each without a copy."""
     from choros.spark import barrier
-    from choros.spark.columns import normalise
+    from choros.spark.feature_columns import normalise
 
     given = frame_of(spark, file, rows)
     frame, columns = normalise(given, "x", "y", inputs=[("x", (FEATURES,))])
@@ -154,8 +154,8 @@ def transform(spark, file, rows, rounds):
 
     The rows are read from Parquet, and taken from Spark's cache: model.predict has its own in memory.
     """
-    from choros.demo.network import build
     from choros.spark import KerasModel
+    from choros.tools.demo.network import build
 
     model = build(FEATURES, CLASSES, 0)
     x = np.load(file)["x"][:rows]

@@ -38,9 +38,9 @@ def main():
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 
     import choros
-    from choros.data.higgs import load_higgs
-    from choros.demo.network import build
     from choros.spark import KerasEstimator, session
+    from choros.tools.demo.datasets.higgs import load_higgs
+    from choros.tools.demo.network import build
 
     data = load_higgs(args.file)
     spark = session("local[2]", spark_ui_enabled="false", spark_ui_showConsoleProgress="false")

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from choros.data.stored import reopen
+from choros.data.files import reopen
 
 READS = 2000  # blocks, drawn at random, as in an epoch of permuted blocks
 FILES = 4

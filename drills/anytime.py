@@ -92,7 +92,7 @@ def process_of(worker: int, before: set[int]) -> int | None:
     for pid in children() - before:
         with contextlib.suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]  # each argument ends with a zero
-            if b"choros.launch.worker" in argv and int(argv[-2]) == worker:
+            if b"choros.launch.process.pool_worker" in argv and int(argv[-2]) == worker:
                 return pid
     return None
 

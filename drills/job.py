@@ -30,11 +30,11 @@ def main(name: str, room: Path, worker: int) -> None:
     import keras
 
     import choros
-    from choros.transport import hosts_group
+    from choros.comm import hierarchical_group
 
-    rank, here = int(os.environ["CHOROS_RANK"]), hosts_group.machine()
+    rank, here = int(os.environ["CHOROS_RANK"]), hierarchical_group.machine()
     (room / f"pid-{rank}").write_text(str(os.getpid()))
-    hosts_group.machine = lambda: f"{here} {rank}"
+    hierarchical_group.machine = lambda: f"{here} {rank}"
     go_through(int(os.environ["DRILL_PROXY"]))
     together, local.BATCHES = name in TOGETHER, BATCHES
 

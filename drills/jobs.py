@@ -134,7 +134,7 @@ class Job:
 def serves(pid: str) -> bool:
     """Whether a process is a server of the centre."""
     try:
-        return b"choros.training.serving" in Path("/proc", pid, "cmdline").read_bytes()
+        return b"choros.training.async_control.shard_server" in Path("/proc", pid, "cmdline").read_bytes()
     except OSError:
         return False
 

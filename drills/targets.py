@@ -34,7 +34,7 @@ class Target:
 
 def frames(data: bytes) -> None:
     """Messages of a channel, until the line ends."""
-    from choros.transport.tcp.channel import Channel
+    from choros.comm.tcp.rpc import Channel
 
     one, two = socket.socketpair()
     with one, two:
@@ -60,7 +60,7 @@ def guests(data: bytes) -> None:
 
 
 def _door() -> Any:
-    from choros.transport.tcp.wire import Door
+    from choros.comm.tcp.auth_socket import Door
 
     if not _kept:
         _kept.append(Door("127.0.0.1", SECRET))
@@ -72,7 +72,7 @@ _kept: list[Any] = []
 
 def hosts_of_doors(data: bytes) -> None:
     """What one who was dialled answers before he is known."""
-    from choros.transport.tcp.wire import _known
+    from choros.comm.tcp.auth_socket import _known
 
     one, two = socket.socketpair()
     with one:
@@ -83,7 +83,7 @@ def hosts_of_doors(data: bytes) -> None:
 
 def messages(data: bytes) -> None:
     """Messages between two ranks, asked for and not."""
-    from choros.transport.tcp.messages import Links, TcpMessages
+    from choros.comm.tcp.connections import Links, TcpMessages
 
     one, two = socket.socketpair()
     with one, two:
@@ -100,7 +100,7 @@ def messages(data: bytes) -> None:
 
 
 def decoded(data: bytes) -> None:
-    from choros.collectives.objects import decode
+    from choros.comm.collectives.object_codec import decode
 
     decode(data)
 
@@ -108,7 +108,7 @@ def decoded(data: bytes) -> None:
 def place(text: str) -> None:
     """A process's environment, as any launcher might have left it: lines of NAME=VALUE."""
     from choros.cluster import Place
-    from choros.cluster.place import why
+    from choros.cluster.rank_info import why
 
     environ = dict(line.partition("=")[::2] for line in text.splitlines())
     why(environ)
@@ -116,13 +116,13 @@ def place(text: str) -> None:
 
 
 def nodelist(text: str) -> None:
-    from choros.cluster.hosts import expand_hosts
+    from choros.cluster.hostlist import expand_hosts
 
     expand_hosts(text)
 
 
 def tasks(text: str) -> None:
-    from choros.cluster.hosts import expand_tasks
+    from choros.cluster.hostlist import expand_tasks
 
     expand_tasks(text)
 
@@ -151,8 +151,8 @@ def command(text: str) -> None:
 
 def checkpoint(data: bytes) -> None:
     """A file of a directory of checkpoints: as it is, and with the digest that it ought to have."""
-    from choros.checkpoints.store import _DIGEST, read
     from choros.errors import CheckpointFailed
+    from choros.training.checkpoint.store import _DIGEST, read
 
     whole = data[:-_DIGEST] + hashlib.blake2b(data[:-_DIGEST], digest_size=_DIGEST).digest()
     with _file(whole, "state") as path:
@@ -162,7 +162,7 @@ def checkpoint(data: bytes) -> None:
 
 
 def _saved() -> bytes:
-    from choros.checkpoints.store import _write
+    from choros.training.checkpoint.store import _write
 
     with tempfile.TemporaryDirectory() as room:
         _write(Path(room, "state"), {"epoch": 1, "batch": 2}, [np.arange(6.0).reshape(2, 3), np.ones(2, "int8")])
@@ -170,8 +170,8 @@ def _saved() -> bytes:
 
 
 def records(data: bytes) -> None:
-    from choros.data.stored.records import _features
-    from choros.data.stored.records import records as read
+    from choros.data.files.tfrecord import _features
+    from choros.data.files.tfrecord import records as read
 
     for record in read(data, "file"):
         _features(record, "file")
@@ -179,7 +179,7 @@ def records(data: bytes) -> None:
 
 def _stored(name: str, **columns: Any) -> Callable[[bytes], None]:
     def read(data: bytes) -> None:
-        from choros.data.stored import files
+        from choros.data.files import files
 
         with _file(data, name) as path:
             files(path, **columns).sample(4)
@@ -206,7 +206,7 @@ def _csv() -> bytes:
 
 
 def _record() -> bytes:
-    from choros.data.stored.records import _example, _masked
+    from choros.data.files.tfrecord import _example, _masked
 
     example = _example()()
     example.features.feature["a"].float_list.value.extend([1.0, 2.0])
@@ -218,7 +218,7 @@ def _record() -> bytes:
 
 def targets() -> dict[str, Target]:
     """By name."""
-    from choros.collectives.objects import encode
+    from choros.comm.collectives.object_codec import encode
 
     read = {"x": ["a", "b"], "y": "label"}
     environ = "CHOROS_RANK=0\nCHOROS_SIZE=2\nCHOROS_LOCAL_RANK=0\nCHOROS_LOCAL_SIZE=2"

@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 
 import choros
-from choros.data.digits import load_digits
+from choros.tools.demo.datasets.digits import load_digits
 
 data = load_digits()
 keras.utils.set_random_seed(0)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 import choros
-from choros.data.digits import load_digits
+from choros.tools.demo.datasets.digits import load_digits
 
 data = load_digits()
 keras.utils.set_random_seed(0)

@@ -137,10 +137,10 @@ PRELUDE = """
 import json, os, signal, sys, time
 import numpy as np
 from choros.errors import ChorosError
-from choros.transport.segment import Segment
-from choros.transport.shared_centre import SharedCentre
-from choros.transport.shared_group import SharedGroup, share
-from choros.transport import board
+from choros.comm.shm.segment import Segment
+from choros.param_server.shared_memory import SharedCentre
+from choros.comm.shm.group import SharedGroup, share
+from choros.comm.group import board
 fd, rank, size = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
 def say(**facts):

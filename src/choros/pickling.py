@@ -335,7 +335,7 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
     given = (known if source else beside)[index]
     import keras
 
-    module = importlib.import_module(f"choros.backend.{keras.backend.backend()}")
+    module = importlib.import_module(f"choros.backends.{keras.backend.backend()}")
     if source and index in lent:
         return module.shared(given.reshape(shape))
     return module.copied(given.reshape(shape))

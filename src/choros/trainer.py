@@ -13,21 +13,32 @@ from typing import Any
 import numpy as np
 
 from choros import algorithms
-from choros.backend import backend_name
-from choros.backend.additive import not_additive
-from choros.backend.caller import build_model
-from choros.backend.exact import check_exact, check_scales
+from choros.backends import backend_name
+from choros.backends.devices.weight_layout import check_layout, say_mesh
+from choros.backends.driver_model import build_model
+from choros.backends.host_values import to_host
+from choros.backends.loss_exactness import check_exact, check_scales
+from choros.backends.metric_additivity import not_additive
 from choros.cluster import Place
-from choros.data import StreamSource, checks, make_source, make_validation
-from choros.data.spread import spread
-from choros.device_choice import SHARE, choose_device
+from choros.cluster.device_choice import SHARE, choose_device
+from choros.cluster.hardware.cpu_affinity import usable_cores
+from choros.cluster.hardware.network_address import own_address
+from choros.data import StreamSource, make_source, make_validation
+from choros.data import validation as checks
+from choros.data.sample_rows import spread
 from choros.errors import BadInput, UnknownAlgorithm, Unstable
-from choros.launchers import How, launcher_of
-from choros.machine.address import own_address
-from choros.machine.cores import usable_cores
-from choros.spark.launcher import Spark
-from choros.training import joined
-from choros.training.arguments import (
+from choros.launch.specs import How, launcher_of
+from choros.training.callback_runner import Conductor
+from choros.training.checkpoint.manager import Saver, facts_of
+from choros.training.executors import in_job
+from choros.training.executors.local import Cargo, Engine
+from choros.training.executors.remote import Home
+from choros.training.executors.worker_pool import WorkerPool, check_workers, default_workers, each_devices
+from choros.training.model_io.redraw import check_redraw
+from choros.training.model_io.serialization import PackedModel, pack_model
+from choros.training.run_record import RunRecord
+from choros.training.spec import Job, Plan
+from choros.training.validation import (
     check_average,
     check_batch_shape,
     check_checkpoint,
@@ -53,17 +64,7 @@ from choros.training.arguments import (
     restore_backup,
     warn_of_sparse_gradients,
 )
-from choros.training.conductor import Conductor, values
-from choros.training.engine import Cargo, Engine
-from choros.training.home import Home
-from choros.training.job import Job, Plan
-from choros.training.layout import check_layout, say_mesh
-from choros.training.model_io.redraw import check_redraw
-from choros.training.model_io.serialization import PackedModel, pack_model
-from choros.training.parts import several_models
-from choros.training.pool import WorkerPool, check_workers, default_workers, each_devices
-from choros.training.record import RunRecord
-from choros.training.saver import Saver, facts_of
+from choros.training.worker.setup import several_models
 
 
 class Trainer:
@@ -149,7 +150,7 @@ class Trainer:
         single = isinstance(self.algorithm, algorithms.Single)
         self._place = self._where(workers, self.algorithm, pool)
         self._launcher, self._how = (
-            launcher_of(Spark() if launcher == "spark" else launcher),
+            launcher_of(launcher),
             How(threads, bind, network or "", echo),
         )
         if network and self._launcher is None:
@@ -357,7 +358,7 @@ class Trainer:
     def _train(self, plan: Plan) -> RunRecord:
         """Train on worker processes; inside a job, as one rank of it."""
         if self._place.size > 1:
-            return joined.fit(plan, self._place.rank)
+            return in_job.fit(plan, self._place.rank)
         cargo = Cargo(plan.written, [*plan.written.arrays], [])
         plan = replace(plan, job=cargo.load(plan, here=self._launcher is None))
         if self._launcher is not None:
@@ -398,7 +399,7 @@ class Trainer:
             check_layout(self._layout, self.model)
         try:
             bound = self.algorithm.bound(
-                self.workers, float(values([self.model.optimizer.learning_rate])[0]), strict=self.strict
+                self.workers, float(to_host([self.model.optimizer.learning_rate])[0]), strict=self.strict
             )
         except algorithms.UnstableError as error:
             raise Unstable(str(error)) from None

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from choros.backend import make_replica
+from choros.backends import make_replica
 from choros.types import Batch
 
 pytestmark = [

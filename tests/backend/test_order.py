@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.backend.exact import check_exact
+from choros.backends.loss_exactness import check_exact
 from choros.errors import NotExact, WorkerFailed
 from choros.types import Batch
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from choros.backend import make_replica
-from choros.backend.exact import check_exact
+from choros.backends import make_replica
+from choros.backends.loss_exactness import check_exact
 from choros.errors import BadInput, NotExact
 from choros.types import Batch
 

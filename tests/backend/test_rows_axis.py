@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import choros
-from choros.backend.additive import not_additive
-from choros.backend.exact import check_exact
-from choros.backend.plain import plain
+from choros.backends.loss_exactness import check_exact
+from choros.backends.metric_additivity import not_additive
+from choros.backends.rowwise_parts import plain
 from choros.errors import NotExact
 from choros.types import Batch
 

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from choros.backend import make_replica
-from choros.backend import tensorflow as room
+from choros.backends import make_replica
+from choros.backends import tensorflow as room
 from choros.errors import NotExact
 from choros.types import Batch
 

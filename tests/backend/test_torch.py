@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import torch
 
-from choros.backend import make_replica
+from choros.backends import make_replica
 from choros.errors import NotExact
 from choros.types import Batch
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from choros.backend.exact import check_exact
+from choros.backends.loss_exactness import check_exact
 from choros.errors import NotExact
 from choros.types import Batch
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import choros
-from choros.checking import CheckReport, load_model, made_rows
-from choros.checking.fitting import differences
 from choros.cli import main
 from choros.errors import BadData, BadInput
+from choros.tools.check import CheckReport, load_model, made_rows
+from choros.tools.check.reference_fit import differences
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_layer_that_mixes_rows_is_named(rows, pools):
 
 def test_what_differs_is_found_and_said_where(make, rows, pools, monkeypatch):
     """Workers that train with another rate than the reference."""
-    import choros.checking.runs as runs
+    import choros.tools.check.runs as runs
 
     plain = runs.plain_fit
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from choros.checkpoints import Checkpoint, Store
 from choros.errors import BadInput, CheckpointFailed
+from choros.training.checkpoint import Checkpoint, Store
 
 KINDS = ("float32", "float64", "float16", "int64", "uint8", "bool")
 
@@ -245,7 +245,7 @@ def test_a_disk_that_is_full_is_found_before_training(tmp_path):
 
 WRITER = """
 import sys, itertools, numpy as np
-from choros.checkpoints import Store
+from choros.training.checkpoint import Store
 store = Store(sys.argv[1])
 for number in itertools.count(1):
     store.save({"number": number}, [np.full(1 << 17, number)])

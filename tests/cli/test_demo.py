@@ -14,8 +14,8 @@ import uuid
 import pytest
 
 from choros.cli import main
-from choros.data.higgs import FEATURES
-from choros.report import load
+from choros.tools.demo.datasets.higgs import FEATURES
+from choros.tools.demo.report import load
 
 pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
 pytest.importorskip("matplotlib", reason="the demo needs matplotlib")
@@ -163,8 +163,8 @@ def test_options_that_make_no_sense_are_bad_usage(arguments, capsys):
 
 
 def test_an_algorithm_that_fails_gives_exit_code_1(untouched, capsys, monkeypatch):
-    from choros.demo import running
-    from choros.report import Run
+    from choros.tools.demo import comparison
+    from choros.tools.demo.report import Run
 
     def trainer(plan, data, pool):
         def train(algorithm, seed, progress):
@@ -174,7 +174,7 @@ def test_an_algorithm_that_fails_gives_exit_code_1(untouched, capsys, monkeypatc
 
         return train
 
-    monkeypatch.setattr(running, "trainer", trainer)
+    monkeypatch.setattr(comparison, "trainer", trainer)
     backend = os.environ.get("KERAS_BACKEND", "jax")
     assert main(["demo", "--backend", backend, "--algorithms", "agn,adag", "--seeds", "2"]) == 1
     out = capsys.readouterr().out

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from choros.cli import build, main
-from choros.machine import plan, usable_cores
-from choros.machine.threads import NAMES
-from choros.runner.horovod import OPTIONS
+from choros.cli import check_build, main
+from choros.cluster.hardware import plan, usable_cores
+from choros.cluster.hardware.thread_env import NAMES
+from choros.launch.horovod_options import OPTIONS
 
 
 def choros(*arguments, **more):
@@ -88,7 +88,7 @@ def test_ranks_meet_in_the_group_they_inherit(script):
     path = script(
         "import os, numpy as np\n"
         "from choros.cluster import Place\n"
-        "from choros.transport.shared_group import SharedGroup\n"
+        "from choros.comm.shm.group import SharedGroup\n"
         "here = Place.here()\n"
         "with SharedGroup(int(os.environ['CHOROS_GROUP_FD']), here.rank, timeout=60) as group:\n"
         "    assert group.size == here.size == 3\n"
@@ -292,7 +292,7 @@ def test_check_build_imports_no_framework():
 def test_check_build_says_what_is_not_there(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("os.memfd_create", lambda *_: os.open("/no/such/place", os.O_RDONLY))
-    lines = build.report().splitlines()
+    lines = check_build.report().splitlines()
     assert [line for line in lines if "[X]" in line] == []
     assert "    [ ] jax" in lines
     assert "    [ ] shared memory, on one machine ([Errno 2] No such file or directory: '/no/such/place')" in lines

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from choros.cli import main
-from choros.machine import usable_cores
+from choros.cluster.hardware import usable_cores
 
 
 def test_the_place_alone(capsys, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 
 from choros.cluster import is_this_machine, parse_slots, read_hostfile
 from choros.errors import BadInput
-from choros.launchers import Ssh
+from choros.launch.specs import Ssh
 
 
 def test_hosts_with_slots():

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from choros.collectives import AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives
-from choros.transport.local_group import LocalGroup
-from choros.transport.shared_group import SharedGroup
+from choros.comm.collectives import AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives
+from choros.comm.shm.group import SharedGroup
+from choros.comm.single_rank_group import LocalGroup
 
 HEAD = """
-from choros.collectives import *
+from choros.comm.collectives import *
 from choros.errors import RanksDiffer
 group = SharedGroup(fd, rank, timeout=20)
 c = Collectives(group)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from choros.collectives import decode, encode
+from choros.comm.collectives import decode, encode
 from choros.errors import BadInput
 
 

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from choros.transport.shared_group import SharedGroup
+from choros.comm.shm.group import SharedGroup
 
 HEAD = """
 import io
-from choros.collectives import *
-from choros.transport.doing import Doing
+from choros.comm.collectives import *
+from choros.comm.tracing import Doing
 group = SharedGroup(fd, rank, timeout=20)
 c = Collectives(group)
 x = np.ones(3, "float32")

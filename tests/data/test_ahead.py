@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from choros.data import AheadSource, feed, make_source, make_validation, packing, prefetch
-from choros.data.ahead import ahead
+from choros.data import AheadSource, feed, make_source, make_validation, prefetch, serialization
+from choros.data.prefetch import ahead
 from choros.errors import BadData
 
 
@@ -64,7 +64,7 @@ def test_prefetch_changes_x_alone_and_travels():
     source = make_source(prefetch((x, y), depth=3, augment=lambda x: -x))
     assert isinstance(source, AheadSource)
     assert (source.rows, source.steps(2), source.depth) == (5, 3, 3)
-    source = packing.unpack(*packing.pack(source))
+    source = serialization.unpack(*serialization.pack(source))
     how = dict(rank=0, size=1, together=True, batch_size=2, seed=0, epoch=0, shuffle=False)
     found = list(source.epoch(**how))
     np.testing.assert_array_equal(np.concatenate([batch.x for batch in found]), -x)

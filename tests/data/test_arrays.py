@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from choros.data import ArraySource, make_source
-from choros.data.order import permutation
+from choros.data.permutation import permutation
 from choros.errors import BadData
 
 KW = {"seed": 3, "shuffle": True}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from choros.data.checks import check, split, unpack
+from choros.data.validation import check, split, unpack
 from choros.errors import BadData
 
 X, Y, W = np.zeros((6, 2)), np.zeros(6), np.ones(6)

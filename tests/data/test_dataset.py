@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from choros.data import PyDatasetSource, make_source
-from choros.data.checks import check, split, unpack
-from choros.data.convert import is_py_dataset
-from choros.data.order import permutation
+from choros.data.conversion import is_py_dataset
+from choros.data.permutation import permutation
+from choros.data.validation import check, split, unpack
 from choros.errors import BadData
 
 

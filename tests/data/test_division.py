@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choros.data.division import pieces, share, visits
-from choros.data.order import permutation
+from choros.data.permutation import permutation
+from choros.data.sharding import pieces, share, visits
 
 SIZES = (1, 2, 3, 4, 5, 7, 9)
 

@@ -15,9 +15,9 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from choros.data import make_source, packing
-from choros.data.blocks import BlockOrder, pools
-from choros.data.stored import files, spill
+from choros.data import make_source, serialization
+from choros.data.block_shuffle import BlockOrder, pools
+from choros.data.files import decode_cache, files
 from choros.errors import BadData, MeetingTimeout
 
 ROWS, WIDTH = 5003, 4
@@ -163,7 +163,7 @@ def test_members_of_an_ensemble_have_row_groups_of_their_own(folder):
 
 
 def decodes(packed, queue):
-    source = packing.unpack(*packed)
+    source = serialization.unpack(*packed)
     decoded = []
     fill = source.fill
     source.fill = lambda block: (decoded.append(block), fill(block))
@@ -174,7 +174,7 @@ def decodes(packed, queue):
 
 def test_two_workers_decode_each_block_once_between_them(folder):
     source = files(folder / "whole.parquet", y="label")
-    packed = packing.pack(source)
+    packed = serialization.pack(source)
     assert [len(array) for array in packed[1]] == [32, 32]  # what a model is built from; the rest is read by workers
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -189,12 +189,12 @@ def test_two_workers_decode_each_block_once_between_them(folder):
 
 
 def dies(packed):
-    packing.unpack(*packed).spill.fill([0], lambda block: os._exit(7))
+    serialization.unpack(*packed).spill.fill([0], lambda block: os._exit(7))
 
 
 def test_a_worker_that_dies_while_it_decodes_leaves_the_block_to_another(folder):
     source = files(folder / "whole.parquet", y="label")
-    worker = multiprocessing.get_context("spawn").Process(target=dies, args=(packing.pack(source),))
+    worker = multiprocessing.get_context("spawn").Process(target=dies, args=(serialization.pack(source),))
     worker.start()
     worker.join(30)
     assert worker.exitcode == 7
@@ -203,10 +203,10 @@ def test_a_worker_that_dies_while_it_decodes_leaves_the_block_to_another(folder)
 
 
 def test_a_process_that_stops_while_it_decodes_is_not_waited_for_without_end(monkeypatch):
-    monkeypatch.setattr(spill, "_PATIENCE", 0.2)
+    monkeypatch.setattr(decode_cache, "_PATIENCE", 0.2)
     begun, stopped = threading.Event(), threading.Event()
-    first = spill.Spill.create(2, 4, [("float32", ())])
-    second = spill.Spill(first.path, 2, 4, [("float32", ())])
+    first = decode_cache.Spill.create(2, 4, [("float32", ())])
+    second = decode_cache.Spill(first.path, 2, 4, [("float32", ())])
 
     def decode(block):
         begun.set()
@@ -377,7 +377,7 @@ def test_only_the_caller_decodes_the_first_rows_besides(folder):
 
     source = files(folder / "whole.parquet", y="label", decode=decode)
     assert decoded == [32]
-    again = packing.unpack(*packing.pack(source))
+    again = serialization.unpack(*serialization.pack(source))
     epoch(again, 1)
     assert decoded == [32]  # the worker's is a function of its own
     epoch(source, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from choros.data import ArraySource, HeldSource
-from choros.data.held import template
+from choros.data.partitioned_source import template
 
 COUNTS = [[5, 3], [10, 10], [1, 0, 30], [7, 0, 0, 1], [64, 63, 65], [2, 100]]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from choros.data import ArraySource, make_source
-from choros.data.checks import split
-from choros.data.mapped import open_place, place_in_file
-from choros.data.packing import pack, unpack
+from choros.data.memmap import open_place, place_in_file
+from choros.data.serialization import pack, unpack
+from choros.data.validation import split
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_nothing_of_a_file_is_packed_and_batches_are_those_of_arrays(files):
 
 def test_what_is_larger_than_memory_is_read_a_stretch_at_a_time(files, monkeypatch):
     """Every row once, in an order of its own in each epoch, from a stretch of 64 blocks at a time; for any ranks."""
-    import choros.data.mapped as mapped
-    from choros.data.blocks import POOL_BLOCKS
+    import choros.data.memmap as mapped
+    from choros.data.block_shuffle import POOL_BLOCKS
 
     plain, (x, y) = files
     assert make_source(x, y).block == 0

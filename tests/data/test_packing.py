@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from choros.data import ArraySource, PyDatasetSource
-from choros.data.packing import ALIGN, layout, pack, unpack, views, write
+from choros.data.serialization import ALIGN, layout, pack, unpack, views, write
 from choros.errors import NotSerializable
 
 

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from choros.data.digits import load_digits
-from choros.data.higgs import FEATURES, load_higgs
-from choros.data.prepare import one_hot, standardise, stratified
 from choros.errors import BadData
+from choros.tools.demo.datasets.common import one_hot, standardise, stratified
+from choros.tools.demo.datasets.digits import load_digits
+from choros.tools.demo.datasets.higgs import FEATURES, load_higgs
 
 COLUMNS = ["EventId", *FEATURES, "Weight", "Label", "KaggleSet", "KaggleWeight"]
 REAL = pathlib.Path(__file__).parents[2].parent / "shared" / "data" / "atlas_higgs.csv.gz"

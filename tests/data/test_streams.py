@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from choros.data import ArraySource, StreamSource, files, make_source, make_validation, prefetch
-from choros.data.checks import check
-from choros.data.convert import is_stream
+from choros.data.conversion import is_stream
+from choros.data.validation import check
 from choros.errors import BadData
 
 X, Y = np.arange(20, dtype="float32").reshape(10, 2), np.arange(10)

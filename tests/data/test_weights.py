@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from choros.data import make_source
-from choros.data.prepare import one_hot
-from choros.data.weights import class_weights
+from choros.data.class_weights import class_weights
 from choros.errors import BadData
+from choros.tools.demo.datasets.common import one_hot
 
 TABLE = {0: 0.5, 2: 4.0, np.int64(3): 7}
 Y = np.random.default_rng(0).integers(0, 6, 50)

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 
-from choros.demo.network import build
+from choros.tools.demo.network import build
 
 
 def test_it_is_dist_keras_network():

@@ -5,9 +5,9 @@ import types
 import pytest
 
 from choros import algorithms
-from choros.demo import plan
+from choros.cluster.hardware import usable_cores, variables
 from choros.errors import BadInput, UnknownAlgorithm
-from choros.machine import usable_cores, variables
+from choros.tools.demo import plan
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from choros import algorithms
-from choros.demo.display import Display
-from choros.demo.plan import Plan
-from choros.demo.running import compare, describe, score
-from choros.report import Run, Setting
+from choros.tools.demo.comparison import compare, describe, score
+from choros.tools.demo.plan import Plan
+from choros.tools.demo.progress import Display
+from choros.tools.demo.report import Run, Setting
 
 SETTING = Setting("x", 10, 5, 3, ("0", "1"), workers=2, backend="jax", epochs=2, batch_size=8)
 

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from choros.doctor.facts import DEVICES
-from choros.machine import usable_cores
-from choros.machine.threads import NAMES
+from choros.cluster.hardware import usable_cores
+from choros.cluster.hardware.thread_env import NAMES
+from choros.tools.doctor.facts import DEVICES
 
 DOCTOR = [sys.executable, "-m", "choros", "doctor", "--json"]
 _OURS = ("CHOROS_", "SLURM_", "PMI", "OMPI_", "MPI_", "NCCL_", "GLOO_", "UCX_", "FI_")

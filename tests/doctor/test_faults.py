@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from choros.launch.failure import signalled
-from choros.machine import cpu_features, plan, usable_cores
+from choros.cluster.hardware import cpu_features, plan, usable_cores
+from choros.launch.process.failure_report import signalled
 
 SECOND = 'if [ "$CHOROS_RANK" = 1 ]; then {}; fi'
 PLACES = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from choros.cli import main
-from choros.doctor.smoke import BACKENDS
+from choros.tools.doctor.smoke_processes import BACKENDS
 
 from .conftest import DOCTOR, Report, clean, said
 
@@ -94,7 +94,8 @@ def test_help_and_facts_import_no_framework_and_no_numpy():
     heavy = "('keras', 'jax', 'torch', 'tensorflow', 'numpy', 'mpi4py')"
     code = (
         "import sys; from choros.cli import main; main(['doctor', '--help']); "
-        "import choros.doctor.visit, choros.doctor.report, choros.doctor.facts as facts; facts.look(facts.Place()); "
+        "import choros.tools.doctor.rank_check, choros.tools.doctor.report, choros.tools.doctor.facts as facts; "
+        "facts.look(facts.Place()); "
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from choros.cluster import Place
-from choros.doctor import limits
-from choros.doctor.facts import look
-from choros.doctor.findings import Seen
-from choros.doctor.measures import collectives
-from choros.doctor.rules import RULES, judge
-from choros.doctor.rules.speed import ATTEMPTS
-from choros.machine.nics import interfaces
-from choros.transport.local_group import LocalGroup
+from choros.cluster.hardware.interfaces import interfaces
+from choros.comm.single_rank_group import LocalGroup
+from choros.tools.doctor import limits
+from choros.tools.doctor.facts import look
+from choros.tools.doctor.findings import Seen
+from choros.tools.doctor.measurements import collectives
+from choros.tools.doctor.rules import RULES, judge
+from choros.tools.doctor.rules.speed import ATTEMPTS
 
 HOST = look(Place()) | {
     "cores": {"usable": [], "physical": 16, "machine": 16, "allotted": [], "numa": [[*range(16)]], "quota": None},

@@ -1,4 +1,4 @@
-"""A group of threads: what ``choros.transport.Group`` asks for, with a barrier and a list."""
+"""A group of threads: what ``choros.comm.group.Group`` asks for, with a barrier and a list."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from choros.algorithms import ADAG, AEASGD, ALL, DOWNPOUR, DynSGD, LocalSGD, Meeting
-from choros.exchange import Alone, MemoryCentre
-from choros.exchange.blocks import BLOCK
-from choros.transport.shared_centre import SharedCentre
+from choros.param_server.blocks import BLOCK
+from choros.param_server.shared_memory import SharedCentre
+from choros.training.worker.exchange import Alone, MemoryCentre
 
 WORKERS = 3
 ORDER = [0, 1, 0, 2, 2, 1, 0, 0, 1, 2, 1, 0]  # a fixed asynchronous interleaving

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from choros.exchange import Schedule
+from choros.training.worker.exchange import Schedule
 
 
 @pytest.mark.parametrize(

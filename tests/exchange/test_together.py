@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from choros.algorithms import ADAG, ALL, DOWNPOUR, EASGD, Averaging, DiLoCo, LocalSGD, Meeting
-from choros.exchange import Together
-from choros.exchange.blocks import BLOCK
-from choros.transport.local_group import LocalGroup
+from choros.comm.single_rank_group import LocalGroup
+from choros.param_server.blocks import BLOCK
+from choros.training.worker.exchange import Together
 
 SIZES = [1, 2, 3, 5]
 EVERY = [kind().bound(3, 0.01) for kind in ALL] + [DOWNPOUR(adagrad=True)]

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from choros.collectives import Collectives
+from choros.comm.call_signature import BARRIER, SUM_SLOTS
+from choros.comm.collectives import Collectives
+from choros.comm.dtypes import dtype_code
 from choros.errors import BadInput, CallsDifferError, RanksDiffer
-from choros.hvd import compression, reduction
+from choros.hvd import compression, gradient_reduction
 from choros.hvd.compression import Compression
-from choros.hvd.reduction import Flat, Reduction
-from choros.transport.calls import BARRIER, SUM_SLOTS
-from choros.transport.values import dtype_code
+from choros.hvd.gradient_reduction import Flat, Reduction
 
 VALUES = 6
 STEP = (SUM_SLOTS, VALUES + 1, *dtype_code(np.dtype("float32")))
@@ -45,7 +45,7 @@ def flat(monkeypatch):
 
     def make(others, fitting=True):
         group = ManyRanks(others)
-        monkeypatch.setattr(reduction, "collectives", lambda _: Collectives(group))
+        monkeypatch.setattr(gradient_reduction, "collectives", lambda _: Collectives(group))
         how = Reduction()
         made = Flat(how, [slice(0, 2), slice(2, VALUES)], [False, False], "gradients", np.float32)
         how.fitting = fitting
@@ -117,7 +117,7 @@ def test_other_calls_are_told_as_the_group_tells_them(flat):
 
 def test_a_compression_warns_once_that_it_saves_no_bytes(monkeypatch):
     monkeypatch.setattr(compression, "_warned", [])
-    monkeypatch.setattr(reduction, "collectives", lambda _: Collectives(ManyRanks([(STEP, None, None)])))
+    monkeypatch.setattr(gradient_reduction, "collectives", lambda _: Collectives(ManyRanks([(STEP, None, None)])))
     Flat(Reduction(), [slice(0, 2)], [False], "gradients", np.float32)
     with pytest.warns(UserWarning, match=r"Compression\.fp16 rounds what is summed and saves no bytes"):
         Flat(Reduction(compression=Compression.fp16), [slice(0, 2)], [False], "gradients", np.float32)

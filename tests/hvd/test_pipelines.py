@@ -34,7 +34,7 @@ def tuned():
 
 
 def test_keras_pipelines_are_not_tuned_during_fit_and_are_as_before_after_it():
-    from choros.hvd.fitting import pipelines
+    from choros.hvd.fit_patch import pipelines
 
     assert tuned() == [None, None]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

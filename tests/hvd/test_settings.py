@@ -5,7 +5,7 @@ import math
 import pytest
 
 from choros.errors import BadInput
-from choros.hvd import settings
+from choros.hvd import env_settings
 
 
 @pytest.mark.parametrize(
@@ -23,21 +23,21 @@ def test_stalls(given, stalls, monkeypatch):
         monkeypatch.delenv(f"HOROVOD_STALL_{name}", raising=False)
     for name, value in given.items():
         monkeypatch.setenv(f"HOROVOD_STALL_{name}", value)
-    assert settings.stalls() == stalls
+    assert env_settings.stalls() == stalls
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf"])
 def test_what_is_no_time(value, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", value)
     with pytest.raises(BadInput, match="HOROVOD_STALL_CHECK_TIME_SECONDS='.*' is no number of seconds"):
-        settings.stalls()
+        env_settings.stalls()
 
 
 def test_timeline(monkeypatch):
     monkeypatch.delenv("HOROVOD_TIMELINE", raising=False)
     monkeypatch.setenv("HOROVOD_TIMELINE_MARK_CYCLES", "1")
-    assert settings.timeline() is None
+    assert env_settings.timeline() is None
     monkeypatch.setenv("HOROVOD_TIMELINE", "dynamic")
-    assert settings.timeline() is None
+    assert env_settings.timeline() is None
     monkeypatch.setenv("HOROVOD_TIMELINE", "t.json")
-    assert settings.timeline() == ("t.json", True)
+    assert env_settings.timeline() == ("t.json", True)

@@ -12,7 +12,7 @@ import pytest
 
 import choros.hvd as hvd
 from choros.errors import BadInput
-from choros.hvd import chrome
+from choros.hvd import trace_format
 
 
 def lanes(path):
@@ -260,8 +260,8 @@ def test_lanes_of_two_machines_are_set_by_their_wall_clocks(tmp_path):
     texts = []
     for rank, (_, _, now) in enumerate(clocks):
         barrier = ("call", "barrier", now, now + 1_000_000, -1)
-        texts.append(chrome.lane(rank, [barrier], chrome.zero_of(rank, clocks), cut=rank == 1))
-    chrome.write(str(tmp_path / "t.json"), texts)
+        texts.append(trace_format.lane(rank, [barrier], trace_format.zero_of(rank, clocks), cut=rank == 1))
+    trace_format.write(str(tmp_path / "t.json"), texts)
     (zero, one) = lanes(tmp_path / "t.json").values()
     assert zero[0][0]["ts"] == 0
     assert one[0][0]["ts"] == 250

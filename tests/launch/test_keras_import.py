@@ -8,8 +8,8 @@ import pytest
 
 SCRIPT = """
 import gc, importlib, sys
-from choros.launch.worker import find, lean_keras_import
-find("choros.training.worker:serve")
+from choros.launch.process.pool_worker import find, lean_keras_import
+find("choros.training.worker.main:serve")
 import keras
 assert gc.isenabled() and gc.get_freeze_count() > 10_000
 hidden = {"sklearn", "matplotlib", *(() if keras.backend.backend() == "jax" else ("jax",))}

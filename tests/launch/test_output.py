@@ -5,7 +5,7 @@ import re
 import pytest
 
 from choros.errors import BadInput
-from choros.launch.output import Output
+from choros.launch.process.rank_output import Output
 
 
 def test_lines_are_shown_and_kept(tmp_path, capsys):

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
-from choros.launch.failure import amount, signalled
-from choros.launch.local import Pool
+from choros.launch.process.failure_report import amount, signalled
+from choros.launch.process.worker_pool import Pool
 
 
 def test_calls_and_answers(calls):
@@ -211,7 +211,7 @@ def test_a_worker_that_somebody_else_has_reaped(calls):
 
 
 def test_windows_is_refused():
-    code = "import sys; sys.platform = 'win32'\nimport choros.launch"
+    code = "import sys; sys.platform = 'win32'\nimport choros.launch.process"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "WSL" in done.stderr.splitlines()[-1]
 

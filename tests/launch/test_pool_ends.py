@@ -9,7 +9,7 @@ import time
 import pytest
 
 from choros.errors import BadInput, MeetingTimeout, WorkerFailed
-from choros.launch.local import Pool
+from choros.launch.process.worker_pool import Pool
 
 
 def test_kill_ends_what_workers_started(calls, gone):
@@ -27,7 +27,7 @@ def test_kill_ends_what_workers_started(calls, gone):
 
 
 def test_close_kills_what_does_not_end_by_itself(calls, monkeypatch, gone):
-    monkeypatch.setattr("choros.launch.local._EXIT", 0.3)
+    monkeypatch.setattr("choros.launch.process.worker_pool._EXIT", 0.3)
     pool = Pool(1)
     pool.send(0, calls("sleep"))
     assert pool.receive(30)[1] == {"event": "asleep"}
@@ -72,7 +72,7 @@ def test_a_pool_outlives_the_thread_that_made_it(calls):
 PARENT = """
 import os, sys, time
 sys.path.insert(0, {path!r})
-from choros.launch.local import Pool
+from choros.launch.process.worker_pool import Pool
 pool = Pool(2)
 pool.send(0, {{"call": "pool_calls:sleep"}})
 pool.receive(30)

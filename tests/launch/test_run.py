@@ -9,12 +9,12 @@ import time
 import pytest
 
 from choros.errors import BadInput
-from choros.launch.failure import signalled
-from choros.launch.run import run
+from choros.launch.process.failure_report import signalled
+from choros.launch.process.rank_supervisor import run
 
 ENGINE = """
 import json, signal, sys
-from choros.launch.run import run
+from choros.launch.process.rank_supervisor import run
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 sys.exit(run(**json.loads(sys.argv[1])).code)
 """

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
-from choros.launch import frame
-from choros.launch.wire import Wire
+from choros.launch.process import frame
+from choros.launch.process.unix_socket import Wire
 
 
 @pytest.fixture

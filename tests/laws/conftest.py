@@ -15,11 +15,11 @@ import pytest
 import choros
 import choros.algorithms
 from choros.algorithms import Meeting
-from choros.exchange import MemoryCentre
-from choros.training.choice import GROUPS
-from choros.transport.local_group import LocalGroup
-from choros.transport.shared_centre import SharedCentre
-from choros.transport.shared_group import SharedGroup
+from choros.comm.bootstrap.select import GROUPS
+from choros.comm.shm.group import SharedGroup
+from choros.comm.single_rank_group import LocalGroup
+from choros.param_server.shared_memory import SharedCentre
+from choros.training.worker.exchange import MemoryCentre
 
 
 def _data(rows=100, features=8, classes=3, seed=0):

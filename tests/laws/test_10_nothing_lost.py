@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.checkpoints import Store
+from choros.training.checkpoint import Store
 
 EPOCHS, BATCH = 3, 10
 WHOLE = os.environ["KERAS_BACKEND"] == "jax"  # all of it; on the others what depends on how a backend keeps its state
@@ -96,7 +96,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(kind, pools, net, rows, tmp
 
 
 def read(path):
-    from choros.checkpoints.store import read as whole
+    from choros.training.checkpoint.store import read as whole
 
     return whole(path).facts
 

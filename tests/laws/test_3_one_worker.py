@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.exchange import Alone, Together
+from choros.training.worker.exchange import Alone, Together
 
 EPOCHS, BATCH, SEED = 2, 16, 5
 _expected = {}
@@ -84,7 +84,7 @@ def train(replica, source, meet):
 
 
 def replica_of(model, source):
-    from choros.backend import make_replica
+    from choros.backends import make_replica
 
     replica = make_replica(model)
     replica.build(source.sample(BATCH))

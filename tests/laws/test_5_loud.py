@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import choros
+from choros.comm.shm.group import SharedGroup, share
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
-from choros.exchange import Alone, Together
-from choros.launch.wire import Wire
-from choros.training.noticeboard import Noticeboard
-from choros.transport.shared_centre import SharedCentre
-from choros.transport.shared_group import SharedGroup, share
+from choros.launch.process.unix_socket import Wire
+from choros.param_server.shared_memory import SharedCentre
+from choros.training.async_control.control_block import Noticeboard
+from choros.training.worker.exchange import Alone, Together
 
 LIMIT = 0.4
 
@@ -58,7 +58,7 @@ def test_a_group_names_the_ranks_that_did_not_come(call):
 
 HOLD = """
 import sys, time
-from choros.transport.shared_centre import SharedCentre
+from choros.param_server.shared_memory import SharedCentre
 class Slow:
     shows, elementwise, uses_seen = "after", False, False
     def propose(self, local, seen, window): return local
@@ -72,8 +72,8 @@ centre.exchange(np.zeros(4), np.zeros(4), 1, np.zeros(0))
 """
 NOTICES = """
 import sys, time
-from choros.training.noticeboard import Noticeboard
-from choros.transport.segment import Segment
+from choros.training.async_control.control_block import Noticeboard
+from choros.comm.shm.segment import Segment
 board = Noticeboard(Segment.attach(int(sys.argv[1])), 2, 1, 1)
 with board.locked():
     print("held", flush=True)
@@ -144,11 +144,14 @@ def test_a_pool_that_is_silent_names_its_ranks(pools):
 
 
 ENDLESS = {  # waits without a limit of their own, and what ends them
-    ("launch/worker.py", "receive"): "an idle worker, until its caller calls or has gone",
+    ("launch/process/pool_worker.py", "receive"): "an idle worker, until its caller calls or has gone",
     ("hvd/collectives.py", "join"): "a collective, whose group has a limit",
-    ("runner/remote.py", "wait"): "the agent of a host, which ends with its ranks, or when this process is told to end",
-    ("runner/under.py", "wait"): "a rank, whose launcher ends it",
-    ("training/worker.py", "receive"): "orders after callbacks, which may take any time, or the caller has gone",
+    (
+        "launch/ssh/agent_client.py",
+        "wait",
+    ): "the agent of a host, which ends with its ranks, or when this process is told to end",
+    ("launch/mpi/rank_wrapper.py", "wait"): "a rank, whose launcher ends it",
+    ("training/worker/main.py", "receive"): "orders after callbacks, which may take any time, or the caller has gone",
 }
 
 
@@ -182,9 +185,9 @@ def test_a_launcher_without_a_group_is_refused(monkeypatch, make_mlp, data):
 
 def test_a_silent_singleton_is_refused(monkeypatch, make_mlp, data):
     """The launcher says 4, the group that it brought is of 1."""
-    from choros.training import ranks
+    from choros.comm.bootstrap import init
 
-    monkeypatch.setattr(ranks, "_joined", {})
+    monkeypatch.setattr(init, "_joined", {})
     with SharedGroup.create(1, 1 << 16) as segment:
         for name, value in {"RANK": "0", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "4"}.items():
             monkeypatch.setenv(f"CHOROS_{name}", value)

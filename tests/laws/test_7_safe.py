@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import choros
+from choros.comm.shm.group import SharedGroup
+from choros.comm.shm.segment import Segment
 from choros.errors import BadInput
-from choros.launch.frame import pack
-from choros.launch.wire import Wire
+from choros.launch.process.frame import pack
+from choros.launch.process.unix_socket import Wire
+from choros.param_server.shared_memory import SharedCentre
 from choros.training.model_io.serialization import PackedModel
-from choros.training.parcel import CodeFolder, read_code
-from choros.transport.segment import Segment
-from choros.transport.shared_centre import SharedCentre
-from choros.transport.shared_group import SharedGroup
+from choros.training.payload import CodeFolder, read_code
 
 ROOT = pathlib.Path(choros.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -77,8 +77,8 @@ def test_keras_reads_no_file_without_its_safe_mode():
 
 def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
     """What a rank is told over the socket is JSON: where the pickles lie, and their digests."""
-    from choros.training.home import Home
-    from choros.training.job import Job
+    from choros.training.executors.remote import Home
+    from choros.training.spec import Job
 
     home = Home.__new__(Home)
     code = pickle.dumps(Bomb())
@@ -93,10 +93,12 @@ def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
 
 def test_sockets_with_an_address_are_in_one_file():
     calls = {"bind", "listen", "accept", "connect", "connect_ex", "create_server", "create_connection", "socketserver"}
-    asks_the_kernel = "machine/nics.py"  # by ioctl, for the address of an interface: its socket is bound to nothing
+    asks_the_kernel = (
+        "cluster/hardware/interfaces.py"  # by ioctl, for the address of an interface: its socket is bound to nothing
+    )
     wrong = []
     for path in FILES:
-        if named(path) == "transport/tcp/wire.py":
+        if named(path) == "comm/tcp/auth_socket.py":
             continue
         for node in nodes(path):
             if isinstance(node, ast.Call):

@@ -7,8 +7,8 @@ import os
 import pytest
 
 import choros
-from choros.machine import plan, usable_cores
-from choros.machine.threads import NAMES
+from choros.cluster.hardware import plan, usable_cores
+from choros.cluster.hardware.thread_env import NAMES
 
 LOOK = """
 import os, sys

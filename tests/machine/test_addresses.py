@@ -2,8 +2,8 @@
 
 import pytest
 
-from choros.machine import address, nics
-from choros.machine.address import addresses, own_address, pass_on
+from choros.cluster.hardware import interfaces, network_address
+from choros.cluster.hardware.network_address import addresses, own_address, pass_on
 
 HEADER = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
 
@@ -23,8 +23,8 @@ def host(tmp_path, monkeypatch):
         entries = [f"     |-- {each}\n        /32 host LOCAL\n" for each in [*local, "127.0.0.1"]]
         (proc / "fib_trie").write_text("Main:\n" + "".join(entries))
         given = {} if primary is None else {"primary": {"lo": "127.0.0.1", **primary}.get}
-        monkeypatch.setattr(address, "interfaces", lambda: nics.interfaces(net, proc, **given))
-        monkeypatch.setattr(address, "default_route", lambda: nics.default_route(proc))
+        monkeypatch.setattr(network_address, "interfaces", lambda: interfaces.interfaces(net, proc, **given))
+        monkeypatch.setattr(network_address, "default_route", lambda: interfaces.default_route(proc))
         monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
 
     return has
@@ -56,5 +56,5 @@ def test_the_second_address_of_an_interface_is_one_of_this_host(host):
 
 
 def test_the_kernel_tells_the_address_of_the_loopback():
-    assert nics.primary_address("lo") == "127.0.0.1"
-    assert nics.primary_address("no.such.interface.at.all") is None
+    assert interfaces.primary_address("lo") == "127.0.0.1"
+    assert interfaces.primary_address("no.such.interface.at.all") is None

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from choros.cluster.hardware import Binding, physical_cores, plan, usable_cores
 from choros.errors import BadInput
-from choros.machine import Binding, physical_cores, plan, usable_cores
 
 
 def topology(folder, cores):
@@ -79,7 +79,8 @@ def test_plan_refuses(ranks, threads):
 def test_usable_cores_follow_the_affinity_mask():
     first = usable_cores()[0]
     code = (
-        f"import os; os.sched_setaffinity(0, {{{first}}}); from choros.machine import *; print(usable_cores(), plan(1))"
+        f"import os; os.sched_setaffinity(0, {{{first}}}); from choros.cluster.hardware import *; "
+        "print(usable_cores(), plan(1))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert out == f"({first},) [Binding(cores=({first},), threads=1)]\n"

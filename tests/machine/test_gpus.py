@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from choros.machine import gpus
-from choros.machine.gpus import Gpu, count_gpus, visible_gpus
+from choros.cluster.hardware import gpus
+from choros.cluster.hardware.gpus import Gpu, count_gpus, visible_gpus
 
 TWO = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
@@ -123,7 +123,7 @@ def test_gpus_of_amd_and_both_of_its_variables(tmp_path, monkeypatch):
 
 BUILDS = """
 import json, os, pathlib, sys
-from choros.machine.gpu_builds import gpu_vendor
+from choros.cluster.hardware.gpu_builds import gpu_vendor
 
 room = pathlib.Path(sys.argv[1])
 sys.path.insert(0, str(room))

@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from choros.machine import peak_memory
+from choros.cluster.hardware import peak_memory
 
 SIZE = 200_000_000
 
@@ -17,7 +17,7 @@ def test_peak_of_another_process_stays_after_it_has_freed():
 
 def test_a_small_child_of_a_large_parent_has_a_small_peak():
     large = bytearray(b"x") * SIZE
-    code = "from choros.machine import peak_memory; print(peak_memory())"
+    code = "from choros.cluster.hardware import peak_memory; print(peak_memory())"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert peak_memory() > len(large)
     assert 1_000_000 < int(out) < SIZE // 2

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from choros.cluster.hardware import usable_cores, variables
+from choros.cluster.hardware.thread_env import NAMES
 from choros.errors import BadInput
-from choros.machine import usable_cores, variables
-from choros.machine.threads import NAMES
 
 COUNT = """
 from pathlib import Path

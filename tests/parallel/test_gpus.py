@@ -41,7 +41,7 @@ for data in ((x, y), (choros.prefetch((x, y)), None)):
     model = make()
     choros.Trainer(model, "single").fit(*data, **how)
     near(model, plain)
-from choros.backend import make_replica
+from choros.backends import make_replica
 from choros.types import Batch
 batch = Batch(x, y, None, 61, 61)
 replica = make_replica(make())

@@ -141,5 +141,7 @@ def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path):
         assert same, name
         assert list(history) == ["loss", "mae", "val_loss", "val_mae"]
         assert history["val_loss"][-1] < 0.7 * history["loss"][0], name
-    left = subprocess.run(["pgrep", "-f", "choros.training.serving"], capture_output=True, text=True).stdout
+    left = subprocess.run(
+        ["pgrep", "-f", "choros.training.async_control.shard_server"], capture_output=True, text=True
+    ).stdout
     assert not left

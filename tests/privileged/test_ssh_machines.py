@@ -68,7 +68,7 @@ def run(ssh, tmp_path):
 
     yield start
     time.sleep(0.2)
-    left = subprocess.run(["pgrep", "-fa", r"choros.runner|script\.py"], capture_output=True, text=True).stdout
+    left = subprocess.run(["pgrep", "-fa", r"choros.launch|script\.py"], capture_output=True, text=True).stdout
     assert not left
 
 

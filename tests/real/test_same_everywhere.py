@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from choros.algorithms import ALL
-from choros.data.higgs import load_higgs
+from choros.tools.demo.datasets.higgs import load_higgs
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("CHOROS_PRIVILEGED_TESTS"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from choros.report import Report, Result, Run, Setting
+from choros.tools.demo.report import Report, Result, Run, Setting
 
 NAMES = {
     "Single": "never",

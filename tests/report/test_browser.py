@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from choros.report import write
+from choros.tools.demo.report import write
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = (

@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from choros.report import Report, Result, Run, Setting
-from choros.report.figures import FIGURES, available, draw_f1, draw_loss, draw_time
+from choros.tools.demo.report import Report, Result, Run, Setting
+from choros.tools.demo.report.figures import FIGURES, available, draw_f1, draw_loss, draw_time
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 pytest.importorskip("matplotlib", reason="the charts need matplotlib")

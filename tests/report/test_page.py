@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from choros.report import Report, Result, Run, Setting, load, render, write
+from choros.tools.demo.report import Report, Result, Run, Setting, load, render, write
 
 EVIL = "<script>alert('1')</script>&\"'"
 VOID = {"meta", "path", "use", "br"}

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from choros.report import Report, Result, Run, Setting, load, save
-from choros.report.results import VERSION
+from choros.tools.demo.report import Report, Result, Run, Setting, load, save
+from choros.tools.demo.report.results import VERSION
 
 
 def test_a_report_comes_back_from_its_file_equal(make_report, tmp_path):

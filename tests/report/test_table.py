@@ -1,5 +1,5 @@
-from choros.report import Report, Result, Run, Setting, text_table
-from choros.report.table import COLUMNS, marks, summary
+from choros.tools.demo.report import Report, Result, Run, Setting, text_table
+from choros.tools.demo.report.table import COLUMNS, marks, summary
 
 
 def test_it_is_sorted_by_f1_and_marks_the_best_and_the_fastest():

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import choros
+from choros.cluster.hardware import plan, usable_cores
 from choros.errors import BadInput, NotSerializable, WorkerFailed
-from choros.machine import plan, usable_cores
 
 
 @pytest.fixture(autouse=True)

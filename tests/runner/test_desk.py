@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from choros.runner.desk import Desk
-from choros.transport.tcp.channel import Channel
-from choros.transport.tcp.wire import Door, dial
+from choros.comm.tcp.auth_socket import Door, dial
+from choros.comm.tcp.rpc import Channel
+from choros.launch.elastic.control_server import Desk
 
 SECRET = b"of this test"
 

@@ -12,10 +12,10 @@ import pytest
 
 from choros.cli import main
 from choros.errors import BadInput
-from choros.launch.run import GRACE
-from choros.launchers import How, Srun
-from choros.runner.launchers import start_under
-from choros.runner.ranks import Wish
+from choros.launch.local_job import Wish
+from choros.launch.mpi.launcher import start_under
+from choros.launch.process.rank_supervisor import GRACE
+from choros.launch.specs import How, Srun
 
 SCRIPT = """
 import json, os, sys, time
@@ -120,7 +120,7 @@ def test_a_signal_for_the_launcher_reaches_the_ranks(run):
     job.communicate(timeout=30)
     assert job.returncode not in (0, None)
     limit = time.monotonic() + 10
-    while subprocess.run(["pgrep", "-f", "choros.runner.under"], stdout=subprocess.DEVNULL).returncode == 0:
+    while subprocess.run(["pgrep", "-f", "choros.launch.mpi.rank_wrapper"], stdout=subprocess.DEVNULL).returncode == 0:
         assert time.monotonic() < limit
         time.sleep(0.1)
 

@@ -5,8 +5,8 @@ import platform
 import pytest
 
 from choros.errors import BadInput
-from choros.runner.horovod import OPTIONS, answers
-from choros.runner.ranks import horovod_variables, size_of
+from choros.launch.horovod_options import OPTIONS, answers
+from choros.launch.local_job import horovod_variables, size_of
 
 
 def test_how_many(tmp_path):

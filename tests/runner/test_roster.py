@@ -4,9 +4,9 @@ import pytest
 
 from choros.cli import main
 from choros.errors import BadInput
-from choros.runner.discovery import parse_found, script_of
-from choros.runner.roster import LEAVING, Blacklist, Member, ordered, places, surplus, vacancies
-from choros.runner.terms import Terms, terms_of
+from choros.launch.elastic.host_discovery import parse_found, script_of
+from choros.launch.elastic.members import LEAVING, Blacklist, Member, ordered, places, surplus, vacancies
+from choros.launch.elastic.settings import Terms, terms_of
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pyspark.ml.linalg import SparseVector, Vectors
 
 from choros.errors import BadData, BadInput, WorkerFailed
 from choros.spark.barrier import run
-from choros.spark.columns import normalise
-from choros.spark.slots import choose_workers, slots
+from choros.spark.feature_columns import normalise
+from choros.spark.task_slots import choose_workers, slots
 
 
 @pytest.fixture(scope="module")

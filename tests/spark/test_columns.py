@@ -8,7 +8,7 @@ from pyspark.ml.linalg import Vectors
 
 from choros.errors import BadData
 from choros.spark.barrier import run
-from choros.spark.columns import normalise
+from choros.spark.feature_columns import normalise
 
 
 @pytest.fixture(scope="module")

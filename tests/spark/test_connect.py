@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession, functions as F
 from choros.errors import BadInput, WorkerFailed
 from choros.spark import KerasEstimator, KerasModel, distkeras
 from choros.spark.barrier import run
-from choros.spark.columns import normalise
-from choros.spark.slots import slots
+from choros.spark.feature_columns import normalise
+from choros.spark.task_slots import slots
 
 spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
 spark = spark.config("spark.sql.codegen.wholeStage", "false").getOrCreate()
@@ -70,7 +70,7 @@ assert distkeras.LabelIndexTransformer(2).transform(made).toDF().columns[-1] == 
 # arrays: with the caller in reach, and with none: then the callbacks travel
 import contextlib, io
 import choros
-from choros.training.line import Line
+from choros.training.executors.callback_server import Line
 x = np.random.default_rng(0).normal(size=(96, 2)).astype("float32")
 y = (x.sum(axis=1) > 0).astype("int32")
 class Rate(keras.callbacks.Callback):

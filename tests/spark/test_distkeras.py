@@ -13,12 +13,12 @@ from pyspark.sql import functions as F
 import choros.spark.distkeras as distkeras
 from choros.algorithms import from_config, to_config
 from choros.algorithms.base import Meeting
-from choros.algorithms.old import MeanEASGD
+from choros.algorithms.legacy import MeanEASGD
 from choros.errors import BadInput
-from choros.exchange import Alone
-from choros.exchange.memory import MemoryCentre
+from choros.param_server.in_memory import MemoryCentre
 from choros.spark.distkeras import *  # noqa: F403 - as a notebook does
 from choros.spark.distkeras import utils
+from choros.training.worker.exchange import Alone
 
 
 @pytest.fixture(scope="module")

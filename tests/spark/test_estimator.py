@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 import choros
 from choros.errors import BadData, BadInput, UnknownAlgorithm
 from choros.spark import KerasEstimator, KerasModel
-from choros.spark.columns import Columns, Leaf
-from choros.spark.outputs import classed
+from choros.spark.feature_columns import Columns, Leaf
+from choros.spark.prediction_columns import classed
 from choros.spark.pyarrow import refuse_large_batches, to_array
 
 NAMES = ["a", "b", "c"]

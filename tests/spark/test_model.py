@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from choros.errors import BadData, BadInput, NotSerializable
 from choros.spark import KerasModel
 from choros.spark.model import _ARROW_UDF
-from choros.spark.outputs import describe, outputs_of
 from choros.spark.predict import values
+from choros.spark.prediction_columns import describe, outputs_of
 
 ROWS = 1500  # more than a batch of prediction, and no multiple of it
 

@@ -9,7 +9,7 @@ import venv
 import pytest
 
 from choros.errors import BadInput
-from choros.spark.pack import main, pack
+from choros.spark.pack_environment import main, pack
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -19,7 +19,7 @@ spark = choros.spark.session(sys.argv[1], archive=sys.argv[2], spark_ui_enabled=
                              spark_cores_max="1", spark_executor_memory="512m")
 facts = choros.spark.doctor.examine(spark)
 from choros.spark.barrier import run
-from choros.spark.columns import normalise
+from choros.spark.feature_columns import normalise
 frame, columns = normalise(spark.range(3), "id")
 (found,) = run(frame, lambda task: (sys.prefix + "|" + __import__("numpy").__file__).encode(), 1, columns=columns)
 print("prefix", found.decode())

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from choros.spark import process
-from choros.spark.process import hold_back, on_cpu_unless_given
+from choros.spark import task_process
+from choros.spark.task_process import hold_back, on_cpu_unless_given
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_task_sees_the_gpus_that_spark_gave_it(monkeypatch, amd, name):
             return {"gpu": type("Gpus", (), {"addresses": ["3", "1"]})}
 
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(process, "_FRAMEWORKS", ())
-    monkeypatch.setattr(process, "visible_gpus", lambda vendor, environ: amd)
+    monkeypatch.setattr(task_process, "_FRAMEWORKS", ())
+    monkeypatch.setattr(task_process, "visible_gpus", lambda vendor, environ: amd)
     assert hold_back(Task()) == (1, ["3", "1"])
     assert os.environ[name] == "3,1"

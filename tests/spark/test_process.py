@@ -6,7 +6,7 @@ import os
 def test_an_executor_without_the_drivers_backend_says_what_to_install(spark_is_there, user):
     code = """
 from choros.errors import NoBackendError
-from choros.spark.process import keras_there
+from choros.spark.task_process import keras_there
 try:
     keras_there({"backend": "torch", "settings": {}})
 except NoBackendError as error:

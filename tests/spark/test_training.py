@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 
 import choros
 from choros.errors import WorkerFailed
-from choros.spark.columns import normalise
-from choros.spark.training import train
+from choros.spark.feature_columns import normalise
+from choros.spark.frame_trainer import train
 
 
 def higgs(spark, rows=400, parts=2, seed=0):

@@ -9,7 +9,7 @@ import pytest
 
 import choros
 from choros.cli import main
-from choros.submit import SCHEDULERS, find_mpi, find_scheduler
+from choros.launch.schedulers import SCHEDULERS, find_mpi, find_scheduler
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import subprocess
 import pytest
 
 from choros.cli import main
-from choros.submit import SCHEDULERS, Job, load_site, site_names
-from choros.submit.mpiexec import launch_line
-from choros.submit.shell import rank_script
+from choros.launch.schedulers import SCHEDULERS, Job, load_site, site_names
+from choros.launch.schedulers.mpiexec import launch_line
+from choros.launch.schedulers.shell_script import rank_script
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import choros
-import choros.data.streams
+import choros.data.stream_source
 from choros.errors import BadData, BadInput, NotSerializable, UnknownAlgorithm, Unstable
 
 
@@ -246,7 +246,7 @@ def test_a_synchronized_batch_normalization(refused, backend):
 
 
 def test_a_meeting_point_of_ipv6_is_refused_by_name(monkeypatch):
-    from choros.training.ranks import join
+    from choros.comm.bootstrap.init import join
 
     for name in ("CHOROS_GROUP_FD", "CHOROS_COORDINATOR", "CHOROS_MEETING"):
         monkeypatch.delenv(name, raising=False)
@@ -260,14 +260,14 @@ def test_a_meeting_point_of_ipv6_is_refused_by_name(monkeypatch):
 
 def test_validation_data_without_an_end_are_refused_before_they_fill_the_memory(refused, monkeypatch):
     rows = np.zeros((10, 8), "float32"), np.zeros(10, "int32")
-    monkeypatch.setattr(choros.data.streams, "memory_left", lambda: 36_000)
+    monkeypatch.setattr(choros.data.stream_source, "memory_left", lambda: 36_000)
     refused(BadData, "The first 51 batches .* give validation_steps= where it has no end", validation_data=repeat(rows))
     refused(BadData, "validation_data, a list_iterator, yields no batch", validation_data=iter([]))
 
 
 def test_validation_data_that_do_not_end_soon_are_warned_about(pools, make_model, data, monkeypatch):
     x, y = data()
-    monkeypatch.setattr(choros.data.streams, "_SLOW", 0.0)
+    monkeypatch.setattr(choros.data.stream_source, "_SLOW", 0.0)
     with pytest.warns(UserWarning, match="give validation_steps= if it has no end"):
         choros.Trainer(make_model(), workers=2, pool=pools(2)).fit(
             x, y, verbose=0, validation_data=((x, y) for _ in range(2))

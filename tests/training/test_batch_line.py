@@ -5,9 +5,9 @@ import select
 
 import pytest
 
-from choros.launch.link import Link
-from choros.launch.wire import Wire
-from choros.training.batch_line import BatchLine, WorkerBatchLine
+from choros.launch.process.unix_socket import Wire
+from choros.launch.process.worker_connection import Link
+from choros.training.executors.batch_channel import BatchLine, WorkerBatchLine
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import choros
-from choros.training import drift
-from choros.training.job import Tally
-from choros.training.record import RunRecord
+from choros.consistency import replica_divergence
+from choros.training.run_record import RunRecord
+from choros.training.spec import Tally
 
 SCRIPT = """
     import os, sys
@@ -19,8 +19,8 @@ SCRIPT = """
     import keras, numpy as np
     import choros
     from choros.cluster import Place
-    from choros.training.loops import TogetherLoop
-    from choros.training.reducing import Reducing
+    from choros.training.worker.loops import TogetherLoop
+    from choros.training.worker.allreduce_steps import Reducing
 
     rank = Place.here().rank
     x = np.random.default_rng(0).normal(size=(60, 8)).astype("float32")
@@ -85,12 +85,16 @@ def test_most_ranks_are_right():
     other = usual + rng.normal(size=1000).astype("float32")
     rounded = np.nextafter(usual, np.float32(9))
     lost = np.full_like(usual, np.nan)
-    found = drift.compare([drift.mark(vector) for vector in (other, usual, usual, rounded, lost)])
+    found = replica_divergence.compare(
+        [replica_divergence.mark(vector) for vector in (other, usual, usual, rounded, lost)]
+    )
     assert found.usual == 1
     assert set(found.far) == {0, 4}
     assert 0.3 < found.far[0] < 3.0  # the distance is about the norm
     assert set(found.near) == {3}
-    assert drift.compare([drift.mark(lost), drift.mark(-lost)]) is None  # told as not finite, not as drift
+    assert (
+        replica_divergence.compare([replica_divergence.mark(lost), replica_divergence.mark(-lost)]) is None
+    )  # told as not finite, not as drift
 
 
 def _model(kind="sgd"):

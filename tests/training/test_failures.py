@@ -12,7 +12,7 @@ import pytest
 
 import choros
 from choros.errors import WorkerFailed
-from choros.training import hangs
+from choros.training.async_control import hang_detection
 
 
 class Failing(keras.utils.PyDataset):
@@ -127,9 +127,9 @@ def test_a_pool_that_lost_a_worker_starts_anew():
 
 def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypatch):
     """Nobody is left then to wait for: what the last one met is told, not that the pool is empty."""
-    from choros.training import engine
+    from choros.training.executors import local
 
-    done, following = engine.Tally, engine.Engine.next
+    done, following = local.Tally, local.Engine.next
     trainer = choros.Trainer(model(), "aeasgd", workers=2, echo=False)
     pids = {}
 
@@ -144,8 +144,8 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
             os.kill(pids.popitem()[1], signal.SIGKILL)
         return found
 
-    monkeypatch.setattr(engine, "Tally", told)
-    monkeypatch.setattr(engine.Engine, "next", seen)
+    monkeypatch.setattr(local, "Tally", told)
+    monkeypatch.setattr(local.Engine, "next", seen)
     with pytest.raises(WorkerFailed, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)
 
@@ -188,7 +188,7 @@ def test_a_worker_that_is_killed_while_others_load_the_model(algorithm, restarts
 
 KILLED_EARLY = """
 import os, signal, sys
-if "choros.launch.worker" in sys.orig_argv and sys.orig_argv[-2] == "1" and os.path.exists({flag!r}):
+if "choros.launch.process.pool_worker" in sys.orig_argv and sys.orig_argv[-2] == "1" and os.path.exists({flag!r}):
     os.unlink({flag!r})
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -216,9 +216,9 @@ def test_a_worker_that_is_killed_while_its_interpreter_starts(
 
 
 def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatch):
-    from choros.training import engine
+    from choros.training.executors import local
 
-    done, killed = engine.Tally, []
+    done, killed = local.Tally, []
     trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
 
     def told(**tally):
@@ -227,16 +227,16 @@ def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatc
             os.kill(trainer._pool.start().pids[tally["rank"]], signal.SIGKILL)
         return done(**tally)
 
-    monkeypatch.setattr(engine, "Tally", told)
+    monkeypatch.setattr(local, "Tally", told)
     trainer.fit(Slow(), epochs=1, verbose=0)
     assert killed == [0]
     assert len(trainer.models) == 2
 
 
 def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at_once(monkeypatch):
-    from choros.training import engine
+    from choros.training.executors import local
 
-    done, killed = engine.Tally, []
+    done, killed = local.Tally, []
     trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
 
     def told(**tally):
@@ -244,7 +244,7 @@ def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at
         os.kill(trainer._pool.start().pids[1 - tally["rank"]], signal.SIGKILL)
         return done(**tally)
 
-    monkeypatch.setattr(engine, "Tally", told)
+    monkeypatch.setattr(local, "Tally", told)
     monkeypatch.setattr(trainer._pool, "kill", lambda: ended.append(time.monotonic()))
     ended = []
     with pytest.raises(WorkerFailed, match="worker 1 of 2 .* SIGKILL"):
@@ -321,9 +321,9 @@ class Noted:
 
 def test_time_in_which_nobody_looked_does_not_count(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(hangs.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(hang_detection.time, "monotonic", lambda: clock[0])
     board = Noted()
-    watch = hangs.Hangs(board, types.SimpleNamespace(workers=2, whole_epochs=False, ensemble=False))
+    watch = hang_detection.Hangs(board, types.SimpleNamespace(workers=2, whole_epochs=False, ensemble=False))
     for _ in range(4):
         clock[0] += 0.5
         board.count[0] += 1

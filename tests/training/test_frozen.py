@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.backend import make_replica
+from choros.backends import make_replica
 from choros.types import Batch
 
 WIDE = 1 << 18  # values of a variable that lies in memory shared by all workers

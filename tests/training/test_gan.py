@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import choros
-from choros.checkpoints import Checkpoint
 from choros.data import make_source
 from choros.errors import BadInput, NotExact
+from choros.training.checkpoint import Checkpoint
 
 BACKEND = os.environ.get("KERAS_BACKEND", "jax")
 BOTH = ("discriminator", "generator")

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import choros
+from choros.cluster.hardware import gpus, physical_cores
 from choros.errors import BadInput, WorkerFailed
-from choros.machine import gpus, physical_cores
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def machine(tmp_path, monkeypatch):
         (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(lines))
         (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        for place in ("choros.machine.gpus.gpu_vendor", "choros.training.pool.gpu_vendor"):
+        for place in ("choros.cluster.hardware.gpus.gpu_vendor", "choros.training.executors.worker_pool.gpu_vendor"):
             monkeypatch.setattr(place, lambda backend, environ=None: build)
         gpus._nvidia.cache_clear()
 

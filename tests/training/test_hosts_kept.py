@@ -15,7 +15,7 @@ sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] =
 import keras, numpy as np
 import choros
 from choros.training import meeting
-from choros.transport import hosts_group
+from choros.comm.group import hosts_group
 
 room, hosts = sys.argv[1], int(sys.argv[2])
 rank, size, here = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"]), hosts_group.machine()

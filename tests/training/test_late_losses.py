@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import choros
-from choros.backend import make_replica
-from choros.backend.recheck import Recheck
+from choros.backends import make_replica
+from choros.backends.loss_recheck import Recheck
 from choros.errors import NotExact, WorkerFailed
 from choros.types import Batch
 

@@ -13,7 +13,7 @@ import pytest
 
 import choros
 from choros.errors import BadInput, WorkerFailed
-from choros.training.parcel import CodeFolder, read_code
+from choros.training.payload import CodeFolder, read_code
 
 
 @pytest.fixture(autouse=True)

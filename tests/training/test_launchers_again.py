@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import choros
-from choros.checkpoints import Store
 from choros.errors import WorkerFailed
+from choros.training.checkpoint import Store
 
 HOW = {"epochs": 4, "batch_size": 10, "seed": 3, "verbose": 0}
 

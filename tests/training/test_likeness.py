@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from choros.training.agreement import facts_of_model
-from choros.training.likeness import first_difference, layers_of
+from choros.consistency.model_fingerprint import first_difference, layers_of
+from choros.consistency.rank_agreement import facts_of_model
 
 layers = keras.layers
 
@@ -103,7 +103,7 @@ def test_keras_is_not_made_to_load_tensorflow():
     """Which Keras does to ask for its types, where it is installed: three seconds of every job."""
     script = """
 import sys, keras
-from choros.training.agreement import facts_of_model
+from choros.consistency.rank_agreement import facts_of_model
 parts = [keras.layers.Dense(3, kernel_regularizer="l2"), keras.layers.Dropout(0.1), keras.layers.BatchNormalization()]
 model = keras.Sequential([keras.Input((2,)), *parts])
 model.compile("adam", keras.losses.MeanSquaredError(), metrics=[keras.metrics.MeanAbsoluteError()])

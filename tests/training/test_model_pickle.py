@@ -22,13 +22,14 @@ import pytest
 
 import choros
 from choros import pickling
-from choros.backend.caller import build_model
-from choros.backend.optimizers import model_variables
-from choros.data.arrays import ArraySource
+from choros.backends.driver_model import build_model
+from choros.backends.host_values import to_host
+from choros.backends.optimizers import model_variables
+from choros.consistency.versions import check_versions, versions
+from choros.data.array_source import ArraySource
 from choros.errors import BadInput, NotSerializable
-from choros.training.conductor import values
 from choros.training.model_io.redraw import redraw
-from choros.training.model_io.serialization import check_versions, copy_model, pack_model, pack_with_weights, versions
+from choros.training.model_io.serialization import copy_model, pack_model, pack_with_weights
 from choros.types import dtype_of
 
 BACKEND = os.environ.get("KERAS_BACKEND", "jax")
@@ -350,7 +351,7 @@ def trained(model):
     keras.utils.set_random_seed(1)
     losses = model.fit(x, target, epochs=3, batch_size=8, shuffle=False, verbose=0).history
     losses = losses.get("loss") or losses["kl"]
-    return losses, [np.asarray(value).astype("float64") for value in values(model_variables(model))]
+    return losses, [np.asarray(value).astype("float64") for value in to_host(model_variables(model))]
 
 
 def built(make):
@@ -537,12 +538,12 @@ def test_modules_that_a_new_process_cannot_import_travel_by_value(tmp_path):
 def test_members_draw_the_trainable_weights_anew():
     model = built(lambda: compiled(sequential(activation=lambda x: K.tanh(FACTOR * x)), Objective(2.0).method))
     before = model.get_weights()
-    optimizer = values(model.optimizer.variables)
+    optimizer = to_host(model.optimizer.variables)
     model.fit(*data(), verbose=0)
     keras.utils.set_random_seed(7)
     redraw(model)
     assert any(np.abs(one - other).max() > 0.05 for one, other in zip(model.get_weights(), before, strict=True))
-    for one, other in zip(values(model.optimizer.variables), optimizer, strict=True):
+    for one, other in zip(to_host(model.optimizer.variables), optimizer, strict=True):
         np.testing.assert_array_equal(one, other)
     assert model.layers[0].activation.__name__ == "<lambda>"
     redraw(built(distilled))  # neither the model nor its parts are asked: their layers are

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.training.ended import Ended
+from choros.training.async_control.optimizer_states import Ended
 
 K = keras.callbacks
 ALONE = {"aeasgd": lambda: choros.AEASGD(window=2), "downpour": lambda: choros.DOWNPOUR(window=2)}

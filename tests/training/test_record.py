@@ -2,8 +2,8 @@
 
 import pytest
 
-from choros.training.job import Tally
-from choros.training.record import RunRecord
+from choros.training.run_record import RunRecord
+from choros.training.spec import Tally
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import choros
-from choros.checkpoints import Store
 from choros.errors import BadInput, CheckpointFailed
+from choros.training.checkpoint import Store
 
 MODEL = """
 import os, sys
@@ -36,7 +36,7 @@ def digest():
 """
 SCRIPT = """
 import json, time
-from choros.checkpoints import Checkpoint
+from choros.training.checkpoint import Checkpoint
 
 where, name, resume = sys.argv[1], sys.argv[2], sys.argv[3] == "resume"
 slow = float(os.environ.get("SLOW", 0))
@@ -105,9 +105,9 @@ class Run:
 
 
 COUNTED = """
-from choros.training.joined import JoinedReporter
-from choros.transport import hosts_group
-from choros.transport.tcp.messages import TcpMessages
+from choros.training.executors.in_job import JoinedReporter
+from choros.comm.group import hosts_group
+from choros.comm.tcp.connections import TcpMessages
 
 here = hosts_group.machine()
 hosts_group.machine = lambda: here + os.environ["CHOROS_RANK"]  # each rank is as on a host of its own

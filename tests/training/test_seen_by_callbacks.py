@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import choros
-from choros.training.engine import Engine
-from choros.transport.shared_centre import SharedCentre
+from choros.param_server.shared_memory import SharedCentre
+from choros.training.executors.local import Engine
 
 K = keras.callbacks
 

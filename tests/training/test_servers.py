@@ -25,8 +25,8 @@ import keras
 import numpy as np
 
 import choros
-from choros.exchange import Alone
-from choros.transport import hosts_group
+from choros.training.worker.exchange import Alone
+from choros.comm.group import hosts_group
 
 name, layers, size, epochs, batches, rate, timeout = json.loads(sys.argv[1])
 rank, here, meet = int(os.environ["CHOROS_RANK"]), hosts_group.machine(), Alone.meet
@@ -105,7 +105,7 @@ class Job:
     def kill_a_server(self):
         """Kill one that has not been killed; wait for it to be there."""
         limit = time.monotonic() + 120.0
-        while not (fresh := set(processes(self.mark, b"choros.training.serving")) - self.seen):
+        while not (fresh := set(processes(self.mark, b"choros.training.async_control.shard_server")) - self.seen):
             assert time.monotonic() < limit, "".join(self.lines)
             time.sleep(0.01)
         self.seen.add(one := min(fresh))

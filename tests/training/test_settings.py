@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 import choros
-from choros.backend.settings import Settings
+from choros.backends.callback_settings import Settings
 
 K = keras.callbacks
 TERM = keras.Variable(0.5, trainable=False, name="term")  # used by a loss function, held by no object

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from choros.cluster import Place
+from choros.comm.bootstrap.init import _by_secret
 from choros.errors import BadInput
-from choros.training.ranks import _by_secret
 
 SCRIPT = """
 import json, os, sys

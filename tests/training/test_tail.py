@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from choros.training.job import Orders
-from choros.training.tail import Tail
+from choros.training.spec import Orders
+from choros.training.worker.gradient_tail import Tail
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

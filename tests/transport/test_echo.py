@@ -7,7 +7,7 @@ import pytest
 
 ENDING = """
 from choros.errors import PeerFailed
-from choros.transport.echo import let_the_cause_end_first, linger
+from choros.comm.bootstrap.exit_hooks import let_the_cause_end_first, linger
 
 {hook}
 raise {error}

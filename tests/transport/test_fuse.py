@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from choros.transport.centre_layout import ACTIVE
-from choros.transport.fuse import follow
-from choros.transport.shared_centre import BLOCK, Meeting, SharedCentre
+from choros.param_server.fused_update import follow
+from choros.param_server.layout import ACTIVE
+from choros.param_server.shared_memory import BLOCK, Meeting, SharedCentre
 
 NONE = np.zeros(0)
 
@@ -128,7 +128,7 @@ def test_followed_equals_called(kind, dtype, monkeypatch):
     ends = []
     for followed in (True, False):
         if not followed:
-            monkeypatch.setattr("choros.transport.shared_centre.follow", lambda *_: None)
+            monkeypatch.setattr("choros.param_server.shared_memory.follow", lambda *_: None)
         rng = np.random.default_rng(2)
         with SharedCentre.create(start, NONE, memory, 3) as segment:
             clients = [SharedCentre(segment, kind(), rank, 3) for rank in range(3)]

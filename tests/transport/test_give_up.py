@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
+from choros.comm.shm.group import SharedGroup
+from choros.comm.tcp.group import TcpGroup
 from choros.errors import PeerFailed
-from choros.transport.shared_group import SharedGroup
-from choros.transport.tcp.group import TcpGroup
 
 
 @pytest.fixture(params=["shared memory", "sockets"])

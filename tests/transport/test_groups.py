@@ -15,7 +15,7 @@ def make(timeout):
     return SharedGroup(fd, rank, timeout=timeout, spin=0.0 if rank else 50e-6)
 """,
     "mpi": """
-from choros.transport.mpi_group import MpiGroup
+from choros.comm.p2p.mpi_group import MpiGroup
 
 world = MpiGroup(timeout=60)
 rank, size = world.rank, world.size
@@ -25,8 +25,8 @@ def make(timeout):
     return world.part(range(size))
 """,
     "hosts": """
-import choros.transport.hosts_group as hosts
-from choros.transport.mpi_group import MpiGroup
+import choros.comm.hierarchical_group as hosts
+from choros.comm.p2p.mpi_group import MpiGroup
 
 world = MpiGroup(timeout=60)
 rank, size = world.rank, world.size
@@ -40,8 +40,8 @@ def make(timeout):
     return made
 """,
     "tcp": """
-from choros.transport.shared_group import SharedGroup
-from choros.transport.tcp.group import TcpGroup
+from choros.comm.shm.group import SharedGroup
+from choros.comm.tcp.group import TcpGroup
 
 rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
 near = SharedGroup(int(os.environ["CHOROS_GROUP_FD"]), rank, timeout=60)
@@ -51,8 +51,8 @@ def make(timeout):
 """,
     "torch": """
 from choros.training import ranks
-from choros.training.sums import summed
-from choros.transport.shared_group import SharedGroup
+from choros.comm.bootstrap.offload import summed
+from choros.comm.shm.group import SharedGroup
 
 rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
 whole = summed(SharedGroup(int(os.environ["CHOROS_GROUP_FD"]), rank, timeout=60), "torch", 60)
@@ -64,8 +64,8 @@ def make(timeout):
 """,
     "jax": """
 from choros.training import ranks
-from choros.training.sums import summed
-from choros.transport.mpi_group import MpiGroup
+from choros.comm.bootstrap.offload import summed
+from choros.comm.p2p.mpi_group import MpiGroup
 
 whole = summed(MpiGroup(timeout=60), "jax", 60)
 rank, size = whole.rank, whole.size
@@ -101,7 +101,7 @@ def meet(request, tmp_path):
 
     def run(script, size, room=4096):
         if request.param == "shared":
-            from choros.transport.shared_group import SharedGroup
+            from choros.comm.shm.group import SharedGroup
 
             with SharedGroup.create(size, room) as segment:
                 return request.getfixturevalue("ranks").start(HEAD["shared"] + script, segment, size).finish(120)
@@ -110,7 +110,7 @@ def meet(request, tmp_path):
         if request.param in ("mpi", "hosts", "jax"):
             request.getfixturevalue("mpiexec")(size, sys.executable, file, tmp_path)
         else:
-            from choros.runner.ranks import Wish, start
+            from choros.launch.local_job import Wish, start
 
             assert start([sys.executable, str(file), str(tmp_path)], Wish(size)).code == 0
         return [
@@ -122,7 +122,7 @@ def meet(request, tmp_path):
 
 SUMS = """
 import hashlib
-from choros.transport.collecting import collect
+from choros.comm.gather_bytes import collect
 
 def total(values):
     found = values[0].copy()
@@ -229,7 +229,7 @@ say(ok=True)
 
 def test_calls_that_differ_are_told_to_every_rank_and_the_group_goes_on(meet):
     script = """
-from choros.transport.collecting import collect
+from choros.comm.gather_bytes import collect
 group = make(30)
 trying(lambda: group.sum_slots(5 if rank else 6, "float32"))
 trying(lambda: group.sum(np.zeros(4, "float64" if rank else "float32")))

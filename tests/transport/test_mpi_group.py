@@ -13,8 +13,8 @@ HEAD = """
 import os, signal, sys, time
 import numpy as np
 from choros.errors import ChorosError
-from choros.transport import Group
-from choros.transport.mpi_group import MpiGroup
+from choros.comm.group import Group
+from choros.comm.p2p.mpi_group import MpiGroup
 
 group = MpiGroup(timeout=60)
 rank, size = group.rank, group.size
@@ -129,7 +129,7 @@ rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 if rank:
     time.sleep(4)
     os._exit(0)
-from choros.transport.mpi_group import MpiGroup
+from choros.comm.p2p.mpi_group import MpiGroup
 MpiGroup(timeout=1)
 """
     out = run(2, text, head="", code=None, timeout=30)
@@ -209,21 +209,21 @@ def test_mpi_that_was_asked_for_a_place_and_says_one_of_one_is_refused_where_a_l
 
 
 def test_a_missing_import_names_what_to_install():
-    text = "import sys; sys.modules['mpi4py'] = None; from choros.transport.mpi_group import MpiGroup; MpiGroup()"
+    text = "import sys; sys.modules['mpi4py'] = None; from choros.comm.p2p.mpi_group import MpiGroup; MpiGroup()"
     told = alone(text)
     assert "choros[mpi]" in told
     assert "choros[mpi-wheel]" in told
 
 
 def test_mpi_that_was_ended_or_started_for_one_thread_is_refused(mpiexec):
-    text = "from mpi4py import MPI; MPI.Finalize(); from choros.transport.mpi_group import MpiGroup; MpiGroup()"
+    text = "from mpi4py import MPI; MPI.Finalize(); from choros.comm.p2p.mpi_group import MpiGroup; MpiGroup()"
     assert "cannot be started again" in alone(text)
     text = """
 import threading
 import mpi4py
 mpi4py.rc.thread_level = "single"
 from mpi4py import MPI
-from choros.transport.mpi_group import MpiGroup
+from choros.comm.p2p.mpi_group import MpiGroup
 group = MpiGroup()
 group.barrier()
 failed = []
@@ -240,7 +240,7 @@ def test_one_rank_and_the_script_s_own_communicator(mpiexec):
     text = """
 import numpy as np
 from mpi4py import MPI
-from choros.transport.mpi_group import MpiGroup
+from choros.comm.p2p.mpi_group import MpiGroup
 with MpiGroup(MPI.COMM_SELF) as group:
     group.slot(3000, "float32")[:] = 2
     assert group.sum_slots(3000, "float32").sum() == 6000

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from choros.transport.shared_group import SharedGroup
+from choros.comm.shm.group import SharedGroup
 
 # Three ranks sum for ever; the one of the marked number is no longer there in the middle of it.
 SCRIPT = """
 import threading
 sys.stdout = os.fdopen(os.dup(1), "w")  # JAX's gloo says who is connected on the other one
 os.dup2(2, 1)
-from choros.training.sums import summed
+from choros.comm.bootstrap.offload import summed
 
 group = summed(SharedGroup(fd, rank, timeout=60), "{library}", 60)
 group.timeout = 3
@@ -102,9 +102,9 @@ def test_a_jax_that_was_used_before_is_refused_with_the_remedy(tmp_path, monkeyp
 ENDS = """
 import os, sys, time
 import numpy as np
-import choros.transport.hosts_group as hosts
-from choros.training.sums import summed
-from choros.transport.mpi_group import MpiGroup
+import choros.comm.hierarchical_group as hosts
+from choros.comm.bootstrap.offload import summed
+from choros.comm.p2p.mpi_group import MpiGroup
 
 world = MpiGroup(timeout=60)
 here = hosts.machine()

@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
+from choros.comm.shm.ring_buffer import Ring
+from choros.comm.shm.segment import Segment
 from choros.errors import BadData, MeetingTimeout, PeerFailed
-from choros.transport.ring import Ring
-from choros.transport.segment import Segment
 
 
 def fill(value):

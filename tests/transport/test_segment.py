@@ -12,10 +12,10 @@ import time
 import numpy as np
 import pytest
 
-import choros.transport
+import choros.comm.group
+from choros.comm.shm.futex import Waiter
+from choros.comm.shm.segment import Segment, align
 from choros.errors import BadInput, PeerFailed
-from choros.transport.segment import Segment, align
-from choros.transport.waiting import Waiter
 
 
 def test_align_rounds_up():
@@ -96,7 +96,7 @@ def test_no_descriptor_is_left():
 
 def test_closing_a_second_mapping_keeps_the_locks_of_the_first():
     """POSIX locks vanish when any descriptor of the file closes: the last user closes them all."""
-    from choros.transport.board import holder
+    from choros.comm.shm.group_header import holder
 
     with Segment.create(4096) as segment:
         import fcntl
@@ -105,7 +105,7 @@ def test_closing_a_second_mapping_keeps_the_locks_of_the_first():
         with Segment.open_peer(os.getpid(), segment.fd):
             pass
         script = (
-            "import sys; from choros.transport.board import holder; from choros.transport.segment import Segment\n"
+            "import sys; from choros.comm.shm.group_header import holder; from choros.comm.shm.segment import Segment\n"
             "print(holder(Segment.attach(int(sys.argv[1])).fd, 5))"
         )
         command = [sys.executable, "-c", script, str(segment.fd)]
@@ -136,7 +136,7 @@ def test_what_is_not_a_segment_is_refused():
 def test_windows_is_sent_to_wsl(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(BadInput, match="WSL"):
-        runpy.run_path(choros.transport.__file__)
+        runpy.run_path(choros.comm.group.__file__)
 
 
 def test_without_memfd_a_file_without_a_name_is_used(monkeypatch, tmp_path):

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from choros import algorithms
+from choros.comm.shm.segment import Segment
+from choros.comm.tcp import auth_socket
+from choros.comm.tcp.reconnecting_client import Lasting
+from choros.comm.tcp.rpc import Channel
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
-from choros.training.far import FarBoard, FarMail, answer
-from choros.training.job import Orders
-from choros.training.mail import LINE, Mail
-from choros.training.noticeboard import Noticeboard
-from choros.training.serving import Server
-from choros.transport.centre_state import take
-from choros.transport.segment import Segment
-from choros.transport.served_centre import ServedCentre, answers
-from choros.transport.sharded_centre import ShardedCentre
-from choros.transport.shared_centre import SharedCentre
-from choros.transport.tcp import wire
-from choros.transport.tcp.channel import Channel
-from choros.transport.tcp.lasting import Lasting
+from choros.param_server.shard_service import ServedCentre, answers
+from choros.param_server.sharded import ShardedCentre
+from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.snapshot import take
+from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.epoch_log import LINE, Mail
+from choros.training.async_control.remote_control import FarBoard, FarMail, answer
+from choros.training.async_control.shard_server import Server
+from choros.training.spec import Orders
 
 SIZE, OTHERS, WORKERS = 40_003, 5, 2
 RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.meets == "alone"]
@@ -39,7 +39,7 @@ class Host:
         self.kept = answers(self.near)
         self.board = Noticeboard.create(WORKERS, 2, 3)
         self.mail = Mail(Segment.create(3 * LINE), self.board)
-        self.door = wire.Door("127.0.0.1", b"secret")
+        self.door = auth_socket.Door("127.0.0.1", b"secret")
         self.harm = {}  # at which question: before or after it is answered, and what happens then
         self.came, self.served, self.closed = 0, [], False
         self.porter = threading.Thread(target=self.welcome, daemon=True)
@@ -229,9 +229,9 @@ def test_a_server_whose_rank_has_gone_too_is_an_error(host):
 
 
 def test_a_server_that_is_not_back_in_time_is_an_error(host, monkeypatch):
-    monkeypatch.setattr(wire, "_SHAKE", 0.2)
+    monkeypatch.setattr(auth_socket, "_SHAKE", 0.2)
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    port, heard = wire.listener("127.0.0.1")  # as of a rank that lives, and starts no server
+    port, heard = auth_socket.listener("127.0.0.1")  # as of a rank that lives, and starts no server
     try:
         one.line._place, one.line.timeout = f"127.0.0.1:{port}", 1.0
         one.harm["read"] = "before", None
@@ -280,7 +280,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
         server = Server(told, [segment.fd, kept.fd])
         try:
             stuck, other = (
-                Channel(wire.dial(server.place, b"secret", {"rank": rank, "host": "here"}, 20.0), "it", 20.0)
+                Channel(auth_socket.dial(server.place, b"secret", {"rank": rank, "host": "here"}, 20.0), "it", 20.0)
                 for rank in range(WORKERS)
             )
             for _ in range(8):  # answers of 4 MB each, which fill what the system keeps for a socket

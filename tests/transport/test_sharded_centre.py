@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from choros import algorithms
+from choros.comm.tcp.auth_socket import Door, dial
+from choros.comm.tcp.rpc import Channel
 from choros.errors import BadInput, PeerFailed
-from choros.exchange.memory import MemoryCentre
-from choros.transport.served_centre import ServedCentre, answers
-from choros.transport.sharded_centre import ShardedCentre
-from choros.transport.shared_centre import SharedCentre
-from choros.transport.tcp.channel import Channel
-from choros.transport.tcp.wire import Door, dial
+from choros.param_server.in_memory import MemoryCentre
+from choros.param_server.shard_service import ServedCentre, answers
+from choros.param_server.sharded import ShardedCentre
+from choros.param_server.shared_memory import SharedCentre
 
 SIZE, OTHERS, WORKERS = 70_003, 7, 3
 CUTS = {"one": [slice(0, SIZE)], "two": [slice(0, 30_000), slice(30_000, SIZE)]}

@@ -5,11 +5,11 @@ import inspect
 import numpy as np
 import pytest
 
+from choros.comm.group import Centre
+from choros.comm.shm.segment import Segment
 from choros.errors import BadInput
-from choros.transport import Centre
-from choros.transport.centre_layout import ACTIVE
-from choros.transport.segment import Segment
-from choros.transport.shared_centre import BLOCK, SharedCentre
+from choros.param_server.layout import ACTIVE
+from choros.param_server.shared_memory import BLOCK, SharedCentre
 
 NONE = np.zeros(0)
 

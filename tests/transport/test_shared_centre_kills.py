@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from choros.algorithms import DOWNPOUR
+from choros.comm.shm.group_header import abort
 from choros.errors import MeetingTimeout, PeerFailed
-from choros.transport.board import abort
-from choros.transport.shared_centre import BLOCK, SharedCentre
+from choros.param_server.shared_memory import BLOCK, SharedCentre
 
 NONE = np.zeros(0)
 

@@ -11,14 +11,15 @@ import time
 import numpy as np
 import pytest
 
+from choros.comm.group import Group
+from choros.comm.host_identity import crowded
+from choros.comm.shm import group_header
+from choros.comm.shm.futex import SPIN
+from choros.comm.shm.group import SharedGroup, abort, share
+from choros.comm.shm.robust_lock import RobustLock
+from choros.comm.shm.segment import Segment
+from choros.comm.single_rank_group import LocalGroup
 from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed
-from choros.transport import Group, board
-from choros.transport.local_group import LocalGroup
-from choros.transport.lock import RobustLock
-from choros.transport.peers import crowded
-from choros.transport.segment import Segment
-from choros.transport.shared_group import SharedGroup, abort, share
-from choros.transport.waiting import SPIN
 
 
 def test_a_killed_rank_is_named_within_a_second(ranks):
@@ -170,9 +171,9 @@ def test_what_the_others_wrote_is_read_after_a_fence_also_by_the_last_to_come(mo
     with SharedGroup.create(2, 4096) as segment, SharedGroup(segment, 0) as first, SharedGroup(segment, 1) as last:
         early = threading.Thread(target=first.barrier)
         early.start()
-        while segment.words[board.LINES] < 1:
+        while segment.words[group_header.LINES] < 1:
             time.sleep(0.001)
-        monkeypatch.setattr(board, "fence", lambda: fences.append(threading.current_thread().name))
+        monkeypatch.setattr(group_header, "fence", lambda: fences.append(threading.current_thread().name))
         last.barrier()
         early.join()
     assert threading.current_thread().name in fences

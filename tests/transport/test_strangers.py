@@ -14,10 +14,10 @@ import time
 
 import pytest
 
+from choros.comm.tcp import auth_socket
+from choros.comm.tcp.auth_socket import Door, dial
+from choros.comm.tcp.rpc import Channel
 from choros.errors import MeetingTimeout, PeerFailed
-from choros.transport.tcp import wire
-from choros.transport.tcp.channel import Channel
-from choros.transport.tcp.wire import Door, dial
 
 SECRET = secrets.token_bytes(32)
 
@@ -83,8 +83,8 @@ def test_strangers_are_not_let_in(door):
 
 
 def test_what_was_overheard_opens_no_door(door, monkeypatch):
-    drawn, sign = [], wire._sign
-    monkeypatch.setattr(wire, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
+    drawn, sign = [], auth_socket._sign
+    monkeypatch.setattr(auth_socket, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
     far = dial(door.place, SECRET, {"rank": 1}, 5)
     door.next(5)[1].close()
     far.close()
@@ -105,7 +105,7 @@ def test_who_was_not_taken_when_the_door_closes_is_turned_away(door):
 
 
 def test_silent_ones_give_way_to_others(door, monkeypatch, capfd):
-    monkeypatch.setattr(wire, "_AT_ONCE", 8)
+    monkeypatch.setattr(auth_socket, "_AT_ONCE", 8)
     silent = [stranger(door) for _ in range(40)]
     until(lambda: len(guests()) <= 9)
     far = dial(door.place, SECRET, {"rank": 1}, 5)
@@ -123,7 +123,7 @@ def test_silent_ones_give_way_to_others(door, monkeypatch, capfd):
 
 
 def test_one_who_sends_a_byte_now_and_then_has_ten_seconds_in_all(door, monkeypatch):
-    monkeypatch.setattr(wire, "_SHAKE", 0.5)
+    monkeypatch.setattr(auth_socket, "_SHAKE", 0.5)
     with stranger(door) as end:
         begun = time.monotonic()
         while time.monotonic() - begun < 8:
@@ -198,7 +198,7 @@ def test_what_is_no_message_is_named_so(message):
 
 EXHAUSTED = """
 import os, resource, secrets, socket, sys, time
-from choros.transport.tcp.wire import Door, dial
+from choros.comm.tcp.auth_socket import Door, dial
 secret = secrets.token_bytes(32)
 with Door("127.0.0.1", secret) as door:
     host, port = door.place.split(":")
@@ -237,7 +237,7 @@ def test_a_forked_child_does_not_hide_its_parents_death(door):
     """As of a data loader or multiprocessing, which may outlive a rank that is killed."""
     script = """
         import os, sys, time
-        from choros.transport.tcp.wire import dial
+        from choros.comm.tcp.auth_socket import dial
 
         end = dial(sys.argv[1], bytes.fromhex(sys.argv[2]), {"rank": 1}, 10.0)
         if os.fork() == 0:

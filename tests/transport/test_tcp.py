@@ -13,14 +13,14 @@ import time
 import numpy as np
 import pytest
 
+from choros.cluster.hardware.network_address import addresses, own_address, pass_on
+from choros.comm.bootstrap import rendezvous
+from choros.comm.bootstrap.rendezvous import Rendezvous, alone, come, ports
+from choros.comm.tcp.auth_socket import Door, dial
+from choros.comm.tcp.connections import Links, TcpMessages
+from choros.comm.tcp.group import TcpGroup
+from choros.comm.tcp.rpc import Channel
 from choros.errors import BadInput, MeetingTimeout, PeerFailed
-from choros.machine.address import addresses, own_address, pass_on
-from choros.transport.tcp import rendezvous
-from choros.transport.tcp.channel import Channel
-from choros.transport.tcp.group import TcpGroup
-from choros.transport.tcp.messages import Links, TcpMessages
-from choros.transport.tcp.rendezvous import Rendezvous, alone, come, ports
-from choros.transport.tcp.wire import Door, dial
 
 SECRET = secrets.token_bytes(32)
 
@@ -73,7 +73,7 @@ def test_the_address_by_which_others_reach_this_host():
 def test_other_libraries_are_told_the_same_network(monkeypatch):
     there = [("lo", "127.0.0.1"), ("hsn0", "10.1.2.3")]
     listed = [{"name": name, "up": True, "addresses": [address]} for name, address in there]
-    monkeypatch.setattr("choros.machine.address.interfaces", lambda: listed)
+    monkeypatch.setattr("choros.cluster.hardware.network_address.interfaces", lambda: listed)
     for network in ("hsn0", "hsn", "10.1.0.0/16", "10.1.2.3"):
         told = pass_on(network)
         assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "FI_TCP_IFACE"} <= told.keys()
@@ -216,8 +216,8 @@ RANKS = """
 import os, signal, sys, time
 import numpy as np
 from choros.errors import ChorosError
-from choros.transport.shared_group import SharedGroup
-from choros.transport.tcp.group import TcpGroup
+from choros.comm.shm.group import SharedGroup
+from choros.comm.tcp.group import TcpGroup
 
 rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the launcher ends those that are left

@@ -30,8 +30,8 @@ from choros.algorithms.dynsgd import DynSGD
 from choros.algorithms.eamsgd import EAMSGD
 from choros.algorithms.easgd import EASGD
 from choros.algorithms.ensemble import Ensemble
+from choros.algorithms.legacy import MeanEASGD
 from choros.algorithms.localsgd import LocalSGD
-from choros.algorithms.old import MeanEASGD
 from choros.algorithms.single import Single
 
 __all__ = [

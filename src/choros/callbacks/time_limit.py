@@ -15,10 +15,10 @@ from typing import Any
 
 import keras
 
-from choros.checkpoints.policy import stop_time
-from choros.checkpoints.store import sync
 from choros.cluster import Place
 from choros.errors import AGAIN, BadInput
+from choros.training.checkpoint.policy import stop_time
+from choros.training.checkpoint.store import sync
 
 _TURNS = 3  # after so many turns that ended in the same epoch there is no other
 _FACTS = "choros.json"

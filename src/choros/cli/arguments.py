@@ -82,7 +82,7 @@ def job_parser(subparsers: Any, name: str, words: str) -> Any:
     Returns:
         The parser.
     """
-    from choros.submit import SCHEDULERS
+    from choros.launch.schedulers import SCHEDULERS
 
     parser = subparsers.add_parser(name, help=words)
     parser.add_argument("--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one here)")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from choros.cli.arguments import job_parser
-from choros.submit import cancel_job, find_scheduler
+from choros.launch.schedulers import cancel_job, find_scheduler
 
 
 def add_parser(subparsers: Any) -> None:

@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     parts = args.workers.split(",")
     if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
         raise BadInput(f"--workers {args.workers}: give numbers of workers, such as 1,2,3.")
-    from choros.checking import check, load_model
+    from choros.tools.check import check, load_model
 
     model, data = load_model(args.file)
     report = check(

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from choros.data.prepare import Dataset
-from choros.demo.plan import BACKENDS, Plan, check_installed, choose, choose_backend, prepare
 from choros.errors import BadInput
+from choros.tools.demo.datasets.common import Dataset
+from choros.tools.demo.plan import BACKENDS, Plan, check_installed, choose, choose_backend, prepare
 
 _HELP = """\
 Trains dist-keras' own network (Dense 600, Dropout 0.2, Dense 600, softmax) with the same optimizer, data and initial
@@ -64,14 +64,14 @@ def main(args: argparse.Namespace) -> int:
     seeds = tuple(range(args.seed, args.seed + args.seeds))
     plan = Plan(algorithms, backend, args.workers, args.epochs, args.batch_size, seeds, threads)
 
-    from choros.demo import running
-    from choros.demo.display import Display
-    from choros.report import text_table, write
-    from choros.training.pool import WorkerPool
+    from choros.tools.demo import comparison
+    from choros.tools.demo.progress import Display
+    from choros.tools.demo.report import text_table, write
+    from choros.training.executors.worker_pool import WorkerPool
 
     importlib.import_module("keras")  # what a backend prints when it is imported comes before the table
-    setting = running.setting(plan, data, name, classes)
-    print(running.describe(setting), end="\n\n", flush=True)
+    setting = comparison.setting(plan, data, name, classes)
+    print(comparison.describe(setting), end="\n\n", flush=True)
     display = Display([type(algorithm).__name__ for algorithm in algorithms], len(seeds), plan.epochs)
     told: list[int] = []
 
@@ -84,7 +84,9 @@ def main(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, interrupt)
     try:
         with WorkerPool(plan.workers, backend=backend, threads=threads, echo=False) as pool:
-            report = running.compare(plan, setting, running.trainer(plan, data, pool), display, lambda: bool(told))
+            report = comparison.compare(
+                plan, setting, comparison.trainer(plan, data, pool), display, lambda: bool(told)
+            )
     finally:
         signal.signal(signal.SIGINT, kept)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
@@ -105,10 +107,10 @@ def main(args: argparse.Namespace) -> int:
 def _load(path: Path | None) -> tuple[Dataset, str, tuple[str, ...]]:
     """Read the data; what it and its classes are called in the report."""
     if path is None:
-        from choros.data.digits import load_digits
+        from choros.tools.demo.datasets.digits import load_digits
 
         return load_digits(), "scikit-learn's digits", tuple("0123456789")
-    from choros.data.higgs import load_higgs
+    from choros.tools.demo.datasets.higgs import load_higgs
 
     return load_higgs(path), f"ATLAS Higgs ({path.name})", ("background", "signal")
 

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         BadInput: ranks were asked for in a rank.
     """
     if args.workers is not None:
-        from choros.doctor.ward import visit_all
+        from choros.tools.doctor.launch_checks import visit_all
 
         return _print(visit_all(args.workers, _options(args)), args)
     return _rank(args)
@@ -68,13 +68,13 @@ def main(args: argparse.Namespace) -> int:
 
 def _rank(args: argparse.Namespace) -> int:
     """Be one rank, or the only one."""
-    from choros.doctor.visit import HAND, Visit, Wish
+    from choros.tools.doctor.rank_check import HAND, Visit, Wish
 
     faulthandler.enable()
     visit = Visit(Wish(not args.no_smoke, args.backends, args.timeout, args.smoke_timeout))
     seen = visit.run()
-    from choros.doctor.report import brief, code_of, summary
-    from choros.doctor.rules import judge
+    from choros.tools.doctor.report import brief, code_of, summary
+    from choros.tools.doctor.rules import judge
 
     handed = HAND in os.environ
     if visit.rank == 0:
@@ -94,7 +94,7 @@ def _rank(args: argparse.Namespace) -> int:
 
 
 def _print(report: dict[str, Any], args: argparse.Namespace) -> int:
-    from choros.doctor.report import code_of, text
+    from choros.tools.doctor.report import code_of, text
 
     if args.json:
         print(json.dumps(report, indent=2), flush=True)

@@ -11,19 +11,19 @@ from importlib import metadata
 from typing import Any
 
 from choros.cli.arguments import count, seconds, some_seconds, whole
-from choros.cli.target import command_of
+from choros.cli.command_target import command_of
 from choros.cluster import is_this_machine
-from choros.device_choice import SHARE
+from choros.cluster.device_choice import SHARE
+from choros.cluster.hardware import raise_descriptors
 from choros.errors import BadInput
-from choros.launch.run import GRACE, Outcome
-from choros.machine import raise_descriptors
-from choros.runner.again import again
-from choros.runner.elastic import start_elastic
-from choros.runner.horovod import OPTIONS, Option
-from choros.runner.hosts import SSH, start_on_hosts
-from choros.runner.launchers import start_under
-from choros.runner.ranks import Wish, check_outside, horovod_variables, size_of, slots_of, start
-from choros.runner.terms import terms_of
+from choros.launch.elastic.driver import start_elastic
+from choros.launch.elastic.settings import terms_of
+from choros.launch.horovod_options import OPTIONS, Option
+from choros.launch.local_job import Wish, check_outside, horovod_variables, size_of, slots_of, start
+from choros.launch.mpi.launcher import start_under
+from choros.launch.process.rank_supervisor import GRACE, Outcome
+from choros.launch.restart import again
+from choros.launch.ssh.launcher import SSH, start_on_hosts
 
 _HELP = """\
 Each rank finds its place in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE, is bound to cores of its
@@ -164,7 +164,7 @@ def main(args: argparse.Namespace) -> int:
     raise_descriptors()
     answers = [option.answer(name) for option, name in args.others]
     if args.check_build:
-        from choros.cli.build import report
+        from choros.cli.check_build import report
 
         print(report())
         return 0

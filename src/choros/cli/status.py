@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from choros.cli.arguments import job_parser
-from choros.submit import find_scheduler, job_status
+from choros.launch.schedulers import find_scheduler, job_status
 
 
 def add_parser(subparsers: Any) -> None:

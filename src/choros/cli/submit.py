@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from choros import backend_choice
-from choros.cli.target import command_of
+from choros.cli.command_target import command_of
+from choros.cluster import backend_choice
+from choros.cluster.hardware import cpu_features
 from choros.errors import BadInput
-from choros.machine import cpu_features
-from choros.spark.java import ensure_java
-from choros.submit import (
+from choros.launch.schedulers import (
     BY_MPI,
     SCHEDULERS,
     Job,
@@ -33,6 +32,7 @@ from choros.submit import (
     site_names,
     submit_job,
 )
+from choros.spark.java import ensure_java
 
 _HELP = """\
 Writes the script of a job into NAME.SCHEDULER.sh here, submits it and prints the job's id; --dry-run prints the script
@@ -82,7 +82,7 @@ def add_parser(subparsers: Any) -> None:
         "--archive",
         default="",
         metavar="FILE",
-        help="Spark: the executors' environment, as python -m choros.spark.pack made it",
+        help="Spark: the executors' environment, as python -m choros.spark.pack_environment made it",
     )
     add("--script", metavar="FILE", help="where the script is written (default: NAME.SCHEDULER.sh)")
     add("--dry-run", action="store_true", help="print the script, and do nothing else")
@@ -204,7 +204,7 @@ def _run(scheduler: Scheduler, job: Job) -> int:
 
 
 def _chosen_backend(other_python: bool) -> list[tuple[str, str]]:
-    """Return the variable that Choros set here (see ``choros.backend_choice``), for a job that has the same Python.
+    """Return the variable that ``choros.cluster.backend_choice`` set here, for a job that has the same Python.
 
     Another Python may have other backends installed: the job then chooses for itself.
     """

@@ -9,10 +9,10 @@ import platform
 from typing import Any
 
 from choros.cluster import Place, why
+from choros.cluster.hardware import keras_backend, physical_cores, usable_cores, variables, version
+from choros.comm.bootstrap.discover_rank import asks_mpi
+from choros.comm.bootstrap.select import choose
 from choros.errors import BadInput
-from choros.machine import keras_backend, physical_cores, usable_cores, variables, version
-from choros.training.choice import choose
-from choros.training.whereabouts import asks_mpi
 
 _LIBRARIES = ("keras", "jax", "torch", "tensorflow", "numpy")
 

@@ -3,11 +3,11 @@
 Read from the environment alone; nothing is imported or contacted to find out.
 """
 
-from choros.cluster.hosts import expand_hosts, expand_tasks
-from choros.cluster.parsers import ClusterParser, SlurmClusterParser
-from choros.cluster.place import Place, meets_by_mpi, strange, why
-from choros.cluster.slots import Slots, is_this_machine, parse_slots, read_hostfile
-from choros.cluster.tables import TABLES, Table
+from choros.cluster.cluster_parser import ClusterParser, SlurmClusterParser
+from choros.cluster.host_slots import Slots, is_this_machine, parse_slots, read_hostfile
+from choros.cluster.hostlist import expand_hosts, expand_tasks
+from choros.cluster.launcher_env import TABLES, Table
+from choros.cluster.rank_info import Place, meets_by_mpi, strange, why
 
 __all__ = [
     "TABLES",

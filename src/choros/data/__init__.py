@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from choros.data.ahead import AheadSource, Prefetch, feed, prefetch, without_augment
-from choros.data.arrays import ArraySource
-from choros.data.checks import check_alone_in_call, unpack
-from choros.data.convert import brings_targets, is_py_dataset, is_stream
-from choros.data.dataset import PyDatasetSource
-from choros.data.held import HeldSource
-from choros.data.stored import FileSource, files
-from choros.data.streams import StreamSource, read_all
-from choros.data.weights import with_class_weight
+from choros.data.array_source import ArraySource
+from choros.data.class_weights import with_class_weight
+from choros.data.conversion import brings_targets, is_py_dataset, is_stream
+from choros.data.files import FileSource, files
+from choros.data.partitioned_source import HeldSource
+from choros.data.prefetch import AheadSource, Prefetch, feed, prefetch, without_augment
+from choros.data.pydataset_source import PyDatasetSource
+from choros.data.stream_source import StreamSource, read_all
+from choros.data.validation import check_alone_in_call, unpack
 from choros.types import Batch
 
 __all__ = [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from choros.hvd.alltoall import alltoall
 from choros.hvd.collectives import (
     Adasum,
     Average,
@@ -51,17 +52,16 @@ from choros.hvd.context import (
     shutdown,
     size,
 )
-from choros.hvd.sending import alltoall
 
 if TYPE_CHECKING:
     from choros.hvd import callbacks, elastic
-    from choros.hvd.layers import SyncBatchNormalization
-    from choros.hvd.loading import load_model, shard
-    from choros.hvd.models import broadcast_global_variables
+    from choros.hvd.model_loading import load_model, shard
+    from choros.hvd.model_state import broadcast_global_variables
     from choros.hvd.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+    from choros.hvd.sync_batch_norm import SyncBatchNormalization
     from choros.hvd.tape import DistributedGradientTape, PartialDistributedGradientTape
     from choros.hvd.timeline import start_timeline, stop_timeline
-    from choros.runner import run
+    from choros.launch import run
 
 __all__ = [
     "Adasum",
@@ -125,10 +125,10 @@ _LATER = {
     "PartialDistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",
     "PartialDistributedGradientTape": "tape",
-    "SyncBatchNormalization": "layers",
-    "broadcast_global_variables": "models",
-    "load_model": "loading",
-    "shard": "loading",
+    "SyncBatchNormalization": "sync_batch_norm",
+    "broadcast_global_variables": "model_state",
+    "load_model": "model_loading",
+    "shard": "model_loading",
     "start_timeline": "timeline",
     "stop_timeline": "timeline",
 }
@@ -183,7 +183,7 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(importlib.import_module(f"choros.hvd.{_LATER[name]}"), name)
     if name == "run":
-        return importlib.import_module("choros.runner").run
+        return importlib.import_module("choros.launch").run
     if name in ("callbacks", "elastic"):
         return importlib.import_module(f"choros.hvd.{name}")
     if name in _INSTEAD:

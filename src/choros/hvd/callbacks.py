@@ -7,15 +7,15 @@ from typing import Any
 
 import keras
 
-from choros.collectives import SUM
+from choros.comm.collectives import SUM
+from choros.hvd.callback_guards import mean_logs
 from choros.hvd.collectives import broadcast_variables
 from choros.hvd.context import collectives, rank, size
 from choros.hvd.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
-from choros.hvd.guards import mean_logs
-from choros.hvd.models import state_of
+from choros.hvd.lr_callbacks import LearningRateScheduleCallback, LearningRateWarmupCallback
+from choros.hvd.model_state import state_of
 from choros.hvd.profiling import ProfileCallback
-from choros.hvd.rates import LearningRateScheduleCallback, LearningRateWarmupCallback
-from choros.hvd.split import SplitStep, built
+from choros.hvd.split_step import SplitStep, built
 
 __all__ = [
     "BestModelCheckpoint",

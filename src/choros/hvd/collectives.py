@@ -14,13 +14,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from choros.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives, Op
+from choros.comm.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives, Op
+from choros.consistency.model_fingerprint import alike
 from choros.errors import BadInput, RanksDiffer, brief
 from choros.hvd.compression import Compression, Compressor, checked, warn_of_bytes
 from choros.hvd.context import collectives
-from choros.hvd.graph import grad_name, no_second, operate
-from choros.hvd.tensors import arrive
-from choros.training.likeness import alike
+from choros.hvd.host_ops import grad_name, no_second, operate
+from choros.hvd.tensor_conversion import arrive
 from choros.types import Array
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choros.cluster import Place
-from choros.collectives import Collectives
-from choros.device_choice import choose_device
+from choros.cluster.device_choice import choose_device
+from choros.comm.bootstrap.discover_rank import find_place
+from choros.comm.bootstrap.init import join, part
+from choros.comm.collectives import Collectives
+from choros.comm.group import Group, kind_of
+from choros.comm.host_identity import machine
+from choros.comm.single_rank_group import LocalGroup
 from choros.errors import BadInput, MeetingTimeout
-from choros.hvd import settings
-from choros.hvd.membership import membership
-from choros.training.ranks import join, part
-from choros.training.whereabouts import find_place
-from choros.transport import Group, kind_of
-from choros.transport.local_group import LocalGroup
-from choros.transport.peers import machine
+from choros.hvd import env_settings
+from choros.hvd.elastic_client import membership
 
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_HONOURED = {*settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
+_HONOURED = {*env_settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
 
 
 class ProcessSet:
@@ -115,18 +115,18 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if (member := membership()) is not None:  # an elastic job, which tells the place now
         if give_up not in member.on_broken:
             member.on_broken.append(give_up)
-        entered = member.enter(settings.soonest(), **_asks)
+        entered = member.enter(env_settings.soonest(), **_asks)
         _asks.clear()
         _asks["sync"] = True
-    place = find_place(settings.soonest())
+    place = find_place(env_settings.soonest())
     choose_device(place)
     if comm is not None and _ranks_of(comm, place) != list(range(place.size)):
         raise BadInput(
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "
             "ProcessSet."
         )
-    warn_after, limit = settings.stalls()
-    recorded, soonest = settings.timeline(), settings.soonest()
+    warn_after, limit = env_settings.stalls()
+    recorded, soonest = env_settings.timeline(), env_settings.soonest()
     try:
         group = entered or (LocalGroup() if place.size == 1 else join(place.rank, place.size, soonest))
         group.warn_after, group.timeout = warn_after, soonest
@@ -290,7 +290,7 @@ def collectives(process_set: Any = None) -> Collectives:
         raise ValueError(f"{found!r} is not registered: call hvd.add_process_set with it on every rank.")
     if found.collectives is None:
         raise ValueError(f"Rank {rank()} is not in {found!r}: only ranks {found.ranks} call collectives with it.")
-    if compiled := sys.modules.get("choros.hvd.graph.jax"):
+    if compiled := sys.modules.get("choros.hvd.host_ops.jax"):
         compiled.settle()
     return found.collectives
 

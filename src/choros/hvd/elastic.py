@@ -14,12 +14,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.backend import seeds
-from choros.collectives import MAX
+from choros.backends import seed_state
+from choros.comm.collectives import MAX
 from choros.errors import MeetingTimeout, PeerFailed
 from choros.hvd import context
 from choros.hvd.collectives import broadcast_object, broadcast_variables
-from choros.hvd.membership import membership
+from choros.hvd.elastic_client import membership
 
 
 class HorovodInternalError(RuntimeError):
@@ -172,7 +172,7 @@ class KerasState(ObjectState):
 
     def sync(self) -> None:
         """Take rank 0's state, but for the seeds of random layers, and keep a copy."""
-        own = {id(variable) for variable in seeds.find(self.model)}
+        own = {id(variable) for variable in seed_state.find(self.model)}
         broadcast_variables([variable for variable in self._variables() if id(variable) not in own], 0)
         super().sync()
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import keras
 
-from choros.collectives import AVERAGE, SUM, Op
+from choros.comm.collectives import AVERAGE, SUM, Op
 from choros.errors import BadInput
-from choros.hvd import fitting
+from choros.hvd import fit_patch
 from choros.hvd.collectives import operation
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
-from choros.hvd.loops import attach
-from choros.hvd.reduction import Reduction
+from choros.hvd.custom_loop import attach
+from choros.hvd.gradient_reduction import Reduction
 
 
 def DistributedOptimizer(
@@ -97,11 +97,11 @@ def DistributedOptimizer(
             f"backward_passes_per_step={every} and the optimizer's gradient_accumulation_steps={accumulates} both add "
             "up gradients: give one of them (the first exchanges once for all passes)."
         )
-    if fitting.reduction_of(optimizer) is not None:
+    if fit_patch.reduction_of(optimizer) is not None:
         raise ValueError(f"{type(optimizer).__name__} is distributed already: wrap it once.")
     how = Reduction(kind, compression, process_set, every, average_aggregated_gradients, scale_local_gradients)
     attach(optimizer, how)
-    fitting.install()
+    fit_patch.install()
     return optimizer
 
 
@@ -126,7 +126,7 @@ def PartialDistributedOptimizer(
         if not isinstance(layer, keras.layers.Layer):
             raise ValueError(f"local_layers holds {layer!r}: give layers of Keras.")
     made = DistributedOptimizer(optimizer, scale_local_gradients=scale_local_gradients, **how)
-    fitting.reduction_of(made).local_layers = layers
+    fit_patch.reduction_of(made).local_layers = layers
     return made
 
 

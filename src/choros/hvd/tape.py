@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-from choros.collectives import AVERAGE, Op
+from choros.comm.collectives import AVERAGE, Op
 from choros.errors import BadInput
 from choros.hvd.collectives import operation
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
-from choros.hvd.loops import Loop
-from choros.hvd.reduction import Reduction
+from choros.hvd.custom_loop import Loop
+from choros.hvd.gradient_reduction import Reduction
 
 
 def DistributedGradientTape(
@@ -54,7 +54,7 @@ def DistributedGradientTape(
             f"DistributedGradientTape is for TensorFlow, and Keras runs on {keras.backend.backend()!r}: wrap the "
             "optimizer in hvd.DistributedOptimizer, whose apply and stateless_apply reduce."
         )
-    from choros.hvd.graph.tensorflow import reducing
+    from choros.hvd.host_ops.tensorflow import reducing
 
     how = Reduction(operation(op), compression, process_set, scale_local=scale_local_gradients)
     how.local_layers = [] if local_layers is None else list(local_layers)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import FrameType
 
 from choros.errors import BadInput, ChorosError, RanksDiffer
-from choros.hvd import chrome
+from choros.hvd import trace_format
 from choros.hvd.context import collectives, context, rank, size
 
 _MOST = 1_000_000  # events that a rank keeps, about 200 MB
@@ -66,13 +66,13 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     path, problem = _place(file_path)
     if _now:
         problem = f"it is recording one already, into {_now[0].path}: call hvd.stop_timeline() first"
-    mine = [path, bool(mark_cycles), problem, chrome.clock()]
+    mine = [path, bool(mark_cycles), problem, trace_format.clock()]
     said = collectives().allgather_object(mine, name="start of the timeline")
     problems = [f"rank {r}: {told}" for r, (_, _, told, _) in enumerate(said) if told]
     if problems:
         raise BadInput(f"No timeline was started. {'; '.join(problems)}.")
     where, mark, *_ = said[0]
-    _now.append(Recording(where, mark, chrome.zero_of(rank(), [theirs for *_, theirs in said])))
+    _now.append(Recording(where, mark, trace_format.zero_of(rank(), [theirs for *_, theirs in said])))
     if not _at_exit:
         _at_exit.append(True)
         atexit.register(_exit)
@@ -104,7 +104,7 @@ def stop_timeline() -> None:
     problem = ""
     if calls.rank == 0:
         try:
-            chrome.write(recording.path, (zlib.decompress(each).decode() for each in lanes))
+            trace_format.write(recording.path, (zlib.decompress(each).decode() for each in lanes))
         except OSError as error:
             problem = f"Rank 0 cannot write the timeline to {recording.path}: {error.strerror}."
     problem = calls.broadcast_object(problem, 0, name="file of the timeline")
@@ -136,7 +136,7 @@ class Recording:
     def __init__(self, path: str, mark: bool, zero: int) -> None:
         self.path, self.mark, self.zero, self.rank = path, mark, zero, rank()
         self._process = os.getpid()
-        self._events: deque[chrome.Event] = deque(maxlen=_MOST)
+        self._events: deque[trace_format.Event] = deque(maxlen=_MOST)
         stem, suffix = os.path.splitext(path)
         self._part = f"{stem}.rank-{self.rank}{suffix}"
         with suppress(OSError):
@@ -158,13 +158,13 @@ class Recording:
 
     def lane(self) -> str:
         """Return the recorded events."""
-        return chrome.lane(self.rank, self._events.copy(), self.zero, self.mark, len(self._events) == _MOST)
+        return trace_format.lane(self.rank, self._events.copy(), self.zero, self.mark, len(self._events) == _MOST)
 
     def leave_part(self, why: str) -> None:
         """Write this rank's part beside the file, and end. A SIGTERM meanwhile writes it once more."""
         self.follow(False)
         try:
-            chrome.write(self._part, [self.lane()])
+            trace_format.write(self._part, [self.lane()])
             said = f"left its part of the timeline in {self._part}, as the ranks do not meet any more ({why})"
         except OSError as error:
             said = f"cannot write its part of the timeline to {self._part}: {error.strerror}"

@@ -1,13 +1,6 @@
-"""Processes on one machine: starting them, talking to them, their output and their end.
+"""Ranks of a job on this machine: what the command ``choros run`` and the function ``choros.run`` share."""
 
-Imports next to nothing, so that a worker can set its cores before anything else is loaded. The parts:
-``local`` (``Pool``: workers that serve calls), ``run`` (ranks of a script), ``wire`` (messages with blobs and file
-descriptors), ``child`` and ``keeper`` (one process; the thread that starts them and reads their output).
-"""
+from choros.launch.local_job import Wish, start
+from choros.launch.run_function import run
 
-import sys
-
-from choros.errors import BadInput
-
-if sys.platform == "win32":
-    raise BadInput("Choros starts processes on Linux (and, untested, macOS); on Windows run it inside WSL")
+__all__ = ["Wish", "run", "start"]

@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import Any
 
 from choros.cluster import Place
+from choros.cluster.hardware.network_address import own_address
+from choros.comm.bootstrap.discover_rank import find_place
+from choros.comm.bootstrap.init import join
+from choros.comm.tcp.auth_socket import free_port
 from choros.errors import BadInput
-from choros.machine.address import own_address
-from choros.training.ranks import join
-from choros.training.whereabouts import find_place
-from choros.transport.tcp.wire import free_port
 
 LIBRARIES = ("jax", "torch")
 

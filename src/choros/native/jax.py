@@ -16,6 +16,6 @@ def start(first: str, place: Place, timeout: float, options: dict[str, Any]) -> 
         timeout: seconds to wait for all.
         options: of ``jax.distributed.initialize``.
     """
-    from choros.transport.carriers import jax
+    from choros.comm.offload import jax
 
     jax.start(first, place.rank, place.size, timeout, **options)

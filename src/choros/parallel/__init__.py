@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from choros.backend.devices import list_devices, logical_devices
+from choros.backends.devices import list_devices, logical_devices
 from choros.errors import BadInput
-from choros.parallel.model import ModelMGPU, chosen
+from choros.parallel.multi_gpu_model import ModelMGPU, chosen
 
 __all__ = [
     "ModelMGPU",

@@ -18,15 +18,15 @@ from functools import partial
 from typing import Any
 
 import choros
+from choros.cluster.hardware.network_address import addresses, own_address
+from choros.comm.bootstrap.rendezvous import Rendezvous, come, ports
+from choros.comm.tcp.auth_socket import Door
 from choros.errors import BadData, BadInput, PeerFailed
-from choros.machine.address import addresses, own_address
-from choros.spark.columns import Columns
-from choros.spark.failures import report, translate
-from choros.spark.process import hold_back, same_version
-from choros.spark.slots import choose_workers, is_connect
-from choros.spark.spill import Data, Form, Spill, agree, local_folder
-from choros.transport.tcp.rendezvous import Rendezvous, come, ports
-from choros.transport.tcp.wire import Door
+from choros.spark.feature_columns import Columns
+from choros.spark.row_store import Data, Form, Spill, agree, local_folder
+from choros.spark.task_errors import report, translate
+from choros.spark.task_process import hold_back, same_version
+from choros.spark.task_slots import choose_workers, is_connect
 
 _ROWS = "rank int, part int, payload binary"
 _PART = 32 << 20  # bytes of a row that comes back
@@ -90,7 +90,7 @@ def run(
     """Run a function in as many tasks at once as there are workers, each with its share of a frame's rows.
 
     Args:
-        frame: DataFrame, as ``choros.spark.columns.normalise`` made it.
+        frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it.
         work: function of a ``Task``; travels by cloudpickle. What it returns comes back.
         workers: int, or "auto" for all free task slots.
         columns: what the frame's columns mean.

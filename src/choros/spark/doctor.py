@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from choros.backend_choice import named_backend
+from choros.cluster.backend_choice import named_backend
 from choros.errors import BadInput, brief
-from choros.launch.failure import amount
-from choros.spark.failures import translate
+from choros.launch.process.failure_report import amount
 from choros.spark.java import session
-from choros.spark.slots import setting, slots
+from choros.spark.task_errors import translate
+from choros.spark.task_slots import setting, slots
 
 PACKAGES = ("choros", "keras", "numpy", "pyarrow", "pandas", "cloudpickle", "jax", "torch", "tensorflow", "pyspark")
 _NEEDED = ("choros", "keras", "numpy", "cloudpickle")

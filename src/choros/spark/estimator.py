@@ -13,13 +13,13 @@ from pyspark.sql import types as T
 
 from choros import algorithms
 from choros.errors import BadInput
-from choros.spark.columns import check_frame, normalise, quoted
+from choros.spark.algorithm_options import by_name
+from choros.spark.feature_columns import check_frame, normalise, quoted
+from choros.spark.frame_trainer import train
+from choros.spark.ml_persistence import KerasReader, KerasWriter, written
 from choros.spark.model import KerasModel
-from choros.spark.options import by_name
-from choros.spark.outputs import classed, features_of, inputs_of, outputs_of
 from choros.spark.params import ColumnParams, param
-from choros.spark.storage import KerasReader, KerasWriter, written
-from choros.spark.training import train
+from choros.spark.prediction_columns import classed, features_of, inputs_of, outputs_of
 
 _OF_MODEL = ("featuresCol", "predictionCol", "probabilityCol", "rawPredictionCol", "task", "predictBatchSize", "nulls")
 _copying = threading.Lock()  # CrossValidator fits in several threads, and Keras counts names for all of them
@@ -109,7 +109,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         return KerasReader(cls)
 
     def _given(self) -> Any:
-        from choros.training.arguments import check_model
+        from choros.training.validation import check_model
 
         if self.keras_model is None:
             raise BadInput("This KerasEstimator has no model: give a compiled one, KerasEstimator(model, ...).")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from choros.errors import BadInput
-from choros.spark.pack import UNPACKED
+from choros.spark.pack_environment import UNPACKED
 
 _SCRIPT = """#!/usr/bin/env bash
 words=()
@@ -74,7 +74,8 @@ def session(master: str = "local[2]", name: str = "choros", archive: str = "", *
     Args:
         master: str. ``"local[2]"``, ``"spark://host:7077"``, ``"yarn"``; or Spark Connect's ``"sc://host:15002"``.
         name: str. Of the application.
-        archive: str. An environment for the executors, as ``python -m choros.spark.pack`` made it. Defaults to "", this
+        archive: str. An environment for the executors, as ``python -m choros.spark.pack_environment`` made it. Defaults
+            to "", this
             very Python's.
         **settings: of Spark, with ``_`` for ``.``: ``spark_executor_memory="2g"``.
 

@@ -53,7 +53,7 @@ class Spark:
         """The SparkSession, started when it is asked for first."""
         if self._session is None:
             from choros.spark.java import session
-            from choros.spark.slots import is_connect
+            from choros.spark.task_slots import is_connect
 
             made = session(self.where or "", **self.settings)
             there = "" if is_connect(made) else made.sparkContext.master
@@ -67,7 +67,7 @@ class Spark:
 
     def size(self) -> int:
         """Return the number of tasks that can run now."""
-        from choros.spark.slots import choose_workers
+        from choros.spark.task_slots import choose_workers
 
         return choose_workers(self.session, "auto")
 
@@ -75,18 +75,18 @@ class Spark:
         """Train on the cluster; returns the record of the run, and the members of an Ensemble.
 
         Args:
-            plan: choros.training.job.Plan, its job knowing where the parts of its sources are.
-            cargo: choros.training.engine.Cargo.
-            how: choros.launchers.How.
+            plan: choros.training.spec.Plan, its job knowing where the parts of its sources are.
+            cargo: choros.training.executors.local.Cargo.
+            how: choros.launch.specs.How.
 
         Raises:
             BadInput: more data than Spark takes along, or what ``choros.spark.barrier.run`` says.
             WorkerFailed: a task failed, and there was no restart left; the model's weights are as they were.
         """
-        from choros.spark.columns import normalise
-        from choros.spark.rows import Sent
-        from choros.spark.slots import is_connect
-        from choros.spark.stage import Stage
+        from choros.spark.executor import Stage
+        from choros.spark.feature_columns import normalise
+        from choros.spark.task_data import Sent
+        from choros.spark.task_slots import is_connect
 
         most = _CONNECT if is_connect(self.session) else _CLASSIC
         size = sum(array.nbytes for array in cargo.arrays) + sum(map(len, (cargo.model.code, *cargo.blobs)))

@@ -13,12 +13,12 @@ from pyspark.sql import types as T
 
 import choros
 from choros.errors import BadInput
-from choros.spark.columns import check_frame, letters, normalise, quoted
-from choros.spark.outputs import describe, features_of, inputs_of
+from choros.spark.feature_columns import check_frame, letters, normalise, quoted
+from choros.spark.ml_persistence import KerasReader, KerasWriter, written
 from choros.spark.params import ColumnParams
 from choros.spark.predict import Order, answer, predict
-from choros.spark.process import keras_here
-from choros.spark.storage import KerasReader, KerasWriter, written
+from choros.spark.prediction_columns import describe, features_of, inputs_of
+from choros.spark.task_process import keras_here
 from choros.training.model_io.serialization import PackedModel, pack_with_weights
 from choros.types import Array
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from choros.errors import BadInput
-from choros.spark.columns import Columns
-from choros.spark.outputs import Output
-from choros.spark.process import hold_back, keras_there, on_cpu_unless_given, same_version
+from choros.spark.feature_columns import Columns
+from choros.spark.prediction_columns import Output
+from choros.spark.task_process import hold_back, keras_there, on_cpu_unless_given, same_version
 from choros.training.model_io.serialization import PackedModel
 from choros.types import Array
 

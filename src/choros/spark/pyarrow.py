@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from choros.errors import BadData, BadInput
-from choros.spark.columns import Leaf
-from choros.spark.slots import setting
+from choros.spark.feature_columns import Leaf
+from choros.spark.task_slots import setting
 from choros.types import Array
 
 _ROWS_OF_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"

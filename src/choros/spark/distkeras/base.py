@@ -11,11 +11,11 @@ from typing import Any
 
 from choros import algorithms
 from choros.errors import BadInput, warn
-from choros.spark.columns import check_frame, normalise
 from choros.spark.distkeras.utils import history_executor, history_executors_average
-from choros.spark.outputs import classed, features_of, inputs_of, outputs_of
-from choros.spark.slots import refuse_dynamic, slots
-from choros.spark.training import train
+from choros.spark.feature_columns import check_frame, normalise
+from choros.spark.frame_trainer import train
+from choros.spark.prediction_columns import classed, features_of, inputs_of, outputs_of
+from choros.spark.task_slots import refuse_dynamic, slots
 from choros.types import Array
 
 RATES = {

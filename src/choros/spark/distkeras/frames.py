@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from choros.errors import BadData
-from choros.spark.columns import is_vector, quoted
+from choros.spark.feature_columns import is_vector, quoted
 
 
 def legacy(frame: Any) -> Any:

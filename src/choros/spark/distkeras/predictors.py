@@ -7,7 +7,7 @@ from typing import Any
 
 from choros.spark.distkeras.frames import legacy
 from choros.spark.model import KerasModel
-from choros.spark.outputs import outputs_of
+from choros.spark.prediction_columns import outputs_of
 
 
 class Predictor(ABC):

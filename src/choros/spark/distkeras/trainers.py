@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from choros import algorithms
-from choros.algorithms.old import MeanEASGD
+from choros.algorithms.legacy import MeanEASGD
 from choros.spark.distkeras.base import DistributedTrainer, Trainer
 
 __all__ = [

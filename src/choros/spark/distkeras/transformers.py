@@ -11,8 +11,8 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import functions as F
 
 from choros.errors import BadInput
-from choros.spark.columns import quoted
 from choros.spark.distkeras.frames import array, column, legacy
+from choros.spark.feature_columns import quoted
 
 
 class Transformer(ABC):

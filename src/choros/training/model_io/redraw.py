@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from choros.backends.hide_tensorflow import lean
 from choros.errors import NotSerializable, brief
-from choros.training.lean import lean
 
 
 @lean()

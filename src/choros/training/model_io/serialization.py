@@ -8,21 +8,17 @@ read.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
 from choros import pickling
-from choros.errors import BadInput, NotSerializable
+from choros.errors import NotSerializable
 from choros.types import Array
 
 _MOST = 64 << 20  # bytes of a model without weights: what is larger holds data
-_LIBRARIES = {"tensorflow": ("tensorflow", "tensorflow-cpu")}  # distributions that bring the backend
 
 
 @dataclass(frozen=True)
@@ -89,37 +85,6 @@ def pack_with_weights(model: Any) -> tuple[PackedModel, list[Array]]:
 
 
 def _own_variables(model: Any) -> list[Any]:
-    from choros.backend.optimizers import model_variables  # which loads Keras: a task chooses the backend first
+    from choros.backends.optimizers import model_variables  # which loads Keras: a task chooses the backend first
 
     return model_variables(model) if getattr(model, "optimizer", None) is not None else list(model.variables)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries on which a pickle depends."""
-    import keras
-
-    backend = keras.backend.backend()
-    found = {"python": platform.python_version().rpartition(".")[0], "keras": keras.__version__, "backend": backend}
-    for name in ("numpy", "cloudpickle", *_LIBRARIES.get(backend, (backend,))):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def check_versions(theirs: dict[str, str]) -> None:
-    """Refuse to read what a process with other versions wrote.
-
-    Args:
-        theirs: ``versions()`` of that process.
-
-    Raises:
-        BadInput: says what differs, and on which host.
-    """
-    mine = versions()
-    different = [name for name in theirs if theirs[name] != mine.get(name)]
-    if different:
-        both = ", ".join(f"{name} {mine.get(name, 'none')} here and {theirs[name]} there" for name in different)
-        raise BadInput(
-            f"The worker on {platform.node()} and the process that called fit have different versions: {both} "
-            "(here is the worker). A model travels between equal ones only: install the same on both."
-        )

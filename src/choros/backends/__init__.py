@@ -1,0 +1,106 @@
+"""Keras on JAX, PyTorch and TensorFlow: the replica that a worker steps. No framework is imported before use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from choros.backends.replica import Replica
+from choros.errors import BadInput
+
+__all__ = [
+    "Replica",
+    "averages_of",
+    "backend_name",
+    "forget",
+    "make_replica",
+    "step_counter",
+]
+
+
+def step_counter(optimizer: Any) -> Any:
+    """Return the variable that counts an optimizer's steps, also those whose gradients it only adds up."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
+
+
+def backend_name() -> str:
+    """Return the backend that Keras runs on.
+
+    Raises:
+        BadInput: Keras was imported with a backend that Choros does not train on, such as numpy.
+
+    Example:
+        >>> backend_name() in ("jax", "torch", "tensorflow")
+        True
+    """
+    import keras
+
+    name = str(keras.backend.backend())
+    if name not in ("jax", "torch", "tensorflow"):
+        raise BadInput(
+            f"Keras was imported with the backend {name!r}, on which Choros does not train: start a new process, and "
+            "set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow' before Keras is imported."
+        )
+    return name
+
+
+def averages_of(optimizer: Any) -> dict[int, Any]:
+    """Return the moving averages that an optimizer keeps of its variables (``use_ema``), by the variables' ``id``.
+
+    Args:
+        optimizer: built; under loss scaling the inner optimizer keeps them.
+
+    Returns:
+        dict, empty where the optimizer keeps no averages.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(inner, "use_ema", False):
+        return {}
+    pairs = zip(inner._trainable_variables, inner._model_variables_moving_average, strict=True)
+    return {id(variable): average for variable, average in pairs if average is not None}
+
+
+def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layout: Any = None) -> Replica:
+    """Return the replica of a compiled model for the backend that Keras runs on.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        workers: how many workers train together; with more than one, what cannot be exact is refused.
+        devices: on JAX, several devices to divide each batch among.
+        layout: on JAX, the ``keras.distribution.ModelParallel`` with which the model was made.
+
+    Returns:
+        The replica; call its ``build`` with a first batch before anything else.
+
+    Raises:
+        BadInput: the model is not compiled, or Keras runs on a backend that Choros does not know.
+    """
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise BadInput("The model is not compiled: call model.compile(optimizer, loss) first.")
+    name = backend_name()
+    if name == "jax":
+        from choros.backends.devices.jax import Spread
+        from choros.backends.jax import JaxReplica
+
+        spread = Spread.by(layout) if layout is not None else Spread.over(devices) if devices else None
+        return JaxReplica(model, workers, spread)
+    if name == "torch":
+        from choros.backends.torch import TorchReplica
+
+        return TorchReplica(model, workers)
+    from choros.backends.tensorflow import TensorFlowReplica
+
+    return TensorFlowReplica(model, workers)
+
+
+def forget() -> None:
+    """Free what JAX keeps of programs that it compiled for models which are gone, about 5 MB for each.
+
+    For a process of Choros' own: whatever is compiled in it is compiled again when it is used next.
+    """
+    import keras
+
+    if keras.backend.backend() == "jax":
+        from choros.backends.jax import clear
+
+        clear()

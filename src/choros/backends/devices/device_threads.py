@@ -1,0 +1,77 @@
+"""A thread for each device of a worker, with cores and threads of its own where the device is the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from choros.backends.devices import limit_threads, scope
+from choros.cluster.hardware import plan
+from choros.cluster.hardware.cpu_affinity import physical_cores
+
+
+class Crew:
+    """Threads that do the same thing, each in the scope of its own device.
+
+    Args:
+        devices: names as Keras' (``"cpu:0"``).
+
+    Example:
+        >>> with Crew(["cpu:0"]) as crew:
+        ...     crew.each(lambda number: number + 10)
+        [10]
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = list(devices)
+        cores = physical_cores()
+        bindings = plan(len(devices), cores=cores)
+        self._threads = [
+            ThreadPoolExecutor(1, f"choros-{name}", _settle, (name, binding.cores, binding.threads))
+            for name, binding in zip(devices, bindings, strict=True)
+        ]
+
+    def each(self, function: Callable[[int], Any]) -> list[Any]:
+        """Call ``function(number of the device)`` in every thread; its values, or the first device's error."""
+        return self._done([self._submit(number, function, number) for number in range(len(self.devices))])
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        """Call a function in the first device's thread."""
+        return self._done([self._submit(0, function)])[0]
+
+    def _submit(self, number: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        return self._threads[number].submit(_in_scope, self.devices[number], function, args)
+
+    def _done(self, futures: list[Future[Any]]) -> list[Any]:
+        for future in futures:
+            future.exception()  # all are done before one is heard
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """End the threads, once they have done what they were given."""
+        for thread in self._threads:
+            thread.shutdown()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _settle(name: str, cores: tuple[int, ...], threads: int) -> None:
+    if name.startswith("cpu"):
+        if cores:
+            os.sched_setaffinity(0, cores)  # of this thread, and of those that it starts
+        limit_threads(threads)
+
+
+def _in_scope(device: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        with scope(device):
+            return function(*args)
+    except Exception as error:
+        error.add_note(f"(on {device})")
+        raise

@@ -1,0 +1,371 @@
+"""One worker over several devices, where the framework has no program that spans them: a replica a device.
+
+Each device's thread steps a model of its own through its share of the rows; what they found is added on the host, and
+each applies the sum, so all keep the same weights. All is weighed as between workers
+(``choros.backends.loss_weighting``): uneven shares and empty ones are exact. Moving statistics are each device's own
+within an epoch, and their mean by rows wherever they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from choros.backends import make_replica
+from choros.backends.devices import scope
+from choros.backends.devices.device_threads import Crew
+from choros.backends.host_values import to_host
+from choros.backends.optimizers import model_variables
+from choros.data.batch_format import cut
+from choros.data.sharding import share
+from choros.types import Array, Batch, aligned
+
+
+def _of_all(name: str) -> Any:
+    """Return a property that sets an attribute of all replicas, and gets that of the first."""
+
+    def set_all(self: ManyReplicas, wanted: bool) -> None:
+        for replica in self.replicas:
+            setattr(replica, name, wanted)
+
+    return property(lambda self: getattr(self.lead, name), set_all)
+
+
+class ManyReplicas:
+    """A replica on each device, as one; see ``choros.backends.replica.Replica`` for what each method means.
+
+    Args:
+        model: a compiled ``keras.Model``; it is the first device's own.
+        workers: how many workers train together.
+        devices: names as Keras' (``"cpu:0"``, ``"gpu:1"``).
+        clone: makes another such model on the device whose scope it is called in.
+    """
+
+    def __init__(self, model: Any, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
+        self.given, self.crew = model, Crew(devices)
+        self._make: Callable[[Any], Any] = lambda own: make_replica(own or clone(), workers * len(devices))
+        self.replicas: list[Any] = self.crew.each(lambda number: self._make(None if number else model))
+
+    @property
+    def lead(self) -> Any:
+        """The first device's replica."""
+        return self.replicas[0]
+
+    def on_lead(self, function: Callable[[Batch], Any], batch: Batch) -> Any:
+        """Call a function with the first device's share of the batch, in the thread of that device."""
+        part = self._cut(replace(batch, packed=None))[0]
+        return self.crew.first(lambda: function(part))
+
+    @property
+    def model(self) -> Any:
+        """The first device's model."""
+        return self.lead.model
+
+    @property
+    def averaged(self) -> Sequence[int]:
+        """Places of metric variables that do not add over ranks."""
+        places: Sequence[int] = self.lead.averaged
+        return places
+
+    @averaged.setter
+    def averaged(self, places: Sequence[int]) -> None:
+        for replica in self.replicas:
+            replica.averaged = places
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's present learning rate."""
+        rate: float = self.lead.learning_rate
+        return rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.crew.each(lambda number: setattr(self.replicas[number], "learning_rate", value))
+
+    def build(self, batch: Batch) -> None:
+        """Create on every device what the first ``fit`` would create."""
+        self.crew.each(lambda number: self.replicas[number].build(batch))
+        lead = self.lead
+        self.size, self.others, self.dtype, self.seeds = lead.size, lead.others, lead.dtype, lead.seeds
+        self.blind = lead.blind
+        self.slots = [aligned(self.size + 2, self.dtype) for _ in self.replicas]
+        self.summed = aligned(self.size + 2, self.dtype)
+        self.rows = np.zeros(len(self.replicas))  # that each trained since the moving statistics were last made equal
+        self.summary: Array | None = None  # a sum of metrics that was set to be read
+        self.alone = False  # the last step was this worker's own: its loss has yet to be added to other workers'
+        self.restore(self.crew.first(lead.snapshot))
+
+    def ready(self, batch: Batch) -> Batch:
+        """The same batch, each device's share on it."""
+        parts = []
+        for name, replica, part in zip(self.crew.devices, self.replicas, self._cut(batch), strict=True):
+            with scope(name):
+                parts.append(replica.ready(part))
+        return replace(batch, packed=parts)
+
+    def seed_generators(self, rank: int, seed: int) -> None:
+        """Set the generators that all models of this process share."""
+        self.lead.seed_generators(rank, seed)
+
+    def fold_seeds(self, first: int, seed: int | None) -> None:
+        """Make random layers differ by device; ``first`` is the number of the first one among all workers' devices."""
+        states = self.crew.first(lambda: [np.array(state) for state in self.lead._values(self.lead.seeds)])
+
+        def fold(number: int) -> None:
+            replica = self.replicas[number]
+            replica._assign(replica.seeds, states)
+            replica.fold_seeds(first + number, seed)
+
+        self.crew.each(fold)
+
+    # Training.
+
+    def step(self, batch: Batch) -> None:
+        """One training step; nothing for a batch of no rows."""
+        if batch.rows:
+            self.gradients(replace(batch, total=batch.rows), self.summed)
+            self.apply(self.summed)
+            self.alone = True
+
+    def gradients(self, batch: Batch, out: Array) -> None:
+        """Write ``[n * g ..., n * loss, n]`` of all devices' shares into ``out``."""
+        self.summary, self.alone = None, False
+        parts = self._cut(batch)
+
+        def one(number: int) -> None:
+            self.replicas[number].gradients(parts[number], self.slots[number])
+
+        def add(number: int) -> None:
+            mine = share(len(out), number, len(self.slots))
+            np.copyto(out[mine], self.slots[0][mine])
+            for slot in self.slots[1:]:
+                out[mine] += slot[mine]
+
+        self.crew.each(one)
+        self.crew.each(add)
+        self.rows += [part.rows for part in parts]
+
+    def apply(self, summed: Array) -> None:
+        """Run the real optimizer on every device."""
+        self.crew.each(lambda number: self.replicas[number].apply(summed))
+
+    revocable = _of_all("revocable")
+    repeats = _of_all("repeats")
+    watches = _of_all("watches")
+
+    def mark(self) -> Any:
+        """Return what ``gradients`` changes on every device."""
+        held = self.crew.each(lambda number: self.replicas[number].mark())
+        return held, self.rows.copy(), self.summary, self.alone
+
+    def swap(self, mark: Any) -> Any:
+        """Go to a mark; returns a mark of what was left."""
+        held, rows, summary, alone = mark
+        left = self.crew.each(lambda number: self.replicas[number].swap(held[number]))
+        before = left, self.rows, self.summary, self.alone
+        self.rows, self.summary, self.alone = rows.copy(), summary, alone
+        return before
+
+    def look_ahead(self, momentum: float) -> None:
+        """Nesterov momentum around the step, on every device."""
+        self.crew.each(lambda number: self.replicas[number].look_ahead(momentum))
+
+    def evaluate(self, batch: Batch) -> None:
+        """One test step, each device with its share."""
+        self._agree()
+        self.summary = None
+        parts = self._cut(batch)
+        self.crew.each(lambda number: self.replicas[number].evaluate(parts[number]))
+
+    def predict(self, batch: Batch) -> list[Any]:
+        """Return the model's predictions for each device's share, in order; shares without rows give nothing."""
+        self._agree()
+        parts = self._cut(batch)
+        found = self.crew.each(lambda number: self.replicas[number].predict(parts[number]))
+        return [piece for pieces in found for piece in pieces]
+
+    def _cut(self, batch: Batch) -> list[Batch]:
+        if batch.packed is not None:
+            parts: list[Batch] = batch.packed
+            return parts
+        count = len(self.replicas)
+        shares = [share(batch.rows, number, count) for number in range(count)]
+        return [cut(batch.x, batch.y, batch.sample_weight, batch.total, mine) for mine in shares]
+
+    # Metrics: they add over devices as they do over ranks.
+
+    def reset_metrics(self) -> None:
+        """Forget what the metrics have seen."""
+        self.summary = None
+        self.crew.each(lambda number: self.replicas[number].reset_metrics())
+
+    def metric_state(self) -> Array:
+        """All devices' metric variables and tallies, added."""
+        if self.summary is not None:
+            return np.array(self.summary)
+        if self.alone:
+            self.crew.first(self.lead.loss_to_metric)
+        state: Array = np.sum(self.crew.each(lambda number: self.replicas[number].metric_state()), axis=0)
+        return state
+
+    def state_after_gradients(self) -> Array:
+        """Return ``metric_state``, right after ``gradients``."""
+        state: Array = np.sum(self.crew.each(lambda number: self.replicas[number].state_after_gradients()), axis=0)
+        return state
+
+    def set_metric_state(self, state: Array) -> None:
+        """Set them to be read."""
+        self.summary = np.array(state)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what Keras would log now."""
+        state, own = self.metric_state(), self.crew.first(self.lead.metric_state)
+
+        def read() -> dict[str, Any]:
+            self.lead.set_metric_state(state)
+            logs: dict[str, Any] = self.lead.metrics()
+            self.lead.set_metric_state(own)
+            return logs
+
+        logs: dict[str, Any] = self.crew.first(read)
+        return logs
+
+    def metric_values(self, state: Array) -> list[float]:
+        """Return what the metrics' variables would hold in one process."""
+        values: list[float] = self.crew.first(lambda: self.lead.metric_values(state))
+        return values
+
+    def peek(self, state: Array) -> dict[str, Any]:
+        """Return what Keras would log for a sum of metric states."""
+        logs: dict[str, Any] = self.crew.first(lambda: self.lead.peek(state))
+        return logs
+
+    def own_logs(self) -> dict[str, tuple[float, bool]] | None:
+        """Return the numbers that a user's own step last logged on the first device."""
+        logs: dict[str, tuple[float, bool]] | None = self.lead.own_logs()
+        return logs
+
+    # Vectors and state.
+
+    def get(self, out: Array) -> None:
+        """Copy the trainable variables into ``out``."""
+        self.crew.first(lambda: self.lead.get(out))
+
+    def set(self, vector: Array) -> None:
+        """Set the trainable variables."""
+        self.crew.each(lambda number: self.replicas[number].set(vector))
+
+    def get_others(self, out: Array) -> None:
+        """Copy the moving statistics into ``out``."""
+        self._agree()
+        self.crew.first(lambda: self.lead.get_others(out))
+
+    def set_others(self, vector: Array) -> None:
+        """Set the moving statistics."""
+        self.rows[:] = 0
+        self.crew.each(lambda number: self.replicas[number].set_others(vector))
+
+    @property
+    def averages(self) -> bool:
+        """True where the optimizer keeps moving averages of the weights."""
+        return bool(self.lead.averages)
+
+    def get_average(self, out: Array) -> None:
+        """Copy the moving averages into ``out``."""
+        self.crew.first(lambda: self.lead.get_average(out))
+
+    def set_average(self, vector: Array) -> None:
+        """Set the moving averages."""
+        self.crew.each(lambda number: self.replicas[number].set_average(vector))
+
+    def optimizer_state(self) -> list[Array]:
+        """Every variable of the optimizers."""
+        arrays: list[Array] = self.crew.first(self.lead.optimizer_state)
+        return arrays
+
+    def set_optimizer_state(self, arrays: list[Array]) -> None:
+        """Set them, on every device."""
+        self.crew.each(lambda number: self.replicas[number].set_optimizer_state(arrays))
+
+    def take_settings(self, values: dict[str, Any]) -> None:
+        """Set them, on every device."""
+        self.crew.each(lambda number: self.replicas[number].take_settings(values))
+
+    @property
+    def iterations(self) -> int:
+        """The optimizer's count of steps."""
+        count: int = self.crew.first(lambda: self.lead.iterations)
+        return count
+
+    @iterations.setter
+    def iterations(self, count: int) -> None:
+        self.crew.each(lambda number: setattr(self.replicas[number], "iterations", count))
+
+    def snapshot(self) -> list[Array]:
+        """Every variable of model and optimizer."""
+        return [np.array(value) for value in self.view()]
+
+    def view(self) -> list[Array]:
+        """Return the same without a copy where that can be."""
+        self._agree()
+        arrays: list[Array] = self.crew.first(self.lead.view)
+        return arrays
+
+    def restore(self, arrays: list[Array]) -> None:
+        """Set them; random layers of the other devices stay their own."""
+        self.rows[:] = 0
+
+        def one(number: int) -> None:
+            replica = self.replicas[number]
+            states = [np.array(state) for state in replica._values(replica.seeds)] if number else []
+            replica.restore(arrays)
+            if number:
+                replica._assign(replica.seeds, states)
+
+        self.crew.each(one)
+
+    def ahead(self) -> list[Array]:
+        """Copies of the trainable variables where the next step is taken."""
+        arrays: list[Array] = self.crew.first(self.lead.ahead)
+        return arrays
+
+    def set_ahead(self, arrays: list[Array]) -> None:
+        """Set what ``ahead`` gave, on every device."""
+        self.crew.each(lambda number: self.replicas[number].set_ahead(arrays))
+
+    def sync(self) -> None:
+        """Bring all state into the model."""
+        self._agree()
+        self.crew.first(self.lead.sync)
+        self._bring_home()
+
+    def refresh(self) -> None:
+        """Give every device what the model holds."""
+        self.restore(self.crew.first(lambda: to_host(model_variables(self.given))))
+
+    def _bring_home(self) -> None:
+        if self.given is not self.model:
+            arrays = self.crew.first(self.lead.snapshot)
+            for variable, array in zip(model_variables(self.given), arrays, strict=True):
+                variable.assign(array)
+
+    def finish(self) -> None:
+        """Do what Keras does at the end of ``fit``."""
+        self._agree()
+        self.crew.each(lambda number: self.replicas[number].finish())
+        self._bring_home()
+
+    def close(self) -> None:
+        """End the devices' threads."""
+        self.crew.close()
+
+    def _agree(self) -> None:
+        """Make the moving statistics equal: their mean, weighted by the rows that each device trained."""
+        if not self.others or not self.rows.any():
+            return
+        found = np.empty((len(self.replicas), self.others), np.float64)
+        self.crew.each(lambda number: self.replicas[number].get_others(found[number]))
+        self.set_others((self.rows @ found / self.rows.sum()).astype(self.dtype))

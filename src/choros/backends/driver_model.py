@@ -1,0 +1,184 @@
+"""The given model in the caller's process, on any backend: build it, read and set its vectors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.backends import averages_of
+from choros.backends.base import blind, moving_statistics, parts, vector_dtype
+from choros.backends.metrics import gather, scatter, slices_of
+from choros.backends.optimizers import build_held, optimizer_variables
+from choros.backends.rowwise_parts import of_keras
+from choros.errors import BadInput, brief
+from choros.types import Array, Batch, aligned_copy, same_bits
+
+
+def host_views(variables: Sequence[Any]) -> list[Array]:
+    """Return values of Keras variables on the host, without a copy where that can be.
+
+    On PyTorch an array changes with its variable; on JAX and TensorFlow it keeps the value that the variable had.
+    """
+    if keras.backend.backend() == "jax":
+        return [np.asarray(variable.value) for variable in variables]
+    backend = importlib.import_module(f"choros.backends.{keras.backend.backend()}")
+    return [backend.read(variable.value) for variable in variables]
+
+
+def marks(variables: Sequence[Any]) -> list[Any]:
+    """Return a mark of each variable's value, which is another one once the variable has been set.
+
+    PyTorch counts the changes of a tensor. JAX and TensorFlow give each value an array of its own.
+    """
+    if keras.backend.backend() == "torch":
+        return [(variable.value.data_ptr(), variable.value._version) for variable in variables]
+    if keras.backend.backend() == "jax":
+        return [variable.value for variable in variables]
+    return host_views(variables)
+
+
+def same_mark(old: Any, new: Any) -> bool:
+    """Tell whether a variable has not been set between two of its marks."""
+    if isinstance(old, np.ndarray):
+        return np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
+    return bool(old == new) if isinstance(old, tuple) else old is new
+
+
+def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
+    """Set Keras variables to arrays in memory that others write.
+
+    PyTorch copies into the memory that a variable has. JAX and TensorFlow are given a copy, whose memory they use; a
+    variable that has the value already, as a frozen one, keeps its memory.
+    """
+    backend = importlib.import_module(f"choros.backends.{keras.backend.backend()}")
+    copied = aligned_copy if keras.backend.backend() == "jax" else backend.copied
+    for variable, view in zip(variables, views, strict=True):
+        if keras.backend.backend() == "torch":
+            backend.write(variable.value.detach(), view)
+        elif not same_bits(host_views([variable])[0], view):
+            variable.assign(copied(view))
+
+
+def build_model(model: Any, sample: Batch) -> None:
+    """Create what the first ``fit`` would create: weights, slots of all optimizers, metrics.
+
+    Raises:
+        BadInput: the model cannot take such data; in one line what Keras says of it.
+    """
+    # A step of the user's own may use a compiled loss without y, as diffusion models do.
+    own_step = not of_keras(getattr(type(model), "train_step", None))
+    try:
+        with blind(model, sample) if own_step else nullcontext():
+            model._symbolic_build(data_batch=parts(sample))
+    except (AttributeError, TypeError, ValueError) as error:
+        shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
+        raise BadInput(
+            f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row"
+            f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
+        ) from error
+    build_held(model, parts(sample))
+
+
+def _labels(model: Any, y: Any) -> str:
+    """Say what is wrong with labels that are meant for the other loss of classes, "" where nothing is."""
+    for loss, one in pairs(model.loss, y):
+        name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
+        shape = np.shape(one)[1:]
+        if name == "categorical_crossentropy" and np.prod(shape) == 1:
+            return (
+                "the labels are class numbers, and the loss categorical_crossentropy takes one-hot vectors: compile "
+                "with 'sparse_categorical_crossentropy', or make vectors of them (keras.utils.to_categorical; in "
+                "Spark OneHotEncoder(dropLast=False))."
+            )
+        if name == "sparse_categorical_crossentropy" and len(shape) == 1 and shape[0] > 1:
+            return (
+                f"the labels are vectors of {shape[0]}, and the loss sparse_categorical_crossentropy takes class "
+                "numbers: compile with 'categorical_crossentropy', or make numbers of them (argmax; in Spark a column "
+                "of indices, as of StringIndexer)."
+            )
+    return ""
+
+
+def pairs(losses: Any, targets: Any) -> list[tuple[Any, Any]]:
+    """Return each loss of a compiled model with what belongs to its output.
+
+    Args:
+        losses: as they were compiled: one, a list, or a dict by the outputs' names.
+        targets: nested in the same way, whatever they are.
+
+    Example:
+        >>> pairs({"a": "mse", "b": "mae"}, {"b": 2, "a": 1}), pairs("mse", 3)
+        ([('mse', 1), ('mae', 2)], [('mse', 3)])
+    """
+    if isinstance(losses, dict):
+        return [(loss, targets[key]) for key, loss in losses.items() if isinstance(targets, dict) and key in targets]
+    if isinstance(targets, dict):
+        return [(losses, one) for one in targets.values()]
+    if isinstance(targets, (list, tuple)):
+        each = losses if isinstance(losses, (list, tuple)) else [losses] * len(targets)
+        return list(zip(each, targets, strict=False))
+    return [(losses, targets)]
+
+
+def flat_vectors(model: Any) -> tuple[Array, Array]:
+    """Return the trainable vector and the moving statistics, laid out as the replicas lay them out."""
+    dtype = vector_dtype(model.trainable_variables)
+    return _flat(model.trainable_variables, dtype), _flat(moving_statistics(model), dtype)
+
+
+def split_vector(model: Any, vector: Array) -> list[Array]:
+    """Cut a trainable vector into arrays in the order of ``model.trainable_variables``."""
+    return _split(model.trainable_variables, vector)
+
+
+def assign_vectors(model: Any, trainable: Array, others: Array) -> None:
+    """Set the model's trainable variables and moving statistics; always copies."""
+    moving = moving_statistics(model)
+    for variables, vector in ((model.trainable_variables, trainable), (moving, others)):
+        for variable, part in zip(variables, _split(variables, vector), strict=True):
+            variable.assign(part)
+
+
+def assign_optimizer(model: Any, arrays: list[Array]) -> None:
+    """Set the optimizers' variables, all but the learning rate: that is as the caller's callbacks have set it.
+
+    Args:
+        model: compiled and built.
+        arrays: in the order of ``optimizer_variables``.
+    """
+    rate = model.optimizer.learning_rate
+    for variable, value in zip(optimizer_variables(model), arrays, strict=True):
+        if variable is not rate:
+            variable.assign(value)
+
+
+def assign_average(model: Any, average: Array, finalize: bool = False) -> None:
+    """Set the moving averages that the optimizer keeps of the trainable variables.
+
+    Args:
+        model: compiled and built, its optimizer with ``use_ema``.
+        average: flat, laid out as the trainable vector.
+        finalize: whether the trainable variables too become their averages, as at the end of Keras' ``fit``.
+    """
+    averages = averages_of(model.optimizer)
+    for variable, value in zip(model.trainable_variables, split_vector(model, average), strict=True):
+        if id(variable) in averages:
+            averages[id(variable)].assign(value)
+            if finalize:
+                variable.assign(value)
+
+
+def _flat(variables: list[Any], dtype: Any) -> Array:
+    slices = slices_of(variables)
+    vector = np.empty(slices[-1].stop if slices else 0, dtype)
+    gather([np.asarray(keras.ops.convert_to_numpy(v)) for v in variables], slices, vector)
+    return vector
+
+
+def _split(variables: list[Any], vector: Array) -> list[Array]:
+    return [np.array(part) for part in scatter(vector, slices_of(variables), variables)]

@@ -1,0 +1,134 @@
+"""Takes the gradients out of a ``train_step``: a stand-in for the optimizer's public ``apply``.
+
+PyTorch's and TensorFlow's trainers hand the gradients to ``optimizer.apply``, and so do the ``train_step`` methods
+that users write (``apply_gradients`` passes through it). JAX has ``stateless_apply`` instead and needs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from choros.backends import step_counter
+from choros.backends.optimizers import held_optimizers
+from choros.errors import NotExact
+
+
+class Capture:
+    """A context in which ``model.optimizer.apply`` keeps the gradients and updates nothing.
+
+    Args:
+        model: the compiled and built model.
+        trainable: its trainable variables, in the order that ``gradients`` is to have.
+        wrap: what to put around the stand-in, for a compiler that must not look into it.
+        where: tells where a step runs (TensorFlow's graph); gradients from elsewhere are refused.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        trainable: list[Any],
+        wrap: Callable[[Any], Any] = lambda hook: hook,
+        where: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self._model = model
+        self._order = trainable
+        self._index = {id(v): i for i, v in enumerate(trainable)}
+        self._hook = wrap(self._take)
+        self._where = where
+        self._here: Any = None
+        self._taken: list[Any] | None = None
+        self._refusal: NotExact | None = None
+        self._before: list[Any] = []
+        self.shifts: list[float] = []  # added to the weights, for a trial of what comes after the update in the step
+        self.then: Callable[[], None] = lambda: None  # is called when the step has given its gradients
+        self.gives: list[Any] | None = None  # gradients that the real optimizer gets instead of the step's own
+
+    def __enter__(self) -> Capture:
+        refuse_other_optimizers(self._model)
+        self._taken = self._refusal = None
+        self._here = self._where()
+        own = vars(self._model.optimizer)
+        self._before = [own["apply"]] if "apply" in own else []  # as that of ``hvd.DistributedOptimizer``
+        own["apply"] = self._hook
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        vars(self._model.optimizer).pop("apply", None)
+        for before in self._before:
+            vars(self._model.optimizer)["apply"] = before
+        refusal = self._refusal
+        self._taken = self._here = self._refusal = None
+        if refusal is not None and error is not refusal:  # TensorFlow wraps what is raised inside its own functions
+            raise refusal from error
+
+    def gradients(self) -> list[Any]:
+        """The step's gradients, one for each trainable variable; None where the loss does not depend on it.
+
+        Raises:
+            NotExact: the step did not call the compiled optimizer.
+        """
+        if self._taken is None and not self._order:  # all is frozen, and Keras' own steps then leave the optimizer be
+            return []
+        if self._taken is None:
+            self._refuse(
+                "does not update through the compiled optimizer (self.optimizer.apply), so there are no gradients to "
+                "reduce: call it once in each step, or use another algorithm than AllReduce."
+            )
+        return self._taken
+
+    def _take(self, grads: Any, trainable_variables: Any = None) -> None:
+        if self._taken is not None:
+            self._refuse(
+                "calls the optimizer more than once in a step; AllReduce reduces one gradient a step. "
+                "Call self.optimizer.apply once, or use another algorithm."
+            )
+        if self._where() is not self._here:
+            self._refuse(
+                "calls the optimizer inside its own tf.function, tf.cond or loop, out of which the gradients cannot "
+                "be taken: call it at the top level of train_step, or use another algorithm."
+            )
+        taken: list[Any] = [None] * len(self._order)
+        for gradient, variable in zip(grads, trainable_variables or self._order, strict=True):
+            if id(variable) not in self._index:
+                name = getattr(variable, "path", variable)
+                self._refuse(
+                    f"trains {name!r}, not a trainable variable of the model: add it, or use another algorithm."
+                )
+            taken[self._index[id(variable)]] = gradient
+        self._taken = taken
+        if any(self.shifts):
+            step_counter(self._model.optimizer).assign_add(1)
+            for variable, shift in zip(self._order, self.shifts, strict=True):
+                variable.assign(variable + shift)
+        if self.gives is not None:
+            self._update(self.gives)
+        self.then()
+
+    def _update(self, grads: list[Any]) -> None:
+        """Run the optimizer that the stand-in stands for."""
+        own = vars(self._model.optimizer)
+        own.pop("apply")
+        for before in self._before:
+            own["apply"] = before
+        try:
+            self._model.optimizer.apply(grads, self._order)
+        finally:
+            own["apply"] = self._hook
+
+    def _refuse(self, why: str) -> NoReturn:
+        self._refusal = NotExact(f"The train_step of {type(self._model).__name__} {self._model.name!r} {why}")
+        raise self._refusal
+
+
+def refuse_other_optimizers(model: Any) -> None:
+    """Refuse a model that holds an optimizer besides the compiled one.
+
+    Raises:
+        NotExact: names the attribute.
+    """
+    for name in held_optimizers(model):
+        raise NotExact(
+            f"Model {model.name!r} holds a second optimizer, {name!r}, whose updates AllReduce would not "
+            "reduce: use one compiled optimizer, or another algorithm."
+        )

@@ -1,0 +1,488 @@
+"""The replica on JAX: state lives in lists of device arrays between compiled steps, as in Keras' own trainer.
+
+A step is cut into two compiled halves with the reduction between them. The first is the model's own
+``train_step``, traced while ``optimizer.stateless_apply`` is replaced by one that keeps the gradients, so that a
+user's ``train_step`` works as it is. It returns the gradients as a list: flattening them inside the compiled
+program was measured to cost twenty times the step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from choros.backends import step_counter
+from choros.backends.base import BaseReplica, large_frozen
+from choros.backends.devices.jax import Spread
+from choros.backends.gradient_capture import refuse_other_optimizers
+from choros.backends.metrics import UNUSED, Told, flattened
+from choros.errors import NotExact
+from choros.types import Array
+
+
+class JaxReplica(BaseReplica):
+    """See ``choros.backends.replica.Replica``. Until ``finish`` the Keras model's own variables are stale.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        workers: how many workers train together.
+        spread: several devices to lie on, instead of Keras' own one.
+    """
+
+    _x: list[Any] | None = None  # with momentum: where the worker is; the state holds the look-ahead point
+
+    def __init__(self, model: Any, workers: int = 1, spread: Spread | None = None) -> None:
+        super().__init__(model, workers)
+        self.spread = spread
+        self._train: Any = None
+        self._tried: Any = None
+        self._leaves: Any = None
+        self._left: list[Any] = []  # the model's values after ``sync``
+
+    def refresh(self) -> None:
+        """Take up what was set in the model itself since ``sync`` or ``finish``, if anything was."""
+        now = [v.value for part in self._variables for v in part]
+        if len(now) != len(self._left) or any(value is not left for value, left in zip(now, self._left, strict=True)):
+            self._built()
+
+    def sync(self) -> None:
+        """Bring all state into the model, at x; it stays here too."""
+        super().sync()
+        self._left = [v.value for part in self._variables for v in part]
+
+    def _built(self) -> None:
+        model = self.model
+        variables = [
+            self.trainable,
+            list(model.non_trainable_variables),
+            list(model.optimizer.variables),
+            self.metric_variables,
+        ]
+        self._variables = variables
+        self._state: list[list[Any]] = [self._taken(part) for part in variables]
+        self._shared = True  # the weights' memory is the Keras model's own too, until something is set
+        self._where = {id(v): (p, i) for p, part in enumerate(variables) for i, v in enumerate(part)}
+        tracker = [] if self.loss_metric is None else [self.loss_metric.total, self.loss_metric.count]
+        fixed = {id(v) for v in large_frozen(model)}
+        self._frozen = [i for i, v in enumerate(variables[1]) if id(v) in fixed]  # places in the second list
+        self._loss_at = [self._where[id(v)][1] for v in tracker]
+        self._floats = all(value.dtype == np.float32 for value in self._state[3])  # of the metrics
+        self._after = None
+        if self._train is None:
+            self._compile()
+
+    def _taken(self, variables: list[Any]) -> list[Any]:
+        """The variables' values, on all devices where there are several; the variables then hold the same memory."""
+        values = [v.value for v in variables]
+        if self.spread is not None:
+            values = self.spread.place(values)
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+        return values
+
+    def _compile(self) -> None:
+        """Compile the steps; on several devices, what they leave lies as it lay before."""
+        state = tuple([v.sharding for v in part] for part in self._state)
+        trained, others, slots, metrics = state
+        step = lambda *given: self.model.train_step(given[:4], given[4])  # noqa: E731 - JAX keeps programs by function
+        self._train = self._on_batches(step, (0, 1, 2, 3), (None, state))
+        lie = (None, None, others, metrics, None)
+        self._differentiate = self._on_batches(self._trace_gradients, (1, 3), lie)
+        self._differentiate_kept = self._on_batches(self._trace_kept, (), lie)
+        self._test = self._on_batches(self._trace_test, (1, 2), (None, others, metrics, None))
+        foretell = lambda trained, others, data: self.model.predict_step((trained, others), data)  # noqa: E731 - the same
+        self._foretell = self._on_batches(foretell, (), None)
+        self._update = self._jit(self._trace_update, (0, 1), (slots, trained))
+        self._again = self._on_batches(self._trace_repeat, (0, 1, 2, 3), (state, None))
+        self._leap = self._jit(_leap, (0, 1), (trained, trained))
+        self._put = self._jit(self._trace_put, (0,), trained, keep_unused=True)
+        self._shift = self._jit(self._trace_shift, (0, 1), (trained, trained))
+
+    @property
+    def _compiles(self) -> bool:
+        return bool(self.model.jit_compile and not self.model.run_eagerly)
+
+    def _on_batches(self, step: Any, donate: Any, out: Any) -> Any:
+        if self.spread is None or not self._compiles:
+            return self._keeping_frozen(step, donate)
+        return self.spread.step(step, donate, out)
+
+    def _keeping_frozen(self, step: Any, donate: Any) -> Any:
+        """Compile a step that takes the non-trainable variables second, and neither donates nor returns frozen ones.
+
+        These may lie in memory that processes share: XLA would copy it where it is donated, and where it is an output.
+        """
+        frozen = self._frozen
+        if not frozen or not self._compiles:
+            return self._jit(step, donate, None)
+
+        def joined(fixed: list[Any], trained: Any, others: list[Any], *more: Any) -> Any:
+            rest, places = iter(others), dict(zip(frozen, fixed, strict=True))
+            values = [places[i] if i in places else next(rest) for i in range(len(others) + len(fixed))]
+            return _unchanged(fixed, step(trained, values, *more))
+
+        compiled = jax.jit(joined, donate_argnums=[place + 1 for place in donate])
+
+        def call(trained: Any, others: list[Any], *more: Any) -> Any:
+            fixed = [others[i] for i in frozen]
+            rest = [value for i, value in enumerate(others) if i not in frozen]
+            result = compiled(fixed, trained, rest, *more)
+            put = lambda leaf: fixed[leaf.place] if isinstance(leaf, _Unchanged) else leaf  # noqa: E731
+            return jax.tree_util.tree_map(put, result, is_leaf=lambda leaf: isinstance(leaf, _Unchanged))
+
+        return call
+
+    def _jit(self, function: Any, donate: Any, out: Any, **more: Any) -> Any:
+        if not self._compiles:
+            return function
+        if self.spread is not None and out is not None:
+            more["out_shardings"] = out
+        return jax.jit(function, donate_argnums=donate, **more)
+
+    # One batch.
+
+    def _placed(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.spread is None or not self._compiles:
+            placed: tuple[Any, ...] = jax.device_put(data)
+            return placed
+        return self.spread.lay(data)
+
+    def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
+        logs, state = self._train(*self._state, data)
+        self._state = list(state)
+        return self._custom(logs)
+
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
+        kept = self.revocable or self.repeats  # a mark has the arrays that would be donated
+        differentiate = self._differentiate_kept if kept else self._differentiate
+        gradients, figures, others, metrics, logs = differentiate(*self._state, data)
+        self._state[1], self._state[3] = others, metrics
+        self._logs = logs
+        read = np.asarray(figures)
+        self._after = read[3:].astype(np.float64) if kept and self._floats else None
+        loss, weight, n = read[:3].tolist()
+        return [np.asarray(g) for g in gradients], Told(loss, weight), n
+
+    def _copied(self) -> list[Any]:
+        return [list(self._state[1]), list(self._state[3])]
+
+    def _go_to(self, held: list[Any]) -> None:
+        self._state[1], self._state[3] = list(held[0]), list(held[1])
+
+    def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
+        """See ``BaseReplica``; compiled in the least time, as it runs once."""
+        if self._tried is None or afresh:
+            step = lambda *given: self._trace_gradients(*given)[:2]  # noqa: E731 - JAX keeps programs by function
+            quick = {"xla_backend_optimization_level": 0}
+            self._tried = jax.jit(step, compiler_options=quick) if self._compiles else step
+        gradients, figures = self._tried(*self._state, data)
+        return [np.asarray(g) for g in gradients], float(figures[2])
+
+    def left(self, data: tuple[Any, ...], rows: int, shifts: list[float]) -> tuple[list[Array], dict[str, Any]]:
+        """See ``BaseReplica``; compiled once for all shifts, in the least time."""
+        if self._leaves is None:
+
+            def step(shifts: Any, state: Any, data: Any) -> Any:
+                refuse_other_optimizers(self.model)
+                with _kept_gradients(self.model.optimizer, shifts):
+                    logs, (trained, others, _, metrics) = self.model.train_step(state, data)
+                return [*trained, *others, *metrics], self._custom(logs) or {}
+
+            quick = {"xla_backend_optimization_level": 0}
+            self._leaves = jax.jit(step, compiler_options=quick) if self._compiles else step
+        values, logs = self._leaves(np.array(shifts), tuple(self._state), data)
+        return [np.asarray(value) for value in values], logs
+
+    def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
+        """See ``BaseReplica``: what is made of the updated values is followed through the traced step."""
+        calls: list[int] = []
+
+        def step(state: Any, data: Any, trained: Any, slots: Any) -> Any:
+            with _kept_gradients(self.model.optimizer, becomes=(trained, slots)) as kept:
+                logs, (trained, others, slots, metrics) = self.model.train_step(state, data)
+            calls.append(len(kept))
+            return list(trained), list(slots), list(others), list(metrics), self._custom(logs) or {}
+
+        updated = self._state[0], self._state[2]
+        program, shapes = jax.make_jaxpr(step, return_shape=True)(tuple(self._state), data, *updated)
+        if calls != [1]:
+            return None
+        inputs, count = program.jaxpr.invars, len(updated[0]) + len(updated[1])
+        fresh = inputs[len(inputs) - count :]
+        dependent = set(fresh)
+        for equation in program.jaxpr.eqns:
+            if any(not hasattr(each, "val") and each in dependent for each in equation.invars):  # a literal has one
+                dependent.update(equation.outvars)
+        parts = (self._variables[0], self._variables[2], self._variables[1], self._variables[3])
+        names = [variable.path for part in parts for variable in part]
+        names += [f"the log {name}" for name in sorted(shapes[4])]
+        for place, (output, name) in enumerate(zip(program.jaxpr.outvars, names, strict=False)):
+            literal = hasattr(output, "val")
+            if (place < count and output is not fresh[place]) or (
+                place >= count and not literal and output in dependent
+            ):
+                return str(name)
+        return ""
+
+    def _trace_gradients(self, trained: Any, others: Any, slots: Any, metrics: Any, data: Any) -> Any:
+        refuse_other_optimizers(self.model)
+        optimizer = self.model.optimizer
+        with self.weigher as weigher, _kept_gradients(optimizer) as kept:
+            state = (trained, others, slots, self._without_loss(metrics))
+            logs, (_, others, _, seen) = self.model.train_step(state, data)
+            n = weigher.divisor(_rows(data), data)
+        if len(kept) != 1:
+            raise NotExact(
+                f"train_step of {type(self.model).__name__} used model.optimizer {len(kept)} times: AllReduce needs "
+                "exactly one update a step, through model.optimizer. Use another algorithm, or one optimizer."
+            )
+        figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
+        return kept[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
+
+    def _trace_kept(self, *given: Any) -> Any:
+        """The gradients, with the metrics' variables behind the figures: one read of the device instead of several."""
+        gradients, figures, others, metrics, logs = self._trace_gradients(*given)
+        if self._floats:
+            figures = jnp.concatenate([figures, *(jnp.ravel(metric) for metric in metrics)])
+        return gradients, figures, others, metrics, logs
+
+    def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        # XLA reads memory aligned to 64 bytes where it lies, and copies other memory first.
+        slots, trained = self._update(self._state[2], self._state[0], gradient, np.asarray(divisor, self.dtype))
+        self._state[2], self._state[0] = slots, trained
+        jax.block_until_ready(trained)  # until here the caller's memory may be read
+
+    def _trace_update(self, slots: Any, trained: Any, flat: Any, divisor: Any) -> Any:
+        trained, slots = self.model.optimizer.stateless_apply(slots, self._divided(flat, divisor), trained)
+        return slots, trained  # in the order of the donated arguments, so that each is updated in place
+
+    def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        state, self._logs = self._again(*self._state, gradient, np.asarray(divisor, self.dtype), data)
+        self._state = list(state)
+        jax.block_until_ready(self._state[0])  # until here the caller's memory may be read
+
+    def _trace_repeat(
+        self, trained: Any, others: Any, slots: Any, metrics: Any, flat: Any, divisor: Any, data: Any
+    ) -> Any:
+        with _kept_gradients(self.model.optimizer, gives=self._divided(flat, divisor)):
+            state = (trained, others, slots, self._without_loss(metrics))
+            logs, (trained, others, slots, seen) = self.model.train_step(state, data)
+        return (trained, others, slots, self._keep_loss(seen, metrics)), self._custom(logs)
+
+    def _divided(self, flat: Any, divisor: Any) -> list[Any]:
+        """Return the variables' gradients as the optimizer takes them."""
+        return [(flat[s] / divisor).reshape(v.shape) for s, v in zip(self.slices, self.trainable, strict=True)]
+
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
+        trained = self._state[0] if self._x is None else self._x
+        figures, others, metrics, self._logs = self._test(trained, self._state[1], self._state[3], data)
+        self._state[1], self._state[3] = others, metrics
+        loss, weight, n = np.asarray(figures).tolist()
+        return Told(loss, weight), n
+
+    def _trace_test(self, trained: Any, others: Any, metrics: Any, data: Any) -> Any:
+        with self.weigher as weigher:
+            logs, (_, others, seen) = self.model.test_step((trained, others, self._without_loss(metrics)), data)
+            n = weigher.divisor(_rows(data), data, strict=False)
+        figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
+        return figures, others, self._keep_loss(seen, metrics), self._custom(logs)
+
+    def _predict(self, data: tuple[Any, ...]) -> Any:
+        outputs, _ = self._foretell(self._state[0] if self._x is None else self._x, self._state[1], data)
+        return outputs
+
+    def in_state(self, state: tuple[Any, ...]) -> None:
+        """Go on from the state of Keras' own loop."""
+        self._state = [list(part) for part in state]
+
+    def out_state(self) -> tuple[Any, ...]:
+        """The state for Keras' own loop."""
+        return tuple(self._state)
+
+    # The loss metric starts each reduced batch from zero, so that it gives this batch's loss alone.
+
+    def _without_loss(self, metrics: list[Any]) -> list[Any]:
+        return [jnp.zeros_like(m) if i in self._loss_at else m for i, m in enumerate(metrics)]
+
+    def _loss(self, metrics: list[Any]) -> tuple[Any, Any]:
+        if not self._loss_at:
+            return jnp.asarray(UNUSED, jnp.float32), jnp.zeros((), jnp.float32)
+        total, count = (metrics[i] for i in self._loss_at)
+        return jnp.asarray(jnp.where(count == 0, UNUSED, total / count), jnp.float32), jnp.asarray(count, jnp.float32)
+
+    def _keep_loss(self, seen: list[Any], metrics: list[Any]) -> list[Any]:
+        return [metrics[i] if i in self._loss_at else m for i, m in enumerate(seen)]
+
+    # Nesterov momentum around the step: y = x + mu v is where u is taken, so x' = y + u and v' = x' - x.
+
+    def look_ahead(self, momentum: float) -> None:
+        """Leap from the stepped look-ahead point to the next; the first call, before any step, arms it."""
+        if self._x is None:
+            self._x = [jnp.copy(v) for v in self._state[0]]
+        else:
+            self._x, self._state[0] = self._leap(self._state[0], self._x, momentum)
+
+    def _x_values(self) -> list[Array]:
+        return [np.asarray(value) for value in (self._state[0] if self._x is None else self._x)]
+
+    def set(self, vector: Array) -> None:
+        """Set the trainable variables, in the memory that they have; with momentum the velocity is kept."""
+        if self._shared:
+            self._state[0], self._shared = [jnp.copy(v) for v in self._state[0]], False
+        if self._x is None:
+            self._state[0] = self._put(self._state[0], vector)
+        else:
+            self._x, self._state[0] = self._shift(self._x, self._state[0], vector)
+        jax.block_until_ready(self._state[0])  # until here the caller's memory may be read
+
+    def _trace_put(self, old: list[Any], flat: Any) -> list[Any]:
+        return [jnp.array(flat[s].reshape(v.shape), v.dtype) for s, v in zip(self.slices, old, strict=True)]
+
+    def _trace_shift(self, x: list[Any], ahead: list[Any], flat: Any) -> tuple[list[Any], list[Any]]:
+        new = self._trace_put(x, flat)
+        return new, [to + (y - old) for to, y, old in zip(new, ahead, x, strict=True)]
+
+    def restore(self, arrays: list[Array]) -> None:
+        """Set what ``snapshot`` gave; a velocity is forgotten."""
+        armed, self._x = self._x is not None, None
+        super().restore(arrays)
+        self._shared = False
+        if armed:
+            self.look_ahead(0.0)
+
+    # Variables and state.
+
+    def _values(self, variables: list[Any]) -> list[Array]:
+        places = [self._where.get(id(v)) for v in variables]
+        return [
+            np.asarray(v.value if place is None else self._state[place[0]][place[1]])
+            for v, place in zip(variables, places, strict=True)
+        ]
+
+    def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
+        for variable, array in zip(variables, arrays, strict=True):
+            if (
+                id(variable) not in self._where
+            ):  # of a second optimizer, and no variable of the model: no step changes it
+                variable.assign(array)
+                continue
+            part, i = self._where[id(variable)]
+            old = self._state[part][i]
+            # Copied here: JAX would alias the caller's memory, or copy it after this call has returned.
+            copy = np.array(array, dtype=old.dtype).reshape(old.shape)
+            self._state[part][i] = jax.device_put(copy, None if self.spread is None else old.sharding)
+
+    def _names_of_results(self) -> frozenset[str]:
+        if not self._compiles:
+            return super()._names_of_results()
+        with keras.StatelessScope():  # traced only: results of numbers would be compiled for nothing
+            return frozenset(flattened(jax.eval_shape(self.model.get_metrics_result)))
+
+    def reset_metrics(self) -> None:
+        """Forget what the metrics and the tallies have seen."""
+        super().reset_metrics()
+        self._state[3] = self._taken(self.metric_variables)
+
+    def _results(self) -> dict[str, Any]:
+        self._bring(3)
+        return super()._results()
+
+    def _settle(self) -> None:
+        if self._x is not None:
+            self._state[0], self._x = self._x, None
+        for part in range(len(self._variables)):
+            self._bring(part)
+
+    def _bring(self, part: int) -> None:
+        for variable, value in zip(self._variables[part], self._state[part], strict=True):
+            variable.assign(value if self.spread is None else np.asarray(value))
+
+
+def copied(array: Array) -> Any:
+    """Return a JAX array in memory of XLA's own, and be done with the given one.
+
+    A step can update such memory in place where it is donated. ``jax.device_put`` would use the given memory, also with
+    ``may_alias=False``.
+    """
+    return jax.block_until_ready(jnp.array(array, copy=True))
+
+
+def shared(array: Array) -> Any:
+    """Return a JAX array in the memory of the given one, where that is aligned to 64 bytes."""
+    return jax.device_put(array)
+
+
+def clear() -> None:
+    """Free all programs of this process, and give their memory back to the system."""
+    jax.clear_caches()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Unchanged:
+    """An output of a compiled step that is one of its inputs."""
+
+    place: int
+
+
+def _unchanged(inputs: list[Any], outputs: Any) -> Any:
+    """Return outputs of a step that is being traced, with inputs that it returns as they are left out."""
+    places = {id(value): _Unchanged(place) for place, value in enumerate(inputs)}
+    return jax.tree_util.tree_map(lambda leaf: places.get(id(leaf), leaf), outputs)
+
+
+def _leap(stepped: list[Any], x: list[Any], momentum: Any) -> tuple[list[Any], list[Any]]:
+    return stepped, [s + momentum * (s - old) for s, old in zip(stepped, x, strict=True)]
+
+
+def _rows(data: tuple[Any, ...]) -> int:
+    return int(jax.tree_util.tree_leaves(data[0])[0].shape[0])
+
+
+@contextmanager
+def _kept_gradients(
+    optimizer: Any, shifts: Any = None, gives: list[Any] | None = None, becomes: tuple[Any, Any] | None = None
+) -> Iterator[list[list[Any]]]:
+    """Let ``optimizer.stateless_apply`` keep the gradients it is given.
+
+    Args:
+        optimizer: the compiled one.
+        shifts: what the stand-in adds to each weight; if not 0, it counts a step too. By default it changes nothing.
+        gives: gradients that the optimizer itself gets in the place of those.
+        becomes: what the stand-in returns as the updated weights and the optimizer's variables.
+    """
+    kept: list[list[Any]] = []
+    own, plain = vars(optimizer), optimizer.stateless_apply
+    before = {name: own[name] for name in ("stateless_apply",) if name in own}  # of ``hvd.DistributedOptimizer``
+    counter = next(i for i, variable in enumerate(optimizer.variables) if variable is step_counter(optimizer))
+
+    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+        kept.append(list(grads))
+        if gives is not None:
+            updated: tuple[Any, Any] = plain(optimizer_variables, gives, trainable_variables)
+            return updated
+        if becomes is not None:
+            return becomes
+        if shifts is not None:
+            trainable_variables = [v + shifts[i].astype(v.dtype) for i, v in enumerate(trainable_variables)]
+            optimizer_variables = list(optimizer_variables)
+            optimizer_variables[counter] += jnp.any(shifts != 0).astype(optimizer_variables[counter].dtype)
+        return trainable_variables, optimizer_variables
+
+    own["stateless_apply"] = stateless_apply
+    try:
+        yield kept
+    finally:
+        del own["stateless_apply"]
+        own.update(before)

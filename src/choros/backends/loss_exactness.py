@@ -1,0 +1,235 @@
+"""Losses that AllReduce can train exactly, identified by their reduction, or by a small trial if that is not enough.
+
+Exact is a loss that is a mean (or a sum) over rows of what each row gives by itself. Keras' own losses are known.
+A user's loss, and Keras' Dice and Tversky, are tried on eight rows: the loss of all must be that of the first three
+and that of the other five together, each weighted by what it divides by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.backends.rowwise_parts import compiled_losses, flat, flat_outputs, known, model_divisor, name_of, title
+from choros.errors import NotExact
+from choros.types import Batch
+
+MEANS = ("sum_over_batch_size", "mean")
+WEIGHTED = "mean_with_sample_weight"
+DECLARED = "a declared divisor"
+ROWS, FIRST = 8, 3
+ONE_AXIS = (
+    "an output has the shape (rows,), and Keras takes its losses along the last axis, here over the rows, whatever the "
+    "reduction and the weights are. Give the output the shape (rows, 1), as a last layer keras.layers.Reshape((1,)) "
+    "does; or "
+)
+
+
+def check_exact(
+    model: Any,
+    workers: int = 2,
+    batch: Batch | None = None,
+    wide: Callable[[], Batch] | None = None,
+    *,
+    repeats: bool = True,
+) -> str | None:
+    """Refuse a compiled model whose loss AllReduce could not train exactly.
+
+    Args:
+        model: a compiled model, built where a batch is given.
+        workers: how many will train; with one, everything is exact.
+        batch: one batch with rows, to try losses that are not Keras' own.
+        wide: gives rows from the whole data set, for the trial of a whole step. Defaults to the batch.
+        repeats: whether workers can make a step again, with the gradient of all.
+
+    Returns:
+        A name of what depends on the optimizer's update in a step that has to be made again; None for other steps.
+
+    Raises:
+        NotExact: a step that would have to be made again, where it cannot; a loss without reduction, or one that mixes
+            the rows; ``sum`` with several outputs or with regularisers; several outputs that do not all divide by rows.
+    """
+    if workers < 2:
+        return None
+    check_scales(model.trainable_variables)
+    losses = [entry.loss for entry in compiled_losses(model)]
+    losses = losses or [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    declares = model_divisor(model) != (None, False)  # what its whole step divides by, which the trial tests
+    kinds = [] if declares else [kind(loss) for loss in losses]
+    check_together(kinds, losses)
+    layers = model._flatten_layers()
+    terms = any(v.regularizer is not None for v in model.trainable_variables)
+    if "sum" in kinds and (terms or any(layer.activity_regularizer is not None for layer in layers)):
+        raise refuse_sum(model)
+    if batch is None:
+        return None
+    refusal = mixed_rows(model, (batch.x, batch.y, batch.sample_weight))
+    if refusal is not None:
+        raise refusal
+    from choros.backends.loss_trial import after_update, try_parts
+
+    dependent = after_update(model, wide or (lambda: batch), workers)
+    if dependent is not None and not repeats:
+        raise NotExact(
+            f"{type(model).__name__}.train_step of model {model.name!r} goes on with weights that the optimizer has "
+            f"updated: {dependent} depends on them. With several devices for each worker this would come one step "
+            "late: give each worker one device, or do it in a callback's on_train_batch_end."
+        )
+    try_parts(model, wide or (lambda: batch), workers)
+    return dependent
+
+
+def check_scales(variables: Iterable[Any]) -> None:
+    """Refuse float8 scales, whose next values the gradients hand over.
+
+    A scale follows from the largest value over a batch. The mean of several workers' scales belongs to none of their
+    batches, so values overflow where a worker's were larger; nor can the largest be taken, as a scale is large where
+    values are small, and its history has to stay what it was computed from.
+
+    Raises:
+        NotExact: names the variable.
+    """
+    scales = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
+    if scales:
+        raise NotExact(
+            f"Variable {scales[0]!r} holds float8 scales, whose next values are the largest over a batch, and no mean "
+            "over workers: quantise to float8 after training, or train in one process."
+        )
+
+
+def kind(loss: Any) -> str:
+    """Return what the loss divides by: "rows", "weights", "sum" or ``DECLARED``; "rows" for names and functions."""
+    if declared(loss) is not None:
+        return DECLARED
+    if not isinstance(loss, keras.losses.Loss):
+        return "rows"
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        raise NotExact(
+            f"Loss {loss.name!r} ({type(loss).__name__}) overrides __call__, so what it divides by is unknown: "
+            "override call() instead, or train with another algorithm than AllReduce."
+        )
+    if isinstance(loss, keras.losses.Circle) or name_of(loss) == "circle":
+        raise NotExact(f"Loss {loss.name!r} compares the rows of a batch with each other: use another algorithm.")
+    if loss.reduction in MEANS:
+        return "rows"
+    if loss.reduction == WEIGHTED:
+        return "weights"
+    if loss.reduction == "sum":
+        return "sum"
+    raise NotExact(
+        f"Loss {loss.name!r} has reduction={loss.reduction!r}; AllReduce needs 'sum_over_batch_size', 'mean', "
+        "'mean_with_sample_weight' or 'sum'."
+    )
+
+
+def declared(loss: Any) -> Any:
+    """The method ``divisor(y_true, y_pred, sample_weight)`` of a loss or of its function; None where there is none."""
+    own = getattr(loss, "divisor", None)
+    own = getattr(getattr(loss, "fn", None), "divisor", None) if own is None else own
+    return own if callable(own) else None
+
+
+def check_together(kinds: list[str], losses: list[Any]) -> None:
+    """Raise ``NotExact`` where several losses do not all divide by rows."""
+    if len(kinds) > 1 and set(kinds) != {"rows"}:
+        named = ", ".join(f"{getattr(x, 'name', x)!r} by {k}" for x, k in zip(losses, kinds, strict=True))
+        raise NotExact(f"Of several losses all must divide by rows to be exact; here: {named}.")
+
+
+def refuse_sum(model: Any) -> NotExact:
+    """The error for a loss that adds over ranks beside terms that must not."""
+    return NotExact(
+        f"Model {model.name!r} has regularisers or add_loss beside a loss of reduction='sum': adding over ranks "
+        "would count them once for each worker. Use reduction='sum_over_batch_size', or another algorithm."
+    )
+
+
+def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
+    """Try the losses that are not known on a few rows; say why one is not exact.
+
+    Args:
+        model: the compiled and built model; its metrics are to be reset afterwards.
+        data: ``(x, y, sample_weight)`` or a shorter tuple, with at least one row. Only rows of ``y`` are used as
+            they are, since predictions and weights can be made up and labels cannot.
+    """
+    x, y, weight = (*data, None, None)[:3]
+    entries = compiled_losses(model)
+    plain = list(entries)
+    if y is None or model_divisor(model) != (None, False):
+        return None
+    ours, rows_only = all(known(entry.loss) for entry in plain), flat_outputs(model)
+    if ours and rows_only is None:
+        rows_only = None if flat(y) else False  # Keras gives an output as many axes as its labels have
+    if ours and rows_only is False:
+        return None
+    random = np.random.default_rng(0)
+
+    def drawn(leaf: Any) -> Any:
+        shape = (ROWS, *leaf.shape[1:])
+        values = random.uniform(0.02, 0.1, shape) * np.arange(1, ROWS + 1).reshape(-1, *[1] * (len(shape) - 1))
+        return keras.ops.convert_to_tensor(values, dtype=keras.backend.standardize_dtype(leaf.dtype))
+
+    def symbol(leaf: Any) -> Any:
+        return keras.KerasTensor((ROWS, *leaf.shape[1:]), dtype=keras.backend.standardize_dtype(leaf.dtype))
+
+    def spread(leaf: Any) -> Any:
+        return keras.ops.convert_to_tensor(leaf[np.arange(ROWS) * len(leaf) // ROWS])
+
+    outputs = model.compute_output_spec(keras.tree.map_structure(symbol, x))
+    rows_only = flat(outputs)
+    if ours and not rows_only:
+        return None
+    predicted = keras.tree.map_structure(drawn, outputs)
+    labels = keras.tree.map_structure(spread, y)
+    weights = None if weight is None else keras.tree.map_structure(drawn, weight)
+    mixed: list[tuple[Any, bool]] = []
+    try:
+        entries[:] = [entry._replace(loss=_trial(entry.loss, mixed)) for entry in plain]
+        model._compile_loss(labels, predicted, weights)
+    finally:
+        entries[:] = plain
+    if not mixed:
+        return None
+    loss, adds = mixed[0]
+    axis = ONE_AXIS if rows_only else ""
+    if adds:
+        return NotExact(
+            f"Loss {title(loss)} of a batch is the sum of its rows' losses, and its reduction does not say so: {axis}"
+            "return one loss for each row, in a keras.losses.Loss with reduction='sum', or use another algorithm."
+        )
+    return NotExact(
+        f"Loss {title(loss)} of a batch is not the mean of its rows' losses, each times its sample weight, so "
+        f"AllReduce would not be exact: {axis}return one loss for each row, give it a method "
+        "divisor(y_true, y_pred, sample_weight) that returns what it divides by, or use another algorithm."
+    )
+
+
+def _trial(loss: Any, mixed: list[tuple[Any, bool]]) -> Any:
+    divisor = declared(loss)
+
+    def tried(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        def part(where: slice) -> tuple[float, float]:
+            one = [None if t is None else keras.tree.map_structure(_cut(where), t) for t in (y_true, y_pred)]
+            weight = None if sample_weight is None else sample_weight[where]
+            value = float(keras.ops.convert_to_numpy(loss(*one, weight)))
+            if divisor is not None:
+                return value, float(keras.ops.convert_to_numpy(divisor(*one, weight)))
+            if loss.reduction == WEIGHTED and weight is not None:
+                return value, float(keras.ops.convert_to_numpy(keras.ops.sum(weight)))
+            return value, float(len(range(ROWS)[where]))
+
+        (whole, n), (first, a), (rest, b) = part(slice(ROWS)), part(slice(FIRST)), part(slice(FIRST, ROWS))
+        expected = first + rest if loss.reduction == "sum" else (a * first + b * rest) / n
+        if math.isfinite(whole) and not math.isclose(whole, expected, rel_tol=1e-4, abs_tol=1e-6):
+            mixed.append((loss, divisor is None and math.isclose(whole, first + rest, rel_tol=1e-4, abs_tol=1e-6)))
+        return keras.ops.zeros(())
+
+    return tried
+
+
+def _cut(where: slice) -> Any:
+    return lambda tensor: tensor[where]

@@ -1,0 +1,237 @@
+"""The divisor of a loss: the weight that makes the ranks' gradients add up to that of one process.
+
+For a loss ``L = sum(l) / n`` over one global batch, cut into parts with ``L_r = sum_r(l) / n_r``,
+
+    grad L = sum_r(n_r * grad L_r) / sum_r(n_r)
+
+so each rank sends ``[n_r * g_r ..., n_r]``. ``n`` follows Keras' ``reduction``: rows (``sum_over_batch_size``,
+``mean``), valid entries where a mask is in force, the sum of the weights (``mean_with_sample_weight``); ``sum``
+adds as it is. Terms that do not depend on the rows (weight regularisers) are equal on all ranks, so any weights
+leave them be. A loss may declare its divisor: ``divisor(y_true, y_pred, sample_weight)`` of a compiled loss, or
+``loss_divisor(x, y, y_pred, sample_weight)`` of a model for all that its step adds up (see ``docs/algorithms.md``).
+A ``train_step`` or ``compute_loss`` of the user's, and what ``add_loss`` adds, is taken as a mean over rows where
+nothing is declared; ``choros.backends.loss_trial`` tests that before training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.backend.common.masking import get_keras_mask
+
+from choros.backends.loss_exactness import DECLARED, WEIGHTED, check_together, declared, kind, refuse_sum
+from choros.backends.rowwise_parts import compiled_losses, model_divisor
+from choros.errors import NotExact
+from choros.types import Array
+
+TINY = 1e-20  # the weight of rows that are all masked: nothing beside another rank, but not 0 where all are
+
+
+def exact_loss(tally: Array, *, sums: bool = False, by_batch: bool = False) -> float:
+    """The mean of each batch's exact loss, as one process logs it.
+
+    Args:
+        tally: one line a batch, added over the ranks: n * loss, n, rows.
+        sums: True where the loss adds over ranks instead of being averaged.
+        by_batch: True where the mean is over batches, not weighted by their rows.
+
+    Returns:
+        The loss; 0.0 where there was no row.
+
+    Example:
+        >>> import numpy as np
+        >>> exact_loss(np.array([[6.0, 3.0, 3.0], [4.0, 1.0, 1.0]]))
+        2.5
+    """
+    weight = np.ones(len(tally)) if sums else np.maximum(tally[:, 1], 1e-300)
+    rows = tally[:, 2] > 0 if by_batch else tally[:, 2]
+    return float((tally[:, 0] / weight * rows).sum() / rows.sum()) if rows.any() else 0.0
+
+
+class Weigher:
+    """Learns, while a step runs or is traced, what the compiled loss divided by.
+
+    Use as a context around the step; inside it, after the loss was computed, ``divisor(rows)`` is a number, or a
+    tensor of the running backend where it depends on the data (a mask, weights).
+
+    Args:
+        model: the compiled and built model.
+        workers: how many workers train together.
+    """
+
+    def __init__(self, model: Any, workers: int = 1) -> None:
+        self.model = model
+        self.workers = workers
+        self._losses = compiled_losses(model)
+        self._plain = list(self._losses)
+        self._kinds: list[str] = []
+        self._refusal: NotExact | None = None
+        self._seen: list[Any] = []
+        self._terms = 0
+        self._fixed = sum(1 for v in model.trainable_variables if v.regularizer is not None)
+        self._declared, self._adds = model_divisor(model)
+        self._restore: Callable[[], None] = lambda: None
+        if self._declared is not None or self._adds:
+            return
+        try:
+            losses = [entry.loss for entry in self._plain]
+            self._kinds = [kind(loss) for loss in losses]
+            check_together(self._kinds, losses)
+        except NotExact as refusal:
+            self._refusal = refusal  # raised by the first reduced step: other algorithms can do without
+
+    def refuse(self, why: NotExact | None) -> None:
+        """Take up what was found elsewhere, to be raised by the first reduced step."""
+        self._refusal = self._refusal or why
+
+    @property
+    def refusal(self) -> NotExact | None:
+        """The reason why reduced steps are refused; None if they are not."""
+        return self._refusal
+
+    @property
+    def sums(self) -> bool:
+        """True where the ranks' losses and gradients add without weights."""
+        return self._adds or self._kinds == ["sum"]
+
+    def __enter__(self) -> Weigher:
+        self._seen = []
+        self._terms = 0
+        if self._declared is not None:
+            self._restore = self._listen()
+            return self
+        self._losses[:] = [entry._replace(loss=self._watch(entry.loss)) for entry in self._plain]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+        self._restore = lambda: None
+        self._losses[:] = self._plain
+        self._seen = []
+
+    def divisor(self, rows: int, data: tuple[Any, ...] = (), *, strict: bool = True) -> Any:
+        """Return the divisor of the last step's loss, in units that are the same on all ranks.
+
+        Args:
+            rows: the batch's rows, the answer where no mask or weight is in force.
+            data: the batch, ``(x, y, sample_weight)`` or a shorter tuple, for a model that declares its divisor and
+                has a ``train_step`` that does not call ``compute_loss``.
+            strict: False for evaluation, where rows will do for what could not be exact.
+
+        Raises:
+            NotExact: strict, and the ranks' gradients could not be weighed to give that of one process.
+        """
+        refusal = self._refusal or self._mixed()
+        if refusal is not None and strict and self.workers > 1:
+            raise refusal
+        if self.sums:
+            return 1.0
+        if self._declared is not None:
+            x, y, weight = (*data, None, None, None)[:3]
+            found = self._seen[0] if self._seen else _scalar(self._declared(x, y, None, weight))
+            return keras.ops.maximum(found, TINY)
+        found = None if refusal is not None or not self._seen else self._seen[0]
+        return float(rows) if found is None else keras.ops.maximum(found, TINY)
+
+    def _mixed(self) -> NotExact | None:
+        """Return why the last step cannot be weighed: its terms divide by different things. None if it can."""
+        if self._adds:
+            return None
+        if self.sums:
+            return refuse_sum(self.model) if self._terms else None
+        if all(n is None for n in self._seen):
+            return None
+        if len(self._seen) > 1:
+            return NotExact(
+                f"Model {self.model.name!r} computes several losses, of which one at least divides by mask entries or "
+                "weights: only where all divide by rows is AllReduce exact. Use another algorithm."
+            )
+        if self._terms > self._fixed:
+            return NotExact(
+                f"The loss of model {self.model.name!r} divides by mask entries or weights, and its add_loss or "
+                "activity regulariser by rows: AllReduce cannot weigh both. Use another algorithm."
+            )
+        return None
+
+    def _listen(self) -> Callable[[], None]:
+        """Note the model's declared divisor in each call of its ``compute_loss``; returns what ends that."""
+        attributes = vars(self.model)
+        plain, before = self.model.compute_loss, attributes.get("compute_loss")
+
+        def heard(
+            x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, *more: Any, **others: Any
+        ) -> Any:
+            assert self._declared is not None  # noqa: S101 - for the type checker
+            self._seen.append(_scalar(self._declared(x, y, y_pred, sample_weight)))
+            return plain(x, y, y_pred, sample_weight, *more, **others)
+
+        def restore() -> None:
+            if before is None:
+                attributes.pop("compute_loss", None)
+            else:
+                attributes["compute_loss"] = before
+
+        attributes["compute_loss"] = heard
+        return restore
+
+    def _watch(self, loss: Any) -> Any:
+        """The same loss, noting its masks and weights; ``reduction`` says which of them it divides by."""
+
+        def watched(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            masks = [get_keras_mask(y_pred)]
+            plain, own = loss.call, vars(loss).get("call")
+
+            def call(true: Any, pred: Any) -> Any:
+                values = plain(true, pred)
+                masks.append(get_keras_mask(values))
+                return values
+
+            loss.call = call
+            try:
+                value = loss(y_true, y_pred, sample_weight)
+            finally:
+                if own is None:
+                    del loss.call
+                else:
+                    loss.call = own
+            if kind(loss) == DECLARED:
+                self._seen.append(_scalar(declared(loss)(y_true, y_pred, sample_weight)))
+                self._terms = len(self.model.losses)
+                return value
+            weights = sample_weight if loss.reduction == WEIGHTED else None
+            self._seen.append(_count([mask for mask in masks if mask is not None], weights))
+            if self.sums or self._seen[-1] is not None:
+                self._terms = len(self.model.losses)
+            return value
+
+        return watched
+
+
+def _scalar(divisor: Any) -> Any:
+    """A declared divisor as a float32 scalar through which no gradient goes."""
+    return keras.ops.stop_gradient(keras.ops.cast(keras.ops.sum(keras.ops.convert_to_tensor(divisor)), "float32"))
+
+
+def _count(masks: list[Any], weights: Any) -> Any:
+    """The sum of the valid entries' weights; None where the divisor is a fixed multiple of the rows."""
+    if not masks and weights is None:
+        return None
+    total: Any = None
+    for mask in masks:
+        total = mask if total is None else keras.ops.logical_and(total, mask)
+    if total is not None:
+        total = keras.ops.cast(total, "float32")
+    if weights is not None:
+        weights = keras.ops.cast(weights, "float32")
+        if total is None:
+            total = weights
+        elif len(total.shape) < len(weights.shape):  # as Keras aligns (rows,) with (rows, 1)
+            total = keras.ops.multiply(keras.ops.expand_dims(total, -1), weights)
+        elif len(total.shape) > len(weights.shape):
+            total = keras.ops.multiply(total, keras.ops.expand_dims(weights, -1))
+        else:
+            total = keras.ops.multiply(total, weights)
+    return keras.ops.stop_gradient(keras.ops.sum(total))

@@ -1,0 +1,114 @@
+"""Metrics that add over ranks: Keras' own do; other classes are tried on a few rows before training starts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.backends.rowwise_parts import flat, flat_outputs, plain
+from choros.errors import brief, warn
+from choros.types import Array, Batch
+
+
+def not_additive(model: Any, sample: Batch) -> list[int]:
+    """Return the places, among ``model.metrics_variables``, of the variables of metrics that do not add over ranks.
+
+    What is not Keras' own is tried: metric classes, functions and the running means of a user's ``train_step``. So are
+    Keras' own figures along an axis that may be the one of the rows (``PearsonCorrelation(axis=0)``). The states that
+    the two halves of the sample leave must sum to the state that the whole leaves. Where they do not (a figure of each
+    batch), the ranks' states will be averaged by rows, with a warning.
+
+    Args:
+        model: the built and compiled model; its metrics are reset, nothing else changes.
+        sample: some rows; with fewer than two nothing can be tried.
+
+    Returns:
+        Indices, empty where all metrics add up.
+    """
+    place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
+    single = [m for metric in model.metrics for m in single_metrics(metric)]
+    foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, model, sample))]
+    if not foreign or sample.rows < 2:
+        return []
+    half = sample.rows // 2
+    try:
+        whole, first, second = (_state(model, sample, rows) for rows in (slice(None), slice(half), slice(half, None)))
+    except Exception as error:  # a model that trains may have no test step
+        model.reset_metrics()
+        if type(model).call is not keras.Model.call:  # without call() a model has no test step
+            warn(
+                f"The metrics {', '.join(repr(m.name) for m in foreign)} could not be tried on some rows, as test_step "
+                f"of model {model.name!r} raised {brief(error)}; what is shown is the mean of the workers' values, "
+                "weighted by their rows."
+            )
+        untried = [metric for metric in foreign if type(metric) is keras.metrics.Mean]
+        return [place[id(v)] for metric in untried for v in metric.variables if id(v) in place]
+    found: list[int] = []
+    for metric in foreign:
+        indices = [place[id(v)] for v in metric.variables if id(v) in place]
+        tried = any(whole[i].any() for i in indices)
+        adds = tried and all(np.allclose(first[i] + second[i], whole[i], 1e-3, 1e-6, equal_nan=True) for i in indices)
+        if adds or not (tried or type(metric) is keras.metrics.Mean):
+            continue
+        found += indices
+        why = "does not add up over parts of the data" if tried else "is updated by no test_step, so it was not tried"
+        warn(
+            f"The metric {metric.name!r} ({type(metric).__name__}) {why}: what is shown is the mean of the workers' "
+            "values, weighted by their rows."
+        )
+    return found
+
+
+def rate_stays_in_optimizer(model: Any) -> bool:
+    """Tell whether nothing but the optimizer can read the learning rate in a step: all other parts are Keras' own."""
+    return plain(model) and not any(_foreign(m, model) for metric in model.metrics for m in single_metrics(metric))
+
+
+def _foreign(metric: Any, model: Any) -> bool:
+    """Return whether a metric is not Keras' own: its class, its function, or a running mean that Keras did not make."""
+    if not type(metric).__module__.startswith("keras."):
+        return True
+    if type(metric) is keras.metrics.Mean:
+        kept = [model._loss_tracker, *getattr(model._compile_loss, "metrics", ())]
+        return metric.name != "loss" and all(metric is not own for own in kept)
+    function = getattr(metric, "_fn", None)
+    return function is not None and not str(function.__module__).startswith("keras.")
+
+
+def _may_cross_rows(metric: Any, model: Any, sample: Batch) -> bool:
+    """Return whether a metric of Keras is a figure along an axis that may be the one of the rows."""
+    function, outputs = getattr(metric, "_fn", None), flat_outputs(model)
+    if function is None:
+        return False
+    if outputs is not False and flat(sample.y) and not function.__name__.startswith("sparse"):
+        return True  # the last axis is the rows' axis: a figure of each batch, which counts once for a batch
+    return "axis" in inspect.signature(function).parameters and metric._fn_kwargs.get("axis", -1) != -1
+
+
+def single_metrics(metric: Any) -> list[Any]:
+    """Return the metrics in Keras' container of what ``compile`` was given, or the metric itself.
+
+    Args:
+        metric: keras.Metric.
+    """
+    children = getattr(metric, "metrics", None)
+    return [m for child in children for m in single_metrics(child)] if children else [metric]
+
+
+def _state(model: Any, sample: Batch, rows: slice) -> list[Array]:
+    """The metric variables after one test step on these rows."""
+    parts = (sample.x, sample.y, sample.sample_weight)
+    data = [keras.tree.map_structure(lambda a: None if a is None else _tensor(a[rows]), part) for part in parts]
+    model.reset_metrics()
+    model.test_on_batch(*data)
+    state = [np.array(keras.ops.convert_to_numpy(v), np.float64) for v in model.metrics_variables]
+    model.reset_metrics()
+    return state
+
+
+def _tensor(array: Any) -> Any:
+    """Return an array as ``fit`` would pass it: Keras' ``test_on_batch`` leaves it as it is on PyTorch."""
+    return keras.ops.convert_to_tensor(array) if keras.backend.backend() == "torch" else array

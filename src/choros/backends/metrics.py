@@ -1,0 +1,292 @@
+"""The metrics of a replica as one vector that adds over ranks, the exact loss, and what Keras would log."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from ctypes import c_float
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from choros.backends.loss_weighting import Weigher, exact_loss
+from choros.backends.metric_additivity import single_metrics
+from choros.types import Array
+
+UNUSED = float("-inf")  # the loss of a step that left Keras' running loss alone
+
+
+class Told(NamedTuple):
+    """The contribution of one step to the running loss: its mean (``UNUSED``: none) and the weight of that mean.
+
+    Keras' own weighs by rows; a ``train_step`` of the user's mostly tells a batch's mean, with a weight of 1.
+    """
+
+    loss: float
+    weight: float
+
+
+class Metrics(ABC):
+    """The half of ``BaseReplica`` that knows metrics; see ``choros.backends.replica.Replica`` for the meanings.
+
+    The loss metric is kept out of reduced and of evaluated batches: a mean of the ranks' losses is not the loss of
+    the global batch where it divides by something else than rows. Its place is taken by two tallies: of the summed
+    loss that ``apply`` sees, and of each evaluated batch's part, which travels with the metric state.
+    """
+
+    model: Any
+    weigher: Weigher
+    averaged: Sequence[int] = ()  # places of metric variables that do not add: their mean over ranks, weighted by rows
+    _after: Array | None = None  # the metrics' variables after the last gradients, where a backend has read them
+    within_fit = False  # whether Keras' own loop drives the steps: loss metric and logs are then left to it
+
+    def _take_metrics(self) -> None:
+        """Once the model is built: find its metrics' variables."""
+        self.loss_metric = None if self.within_fit else _loss_metric(self.model)
+        self.metric_variables: list[Any] = list(self.model.metrics_variables)
+        self._metric_slices = slices_of(self.metric_variables)
+        self._names = frozenset[str]() if self.within_fit else self._names_of_results()
+        self._means: dict[str, int] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tally: list[Array] = []
+        self._rows = 0
+        self._trained = [0.0, 0.0]
+        self._untold = self._by_batch = False
+        self._said: dict[str, tuple[float, bool]] = {}
+        self._logs: dict[str, Any] | None = None
+
+    @abstractmethod
+    def _values(self, variables: list[Any]) -> list[Array]:
+        """The present values of these Keras variables on the host; they may be views."""
+
+    @abstractmethod
+    def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
+        """Set these Keras variables, cast to their dtype; always copies."""
+
+    def _names_of_results(self) -> frozenset[str]:
+        """Return the names of the metrics' results."""
+        return frozenset(flattened(self.model.get_metrics_result()))
+
+    def reset_metrics(self) -> None:
+        """Forget what the metrics and the tallies have seen."""
+        self.model.reset_metrics()
+        self._forget()
+
+    def metric_state(self) -> Array:
+        """All metric variables, the rows seen, and the tally of evaluated batches, as one flat float64 vector."""
+        self._compare()
+        values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
+        return self._state_of(values)
+
+    def state_after_gradients(self) -> Array:
+        """Return ``metric_state``, right after ``gradients``; a backend may have read it in the same program."""
+        after, self._after = self._after, None
+        if after is None:
+            return self.metric_state()
+        self._compare()
+        return self._state_of([after[where] for where in self._metric_slices])
+
+    def _state_of(self, values: list[Array]) -> Array:
+        for total, count in self._averaged_means():
+            values[total] = values[total] / np.where(values[count], values[count], 1.0)
+        for index in self.averaged:
+            values[index] = values[index] * self._rows
+        return np.concatenate([*values, [self._rows], *self._tally])
+
+    def _averaged_means(self) -> list[tuple[int, int]]:
+        """Return the places of total and count of each running ``Mean`` among the averaged variables.
+
+        Ranks add their means, weighted by rows, in the place of totals: a ``Mean`` of a number for each row, and one of
+        a number for each batch, have counts of different kinds.
+        """
+        if not self.averaged:
+            return []
+        place = {id(variable): index for index, variable in enumerate(self.metric_variables)}
+        single = [each for metric in self.model.metrics for each in single_metrics(metric)]
+        means = [metric for metric in single if isinstance(metric, keras.metrics.Mean)]
+        pairs = [(place.get(id(metric.total), -1), place.get(id(metric.count), -1)) for metric in means]
+        return [pair for pair in pairs if set(pair) <= set(self.averaged)]
+
+    def _average(self, state: Array, rows: int) -> None:
+        """Make of a sum of states over ranks, in place, the averaged variables of all."""
+        for index in self.averaged:
+            state[self._metric_slices[index]] /= rows
+        for total, count in self._averaged_means():
+            state[self._metric_slices[total]] *= state[self._metric_slices[count]]
+
+    def set_metric_state(self, state: Array) -> None:
+        """Set the metric variables and the tally from such a vector, or from a sum of them."""
+        count = self._metric_slices[-1].stop if self._metric_slices else 0
+        state, self._rows = np.array(state), max(int(state[count]), 1)
+        self._average(state, self._rows)
+        self._assign(self.metric_variables, scatter(state[:count], self._metric_slices, self.metric_variables))
+        self._tally = [np.array(line) for line in state[count + 1 :].reshape(-1, 3)]
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what Keras would log now; ``loss`` is the exact one if batches were reduced or evaluated."""
+        results = self._results()
+        if self._logs is not None:
+            of_metrics = {name: results[name] for name, (_, own) in self._said.items() if not own}
+            results = {**self._logs, **of_metrics}
+        figures = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in results.items()}
+        return figures | {name: loss for name, loss in self._exact().items() if name in figures}
+
+    def metric_values(self, state: Array) -> list[float]:
+        """Return what the metrics' variables would hold in one process, flat, for a sum of metric states.
+
+        Args:
+            state: the sum over ranks after training or evaluated batches, as ``set_metric_state`` takes it.
+        """
+        count = self._metric_slices[-1].stop if self._metric_slices else 0
+        values, rows = np.array(state[:count]), max(int(state[count]), 1)
+        self._average(values, rows)
+        exact = self._exact()
+        if self.loss_metric is not None and self.loss_metric.name in exact:
+            weight = rows if self._tally else self._trained[1]
+            places = {id(v): where for v, where in zip(self.metric_variables, self._metric_slices, strict=True)}
+            values[places[id(self.loss_metric.total)]] = exact[self.loss_metric.name] * weight
+            values[places[id(self.loss_metric.count)]] = weight
+        held: list[float] = values.tolist()
+        return held
+
+    def peek(self, state: Array) -> dict[str, Any]:
+        """Return what ``metrics`` gives for a sum of metric states; this replica's metrics stay as they are.
+
+        Where all results are means, they are divided here: running Keras' metrics costs as much as a small step.
+        """
+        if self._logs is None and not self.averaged and not self._tally:
+            if self._means is None:
+                self._means = self._find_means(state)
+            if self._means:
+                figures = {name: _mean(state.item(at), state.item(at + 1)) for name, at in self._means.items()}
+                return figures | {name: loss for name, loss in self._exact().items() if name in figures}
+        return self._peek(state)
+
+    def _peek(self, state: Array) -> dict[str, Any]:
+        own = self.metric_state()
+        self.set_metric_state(state)
+        logs = self.metrics()
+        self.set_metric_state(own)
+        return logs
+
+    def _find_means(self, state: Array) -> dict[str, int]:
+        """Return where each result's total lies in the state, with its count next to it; {} if one is no mean.
+
+        It is tried out: each pair of scalars is given a mean of its own, and each result has to be one of these.
+        """
+        count = len(self.metric_variables)
+        if count % 2 or any(len(v.shape) or str(v.dtype) != "float32" for v in self.metric_variables):
+            return {}
+        probe = np.array(state)
+        primes = [n for n in range(2, 12 * count + 4) if all(n % d for d in range(2, n))][: count // 2]
+        probe[0:count:2], probe[1:count:2] = 4.0 * np.array(primes), 4.0
+        trained, self._trained = self._trained, [0.0, 0.0]
+        logs = self._peek(probe)
+        self._trained = trained
+        if not all(isinstance(value, float) and value in primes for value in logs.values()):
+            return {}
+        return {name: 2 * primes.index(int(value)) for name, value in logs.items()}
+
+    def _results(self) -> dict[str, Any]:
+        """Return the present results of Keras' metrics."""
+        return flattened(self.model.get_metrics_result())
+
+    def _compare(self) -> None:
+        """Find out which figures of the step's logs are the metrics' results, and which are the step's own."""
+        if self._logs is None:
+            return
+        logs = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._logs.items()}
+        results = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._results().items()}
+        exact = self._exact()
+        self._said = {
+            name: (float(value), name not in results or not np.array_equal(value, results[name], equal_nan=True))
+            for name, value in logs.items()
+            if not value.ndim and name not in exact
+        }
+
+    def _custom(self, logs: Any) -> dict[str, Any] | None:
+        """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
+        if not isinstance(logs, dict):
+            return None
+        logs = flattened(logs)
+        return logs if logs.keys() != self._names else None
+
+    def _known(self, told: Told, rows: int) -> float:
+        """The batch's loss; 0, as Keras logs it, where a user's own step left the running loss alone."""
+        if told.loss != UNUSED:
+            self._by_batch |= told.weight == 1 < rows
+            return told.loss
+        self._untold |= self._logs is not None  # then the step logs a loss of its own
+        return 0.0
+
+    def own_logs(self) -> dict[str, tuple[float, bool]] | None:
+        """Return the numbers that a user's own step logged, as of ``metric_state``; None if it logs Keras' metrics.
+
+        Beside each number: whether it is the step's own, not one of the metrics' results.
+        """
+        return None if self._logs is None else self._said
+
+    def _count(self, loss: float, rows: int) -> None:
+        """Count the exact loss of one reduced batch."""
+        weight = 1 if self._by_batch else rows
+        self._trained[0] += loss * weight
+        self._trained[1] += weight
+
+    def loss_to_metric(self) -> None:
+        """Move the losses of reduced batches into Keras' running loss, where they add over ranks as plain steps' do."""
+        if self.loss_metric is not None and self._trained[1]:
+            state = [self.loss_metric.total, self.loss_metric.count]
+            moved = zip(self._values(state), self._trained, strict=True)
+            self._assign(state, [np.asarray(value + more) for value, more in moved])
+        self._trained = [0.0, 0.0]
+
+    def _exact(self) -> dict[str, float]:
+        """The running loss as it would be in one process, by its name, where it was kept out of the steps."""
+        if self._untold or self.loss_metric is None:
+            return {}
+        if self._tally:
+            loss = exact_loss(np.stack(self._tally), sums=self.weigher.sums, by_batch=self._by_batch)
+            return {self.loss_metric.name: loss}
+        return {self.loss_metric.name: self._trained[0] / self._trained[1]} if self._trained[1] else {}
+
+
+def _mean(total: float, count: float) -> float:
+    """Divide as Keras' ``Mean`` does, in float32; 0 where nothing was counted.
+
+    The quotient of two float32 values is the same to the bit when it is rounded to float64 first (53 >= 2 * 24 + 2).
+    """
+    return c_float(c_float(total).value / c_float(count).value).value if count else 0.0
+
+
+def flattened(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs with those of a metric of several, as ``compile`` makes one, each by itself, as Keras shows them."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(flattened(value) if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _loss_metric(model: Any) -> Any:
+    """The running mean that Keras logs as ``loss``: the model's first ``Mean`` of that name, or None."""
+    means = (m for m in model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss")
+    return next(means, None)
+
+
+def slices_of(variables: list[Any]) -> list[slice]:
+    """Return the place of each variable in a flat vector of them all."""
+    ends = np.cumsum([int(np.prod(v.shape, dtype=np.int64)) for v in variables], dtype=np.int64).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def gather(arrays: list[Array], slices: list[slice], out: Array) -> None:
+    """Copy the arrays into a flat vector."""
+    for array, where in zip(arrays, slices, strict=True):
+        out[where] = array.reshape(-1)
+
+
+def scatter(vector: Array, slices: list[slice], variables: list[Any]) -> list[Array]:
+    """Cut a flat vector into views of the variables' shapes."""
+    return [vector[where].reshape(tuple(v.shape)) for where, v in zip(slices, variables, strict=True)]

@@ -1,0 +1,457 @@
+"""The replica on TensorFlow.
+
+A step, its first half (forward and backward) and its second (the optimizer) are each one ``tf.function``. The first
+two are compiled by XLA where the model is (``jit_compile``), as in Keras. The optimizer's half is compiled by XLA
+also where the model is not, if it is large and has few variables: the same arithmetic in two thirds of the time,
+measured on Adam.
+
+An embedding's gradient is added up to a whole matrix, as on JAX and PyTorch. (Plain Keras on TensorFlow hands its
+rows one by one to the optimizer, whose squares and norms then differ for rows that occur twice in a batch.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from choros.backends.base import BaseReplica
+from choros.backends.gradient_capture import Capture
+from choros.backends.metrics import UNUSED, Told
+from choros.backends.optimizers import model_variables
+from choros.types import Array, Batch, aligned_copy
+
+ALIGNMENT = 64  # bytes; TensorFlow's kernels end the process on memory that begins elsewhere
+FEW, LARGE = (
+    40,
+    100_000,
+)  # variables, values: XLA takes 40 ms to compile each variable's update; small ones gain nothing
+KINDS = 8  # traces of one step for batches of different kinds
+ROWS = -1  # stands for the batch's rows where a traced step divides by them
+
+
+class TensorFlowReplica(BaseReplica):
+    """A compiled Keras model on TensorFlow; see ``choros.backends.replica.Replica``.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        workers: how many workers train together.
+    """
+
+    def __init__(self, model: Any, workers: int = 1) -> None:
+        super().__init__(model, workers)
+        self._points: list[Any] | None = None
+        self._ready = False
+        self._absent: frozenset[int] = frozenset()
+        self._share = 1.0
+
+    def _built(self) -> None:
+        if self._capture is not None:
+            return
+        model = self.model
+        self._capture = Capture(model, self.trainable, where=tf.compat.v1.get_default_graph)
+        parts = [] if model._compile_loss is None or model.run_eagerly else model._compile_loss.metrics
+        self._output_losses = [v.value for metric in parts for v in (metric.total, metric.count)]
+        self._train = self._batched(lambda data: model.train_step(data))
+        self._differentiate = self._batched(self._trace_gradients)
+        self._differentiate_kept = self._batched(self._trace_revocable)
+        self._again: _Batched | None = None
+        self._mark: list[Any] = []  # of the gradients to come, which fill it
+        self._test = self._batched(self._trace_test)
+        self._foretell = self._batched(lambda data: model.predict_step(data))
+        self._on_host = all("CPU" in v.value.device for v in self.trainable)
+        pays = self._on_host and len(self.trainable) <= FEW and self.size >= LARGE
+        self._by_xla = bool(model.jit_compile or pays)
+        self._update = self._compiled(self._trace_update, self._by_xla)
+        self._leap = self._compiled(self._trace_leap, False)  # XLA takes nearly twice the time
+        room = np.empty(self.size * self.dtype.itemsize + ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
+        self._aligned: Array = room[start : start + self.size * self.dtype.itemsize].view(self.dtype)
+
+    def _compiled(self, step: Callable[..., Any], xla: bool) -> Any:
+        if self.model.run_eagerly:
+            return step
+        return tf.function(step, autograph=False, reduce_retracing=True, jit_compile=xla)
+
+    def _batched(self, step: Callable[..., Any]) -> _Batched:
+        return _Batched(self._compiled(step, self.model.jit_compile), eager=self.model.run_eagerly)
+
+    def gradients(self, batch: Batch, out: Array) -> None:
+        """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch of no rows."""
+        self._share = batch.rows / max(batch.total, 1)
+        super().gradients(batch, out)
+
+    def evaluate(self, batch: Batch) -> None:
+        """One test step: metrics and one line of the tally."""
+        self._share = batch.rows / max(batch.total, 1)
+        super().evaluate(batch)
+
+    # One batch.
+
+    def _placed(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
+        placed: tuple[Any, ...] = keras.tree.map_structure(_tensor, data)
+        return placed
+
+    def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
+        return self._custom(self._train(data))
+
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
+        if self.revocable or self.repeats:
+            before, after, (grads, loss, n, logs) = self._differentiate_kept(data, _scalar(self._share))
+            self._mark += before
+            self._mark, self._after = [], None if after is None else after.numpy()
+        else:
+            grads, loss, n, logs = self._differentiate(data, _scalar(self._share))
+        self._logs = self._custom(logs)
+        divisor = float(n)
+        arrays = [None if g is None else np.asarray(g) for g in grads]
+        return arrays, Told(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
+
+    def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
+        """See ``BaseReplica``."""
+        tensors = keras.tree.map_structure(_tensor, data)
+        grads, _, n, logs = self._trace_gradients(tensors, _scalar(1.0))
+        self._logs = self._custom(logs)
+        divisor = float(n)
+        arrays = [None if g is None else np.asarray(g) for g in grads]
+        return arrays, float(rows) if divisor == ROWS else divisor
+
+    def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
+        """See ``BaseReplica``: the step is traced, and what it does with variables of the update after it is read."""
+        if self.model.run_eagerly:
+            return None
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        made: list[int] = []  # operations when the step gave its gradients
+
+        def step(data: Any) -> None:
+            with capture:
+                self.model.train_step(data)
+
+        capture, graph_of = self._capture, tf.compat.v1.get_default_graph
+        capture.then = lambda: made.append(len(graph_of().get_operations()))
+        try:
+            tensors = keras.tree.map_structure(_tensor, data)
+            graph = tf.function(step, autograph=False).get_concrete_function(tensors).graph
+        finally:
+            capture.then = lambda: None
+        if len(made) != 1:
+            return None
+        variables = [*self.trainable, *self.model.optimizer.variables]
+        rate = self.model.optimizer.learning_rate
+        paths = {id(v.value.handle): v.path for v in variables if v is not rate}
+        names = {inside.name: paths[id(outside)] for outside, inside in graph.captures if id(outside) in paths}
+        for operation in graph.get_operations()[made[0] :]:
+            for tensor in operation.inputs:
+                if tensor.name in names:
+                    return str(names[tensor.name])
+        return ""
+
+    def _trace_gradients(self, data: tuple[Any, ...], share: Any) -> Any:
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        with self._capture as capture, self.weigher, self._part_of(share), self._own_loss() as loss:
+            logs = self.model.train_step(data)
+            pairs = zip(capture.gradients(), self.trainable, strict=True)
+            grads = [None if g is None else tf.cast(_dense(g, v), self.dtype) for g, v in pairs]
+            n = tf.cast(self.weigher.divisor(ROWS, data), tf.float32)
+            return grads, loss(), n, logs
+
+    def _trace_revocable(self, data: tuple[Any, ...], share: Any) -> Any:
+        """The gradients, and what their calculation changed: before it, and of the metrics after it.
+
+        In the same program, since a read of one variable outside of it takes as long as a small layer.
+        """
+        before = [tf.identity(variable.value.read_value()) for variable in self._changing()]
+        result = self._trace_gradients(data, share)
+        after = [
+            tf.cast(tf.reshape(variable.value.read_value(), [-1]), tf.float64) for variable in self.metric_variables
+        ]
+        return before, tf.concat(after, 0) if after else None, result
+
+    def _marked(self) -> list[Any]:
+        self._mark = []
+        return self._mark
+
+    def _go_to(self, held: list[Any]) -> None:
+        if held:  # nothing has changed for a batch without rows
+            super()._go_to([value.numpy() if isinstance(value, tf.Tensor) else value for value in held])
+
+    def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        self._leave_out(absent)
+        inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
+        if self._ready or self.model.run_eagerly:
+            self._update(*inputs)
+            return
+        try:
+            traced = self._update.get_concrete_function(*inputs)
+            traced(*inputs)
+        except tf.errors.OpError:  # XLA cannot compile this optimizer; nothing was updated
+            traced = self._compiled(self._trace_update, False).get_concrete_function(*inputs)
+            traced(*inputs)
+        self._update, self._ready = traced, True
+
+    def _leave_out(self, absent: frozenset[int]) -> None:
+        """Drop the traces of the update if another set of variables has no gradient now."""
+        if absent != self._absent:
+            self._absent, self._ready, self._again = absent, False, None
+            self._update = self._compiled(self._trace_update, self._by_xla)
+
+    def _trace_update(self, flat: Any, divisor: Any) -> None:
+        self.model.optimizer.apply(self._divided(flat, divisor), self.trainable)
+
+    def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        self._leave_out(absent)
+        if self._again is None:
+            self._again = self._batched(self._trace_repeat)
+        inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
+        self._logs = self._custom(self._again(data, _scalar(self._share), *inputs))
+
+    def _trace_repeat(self, data: tuple[Any, ...], share: Any, flat: Any, divisor: Any) -> Any:
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        self._capture.gives = self._divided(flat, divisor)
+        try:
+            with self._capture, self._part_of(share), self._own_loss():
+                return self.model.train_step(data)
+        finally:
+            self._capture.gives = None
+
+    def _divided(self, flat: Any, divisor: Any) -> list[Any]:
+        """Return the variables' gradients as the optimizer takes them."""
+        parts = tf.split(flat, [int(np.prod(v.shape, dtype=np.int64)) for v in self.trainable])
+        grads = [
+            tf.cast(tf.reshape(part / divisor, v.shape), v.dtype) for part, v in zip(parts, self.trainable, strict=True)
+        ]
+        return [None if i in self._absent else grad for i, grad in enumerate(grads)]
+
+    def _borrow(self, vector: Array) -> Any:
+        """The vector as a tensor, without a copy where its memory is fit for that."""
+        if not self._on_host:
+            return tf.convert_to_tensor(vector)
+        address = vector.ctypes.data
+        if address % ALIGNMENT or not vector.flags.c_contiguous:
+            np.copyto(self._aligned, vector)
+            vector = self._aligned
+        elif not vector.flags.writeable:  # DLPack has no word for what is only to be read, as this is
+            memory: Any = (ctypes.c_char * vector.nbytes).from_address(address)
+            vector = np.frombuffer(memory, vector.dtype)
+        return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
+
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
+        with self._at_x():
+            loss, n, logs = self._test(data, _scalar(self._share))
+        self._logs = self._custom(logs)
+        divisor = float(n)
+        return Told(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
+
+    def _trace_test(self, data: tuple[Any, ...], share: Any) -> Any:
+        with self.weigher, self._part_of(share), self._own_loss() as loss:
+            logs = self.model.test_step(data)
+            return loss(), tf.cast(self.weigher.divisor(ROWS, data, strict=False), tf.float32), logs
+
+    def _predict(self, data: tuple[Any, ...]) -> Any:
+        with self._at_x():
+            return self._foretell(data)
+
+    @contextmanager
+    def _own_loss(self) -> Iterator[Callable[[], Any]]:
+        """One batch's loss out of Keras' running mean, which is left as it was."""
+        metric = self.loss_metric
+        if metric is None:
+            yield lambda: tf.constant([UNUSED, 0.0])
+            return
+        state = [metric.total.value, metric.count.value]
+        before = [variable.read_value() for variable in state]
+        for variable in state:
+            variable.assign(tf.zeros_like(variable))
+
+        def loss() -> Any:
+            total, count = (variable.read_value() for variable in state)
+            return tf.cast([tf.where(count == 0, tf.cast(UNUSED, total.dtype), total / count), count], tf.float32)
+
+        yield loss
+        for variable, value in zip(state, before, strict=True):
+            variable.assign(value)
+
+    @contextmanager
+    def _part_of(self, share: Any) -> Iterator[None]:
+        """Keras counts each output's loss once a batch where the rows are open: here, once for all ranks together."""
+        before = [variable.read_value() for variable in self._output_losses]
+        for variable in self._output_losses:
+            variable.assign(tf.zeros_like(variable))
+        yield
+        for variable, value in zip(self._output_losses, before, strict=True):
+            variable.assign(value + tf.cast(share, variable.dtype) * variable)
+
+    # Variables.
+
+    def _values(self, variables: list[Any]) -> list[Array]:
+        return [read(v.value) for v in variables]
+
+    def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
+        for variable, array in zip(variables, arrays, strict=True):
+            target = variable.value
+            target.assign(tf.constant(np.asarray(array), target.dtype))
+
+    def close(self) -> None:
+        """Let go of the variables that traces have captured: the graph of a trace is never collected as garbage."""
+        super().close()
+        if self._capture is None:
+            return
+        steps = [self._train, self._differentiate, self._differentiate_kept, self._test, self._foretell]
+        steps += [] if self._again is None else [self._again]
+        traces = [trace for step in steps for trace in step.take_traces()]
+        for trace in [*traces, *([self._update] if self._ready else [])]:
+            trace.graph._function_captures = None
+        self._update, self._ready = None, False
+
+    # Momentum.
+
+    def look_ahead(self, momentum: float) -> None:
+        """Nesterov momentum around the step: ``v <- mu v + u``, ``x <- x + v``, go on from ``x + mu v``.
+
+        The step began at ``x + mu v``, so where it ended is the new x, and the new v is what x moved by. The first
+        call, before any step, arms it.
+        """
+        if self._points is None:
+            self._points = [tf.Variable(v.value) for v in self.trainable]
+        else:
+            self._leap(np.asarray(momentum, self.dtype))
+
+    def _trace_leap(self, momentum: Any) -> None:
+        for variable, x in zip(self.trainable, self._points or [], strict=True):
+            stepped = variable.value.read_value()
+            ahead = stepped + tf.cast(momentum, stepped.dtype) * (stepped - x)
+            x.assign(stepped)
+            variable.value.assign(ahead)
+
+    def _x_values(self) -> list[Array]:
+        return super()._x_values() if self._points is None else [read(point) for point in self._points]
+
+    def set(self, vector: Array) -> None:
+        """Set the trainable variables, and look ahead from there; always copies."""
+        points = self._points or []
+        offsets = [variable.value - x for variable, x in zip(self.trainable, points, strict=False)]
+        super().set(vector)
+        for variable, x, offset in zip(self.trainable, points, offsets, strict=False):
+            x.assign(variable.value)
+            variable.value.assign_add(offset)
+
+    def restore(self, arrays: list[Array]) -> None:
+        """Set what ``snapshot`` gave; a velocity is forgotten."""
+        points, self._points = self._points, None
+        super().restore(arrays)
+        for variable, x in zip(self.trainable, points or [], strict=False):
+            x.assign(variable.value)
+        self._points = points
+
+    @contextmanager
+    def _at_x(self) -> Iterator[None]:
+        """For a while, leave the look-ahead point."""
+        pairs = list(zip(self.trainable, self._points or [], strict=False))
+        ahead = [variable.value.read_value() for variable, _ in pairs]
+        for variable, x in pairs:
+            variable.value.assign(x)
+        try:
+            yield
+        finally:
+            for (variable, _), value in zip(pairs, ahead, strict=True):
+                variable.value.assign(value)
+
+    def _settle(self) -> None:
+        for variable, x in zip(self.trainable, self._points or [], strict=False):
+            variable.value.assign(x)
+        self._points = None
+
+
+class _Batched:
+    """A step on batches, traced with an open number of rows as in ``fit``, once for each kind of batch.
+
+    The traces are called as they are: finding them through ``tf.function`` costs some 0.1 ms a step.
+    """
+
+    def __init__(self, function: Any, *, eager: bool) -> None:
+        self._function = function
+        self._eager = eager
+        self._traces: dict[Any, Any] = {}
+
+    def __call__(self, data: tuple[Any, ...], *more: Any) -> Any:
+        tensors = keras.tree.map_structure(_tensor, data)
+        if self._eager:
+            return self._function(tensors, *more)
+        kind = tuple(leaf if leaf is None else (leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten(data))
+        if kind not in self._traces:
+            if len(self._traces) == KINDS:  # as with sentences of every length: TensorFlow opens more than the rows
+                return self._function(tensors, *more)
+            opened = keras.tree.map_structure(_any_rows, tensors)
+            self._traces[kind] = self._function.get_concrete_function(opened, *more)
+        return self._traces[kind](tensors, *more)
+
+    def take_traces(self) -> list[Any]:
+        """Return the traces, and forget them."""
+        traces, self._traces = list(self._traces.values()), {}
+        return traces
+
+
+@functools.lru_cache(maxsize=256)
+def _scalar(value: float, dtype: str = "float32") -> Any:
+    return tf.constant(value, dtype)
+
+
+def _tensor(leaf: Any) -> Any:
+    return None if leaf is None else tf.constant(leaf)
+
+
+def _any_rows(leaf: Any) -> Any:
+    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+
+def copied(array: Array) -> Any:
+    """Return a tensor with a copy of an array, which a variable takes over: ``tf.constant`` would copy once more."""
+    return shared(aligned_copy(array))
+
+
+def shared(array: Array) -> Any:
+    """Return a tensor in the memory of an array, which is aligned to 64 bytes."""
+    try:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    except (BufferError, TypeError):  # of a type that DLPack does not have, such as bfloat16
+        return tf.constant(array)
+
+
+def read(variable: Any) -> Array:
+    """The variable's own memory; TensorFlow copies before it writes while this view lives."""
+    return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
+
+
+def _dense(gradient: Any, variable: Any) -> Any:
+    """An embedding's gradient of a few rows as the whole matrix that every rank can add."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
+    return gradient
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what ``tf.function`` has compiled eagerly for a while."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def weights_detector(model: Any) -> Callable[[Any], bool]:
+    """Return a function that tells whether an object of TensorFlow may give access to the model's weights."""
+    values = {id(variable.value) for variable in model_variables(model)}
+    kinds = (tf.Module, tf.train.Checkpoint, tf.types.experimental.GenericFunction)
+
+    def detect(candidate: Any) -> bool:
+        return id(candidate) in values or (isinstance(candidate, kinds) and not isinstance(candidate, tf.Variable))
+
+    return detect

@@ -1,0 +1,378 @@
+"""The replica on PyTorch.
+
+Nothing is compiled unless the model was compiled with ``jit_compile=True``, as in Keras; then the step, its first
+half (forward and backward) and its second (the optimizer) each go through ``torch.compile``. PyTorch's default
+process group is never touched: Keras 3.16 would wrap the model by itself where that exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from choros.backends import seed_state, step_counter
+from choros.backends.base import BaseReplica
+from choros.backends.gradient_capture import Capture
+from choros.backends.metrics import UNUSED, Told
+from choros.backends.optimizers import model_variables
+from choros.errors import NotExact
+from choros.types import Array, aligned_copy
+
+_PLAIN = tuple(np.dtype(kind).str for kind in ("float32", "float64", "int64", "int32", "uint8", "bool"))
+
+
+class TorchReplica(BaseReplica):
+    """A compiled Keras model on PyTorch; see ``choros.backends.replica.Replica``.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        workers: how many workers train together.
+    """
+
+    def __init__(self, model: Any, workers: int = 1) -> None:
+        super().__init__(model, workers)
+        self._points: list[Any] | None = None
+        self._momentum = 0.0
+        self._shares_memory = False
+        self._watch: _Watch | None = None
+
+    def _built(self) -> None:
+        if self._capture is not None:
+            return
+        compiled: Callable[[Any], Any] = torch.compile if self.model.jit_compile else lambda step: step
+        self._capture = Capture(self.model, self.trainable, wrap=torch.compiler.disable)
+        self._train = compiled(lambda data: self.model.train_step(data))
+        self._differentiate = compiled(lambda data: self.model.train_step(data))
+        self._test = compiled(lambda data: self.model.test_step(data))
+        self._foretell = compiled(lambda data: self.model.predict_step(data))
+        self._update = compiled(lambda grads: self.model.optimizer.apply(grads, self.trainable))
+        self._flat = torch.empty(self.size, dtype=getattr(torch, self.dtype.name))
+        self._host: Array = self._flat.numpy()
+        values = [v.value for v in self.trainable]
+        parts = self._flat.split([value.numel() for value in values])
+        self._parts = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+        self._cast = [value for value in values if value.dtype != self._flat.dtype or value.device.type != "cpu"]
+        self._shares_memory = keras.ops.convert_to_tensor(np.zeros(1, np.float32)).device.type == "cpu"
+
+    def _leaf(self, array: Any) -> Any:
+        """A tensor: the array's own memory, or a copy of an array that may not be written."""
+        if not isinstance(array, np.ndarray):
+            return array
+        usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+        array = array if usable else array.copy()
+        if self._shares_memory and array.dtype.str in _PLAIN:  # as Keras, in a tenth of its time
+            return torch.from_numpy(array)
+        return keras.ops.convert_to_tensor(array)
+
+    # One batch.
+
+    def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
+        self._mode(True)
+        return self._custom(self._train(data))
+
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        self._mode(True)
+        with self._capture as capture, self._watching(), self.weigher, _Loss(self.loss_metric) as loss:
+            self._logs = self._custom(self._differentiate(data))
+            grads = [None if g is None else read(g) for g in capture.gradients()]
+            return grads, loss.value(), float(self.weigher.divisor(rows, data))
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """See whether the step uses weights after the update, where it is not made again; such use may come late.
+
+        Raises:
+            NotExact: it does.
+        """
+        if not self.watches or self.model.jit_compile:
+            yield
+            return
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        if self._watch is None:
+            self._watch = _Watch([*self.trainable, step_counter(self.model.optimizer)])
+        self._capture.then = self._watch.arm
+        try:
+            yield
+        finally:
+            self._capture.then = lambda: None
+            self._watch.disarm()
+        if self._watch.used is not None:
+            raise NotExact(
+                f"{type(self.model).__name__}.train_step of model {self.model.name!r} goes on with weights that the "
+                f"optimizer has updated (it uses {self._watch.used!r} after the update), which it did not do in the "
+                "trial before training. Set repeat_step = True on the model, so that AllReduce makes each step again "
+                "with the sum of all gradients; or use another algorithm, such as LocalSGD."
+            )
+
+    def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
+        """See ``BaseReplica``; PyTorch has no program to look at: this step alone tells, and only what it uses."""
+        if self.model.jit_compile:
+            return None
+        self.watches = True
+        try:
+            self.left(data, rows, [0.0] * len(self.trainable))
+        except NotExact:
+            if self._watch is None or self._watch.used is None:
+                raise
+            return str(self._watch.used)
+        finally:
+            self.watches = False
+        return None
+
+    def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
+        """See ``BaseReplica``."""
+        compiled, self._differentiate = self._differentiate, lambda batch: self.model.train_step(batch)
+        try:
+            return super().attempt(data, rows, afresh)
+        finally:
+            self._differentiate = compiled
+
+    def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        grads = self._divided(gradient, divisor, absent)
+        with torch.no_grad():
+            self._update(grads)
+
+    def _divided(self, gradient: Array, divisor: float, absent: frozenset[int]) -> list[Any]:
+        """Return the variables' gradients as the optimizer takes them."""
+        np.divide(gradient, divisor, out=self._host)
+        grads = self._parts
+        if self._cast:
+            grads = [part.to(v.value) for part, v in zip(grads, self.trainable, strict=True)]
+        return [None if i in absent else grad for i, grad in enumerate(grads)]
+
+    def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        self._mode(True)
+        self._capture.gives = self._divided(gradient, divisor, absent)
+        try:
+            with self._capture, _Loss(self.loss_metric):
+                self._logs = self._custom(self._differentiate(data))
+        finally:
+            self._capture.gives = None
+
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
+        self._mode(False)
+        with torch.no_grad(), self._at_x(), self.weigher, _Loss(self.loss_metric) as loss:
+            self._logs = self._custom(self._test(data))
+            return loss.value(), float(self.weigher.divisor(rows, data, strict=False))
+
+    def _predict(self, data: tuple[Any, ...]) -> Any:
+        self._mode(False)
+        with torch.no_grad(), self._at_x():
+            return self._foretell(data)
+
+    def _mode(self, training: bool) -> None:
+        if self.model.training is not training:
+            self.model.train(training)
+
+    # Variables.
+
+    def _values(self, variables: list[Any]) -> list[Array]:
+        return [read(v.value.detach()) for v in variables]
+
+    def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
+        with torch.no_grad():
+            for variable, array in zip(variables, arrays, strict=True):
+                write(variable.value, array)
+
+    def seed_generators(self, rank: int, seed: int) -> None:
+        """Set PyTorch's generators, on all devices: Dropout without a seed draws from them."""
+        torch.manual_seed(int(seed_state.mix(np.zeros(0), -1, rank, seed)[0]))
+
+    def generators(self) -> list[Array]:
+        """Return the states of PyTorch's generators: the CPU's, then each GPU's."""
+        return [state.numpy() for state in (torch.get_rng_state(), *torch.cuda.get_rng_state_all())]
+
+    def set_generators(self, states: list[Array]) -> None:
+        """Set what ``generators`` gave."""
+        cpu, *gpus = (torch.from_numpy(np.array(state)) for state in states)
+        torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state_all(gpus[: torch.cuda.device_count()])
+
+    # Momentum.
+
+    def look_ahead(self, momentum: float) -> None:
+        """Nesterov momentum around the step: ``v <- mu v + u``, ``x <- x + v``, go on from ``x + mu v``.
+
+        The step began at ``x + mu v``, so where it ended is the new x, and the new v is what x moved by: the new
+        look-ahead point is ``x + (1 + mu) (x' - x)``. It is written over the old x, and the two change places. The
+        first call, before any step, arms it.
+        """
+        values = [v.value for v in self.trainable]
+        self._momentum = momentum
+        with torch.no_grad():
+            if self._points is None:
+                self._points = [value.clone() for value in values]
+            elif values:
+                torch._foreach_lerp_(self._points, values, 1 + momentum)
+                for value, point in zip(values, self._points, strict=True):
+                    value.data, point.data = point.data, value.data
+
+    def _x_values(self) -> list[Array]:
+        return super()._x_values() if self._points is None else [read(point) for point in self._points]
+
+    def set(self, vector: Array) -> None:
+        """Set the trainable variables, and look ahead from there; always copies."""
+        values = [v.value for v in self.trainable]
+        with torch.no_grad():
+            offsets = torch._foreach_sub(values, self._points) if self._points else []
+            super().set(vector)
+            if self._points:
+                torch._foreach_copy_(self._points, values)
+                torch._foreach_add_(values, offsets)
+
+    def restore(self, arrays: list[Array]) -> None:
+        """Set what ``snapshot`` gave; a velocity is forgotten."""
+        armed, self._points = self._points is not None, None
+        super().restore(arrays)
+        if armed:
+            self.look_ahead(self._momentum)
+
+    @contextmanager
+    def _at_x(self) -> Iterator[None]:
+        """For a while, leave the look-ahead point."""
+        if not self._points:
+            yield
+            return
+        values = [v.value for v in self.trainable]
+        ahead = [value.clone() for value in values]
+        torch._foreach_copy_(values, self._points)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(values, ahead)
+
+    def _settle(self) -> None:
+        if self._points:
+            with torch.no_grad():
+                torch._foreach_copy_([v.value for v in self.trainable], self._points)
+        self._points = None
+        self.model.eval()
+
+
+class _Watch:
+    """Notes the first use of variables.
+
+    While it is armed they have a subclass of their class, which differs in ``value`` and ``assign``: every other use of
+    a variable passes through these.
+
+    Args:
+        variables: keras.Variable, several.
+
+    Attributes:
+        used: str, optional. The path of the variable that was used first; None where none was.
+    """
+
+    def __init__(self, variables: list[Any]) -> None:
+        self.used: str | None = None
+        self._variables, self._armed = variables, False
+        self._own = [type(variable) for variable in variables]
+        kinds = {kind: self._noting(kind) for kind in set(self._own)}
+        self._noted = [kinds[kind] for kind in self._own]
+
+    def arm(self) -> None:
+        """Note uses from now on."""
+        self.used, self._armed = None, True
+        for variable, kind in zip(self._variables, self._noted, strict=True):
+            object.__setattr__(variable, "__class__", kind)
+
+    def disarm(self) -> None:
+        """Note none any more."""
+        if self._armed:
+            self._armed = False
+            for variable, kind in zip(self._variables, self._own, strict=True):
+                object.__setattr__(variable, "__class__", kind)
+
+    def _noting(self, kind: Any) -> type:
+        watch = self
+
+        def note(variable: Any) -> None:
+            watch.used = watch.used or str(variable.path)
+
+        def value(variable: Any) -> Any:
+            note(variable)
+            return kind.value.fget(variable)
+
+        def assign(variable: Any, value: Any) -> Any:
+            note(variable)
+            return kind.assign(variable, value)
+
+        return type(kind.__name__, (kind,), {"value": property(value), "assign": assign, "__module__": kind.__module__})
+
+
+class _Loss:
+    """One batch's loss out of Keras' running mean, which is left as it was."""
+
+    def __init__(self, metric: Any) -> None:
+        self._state = [] if metric is None else [metric.total.value, metric.count.value]
+
+    def __enter__(self) -> _Loss:
+        with torch.no_grad():
+            self._before = [tensor.clone() for tensor in self._state]
+            for tensor in self._state:
+                tensor.zero_()
+        return self
+
+    def value(self) -> Told:
+        total, count = (float(tensor) for tensor in self._state) if self._state else (0.0, 0.0)
+        return Told(total / count if count else UNUSED, count)
+
+    def __exit__(self, *error: object) -> None:
+        with torch.no_grad():
+            for tensor, before in zip(self._state, self._before, strict=True):
+                tensor.copy_(before)
+
+
+def copied(array: Array) -> Any:
+    """Return a tensor with a copy of an array: ``keras.ops.convert_to_tensor`` would copy once more."""
+    return shared(aligned_copy(array))
+
+
+def shared(array: Array) -> Any:
+    """Return a tensor in the memory of an array."""
+    try:
+        return torch.from_numpy(array)
+    except TypeError:  # of a type that PyTorch does not take from numpy, such as bfloat16
+        return keras.ops.convert_to_tensor(array)
+
+
+def read(tensor: Any) -> Array:
+    """The tensor's own memory where numpy can read it: on the CPU and of a type that numpy has."""
+    tensor = tensor.detach()
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor = tensor.float()
+    array: Array = tensor.cpu().numpy()
+    return array
+
+
+def write(tensor: Any, array: Any) -> None:
+    """Copy an array's values into the memory of a tensor."""
+    if tensor.device.type == "cpu" and tensor.dtype is not torch.bfloat16:
+        np.copyto(tensor.detach().numpy(), array, casting="unsafe")
+    else:
+        tensor.copy_(torch.from_numpy(np.array(array, np.float32 if tensor.is_floating_point() else None)))
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what ``torch.compile`` has compiled eagerly for a while, and keep the state of random generators."""
+    with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def weights_detector(model: Any) -> Callable[[Any], bool]:
+    """Return a function that tells whether an object of PyTorch may give access to the model's weights."""
+    memory = {variable.value.untyped_storage().data_ptr() for variable in model_variables(model)}
+
+    def detect(candidate: Any) -> bool:
+        if isinstance(candidate, torch.Tensor):
+            return candidate.layout is not torch.strided or candidate.untyped_storage().data_ptr() in memory
+        return isinstance(candidate, (torch.nn.Module, torch.optim.Optimizer))
+
+    return detect

@@ -1,8 +1,0 @@
-"""Checkpoints of a training: their files, their schedule and the signals that request one."""
-
-from __future__ import annotations
-
-from choros.checkpoints.policy import Checkpoint
-from choros.checkpoints.store import Saved, Store
-
-__all__ = ["Checkpoint", "Saved", "Store"]

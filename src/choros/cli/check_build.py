@@ -1,0 +1,62 @@
+"""``choros run --check-build``: what is available here, found out without importing a framework."""
+
+from __future__ import annotations
+
+from importlib import util
+
+from choros.cluster.hardware import version
+
+_BACKENDS = {
+    "jax": ("jax", "jaxlib"),
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow",),
+}
+
+
+def report() -> str:
+    """Return a list of what is available, with an ``[X]`` before each feature that is.
+
+    Returns:
+        Lines.
+
+    Example:
+        >>> print(report().splitlines()[2])
+        Backends of Keras:
+    """
+    rows = [f"Choros {version('choros')}, Keras {version('keras') or 'not installed'}", "", "Backends of Keras:"]
+    for name, modules in _BACKENDS.items():
+        there = all(_installed(module) for module in modules)
+        rows.append(_row(there, _named(name, there)))
+    problem = _no_shared_memory()
+    rows += ["", "How ranks meet:"]
+    rows.append(_row(not problem, "shared memory, on one machine" + (f" ({problem})" if problem else "")))
+    there = _installed("mpi4py")
+    rows.append(_row(there, f"{_named('mpi4py', there)}, between hosts"))
+    return "\n".join(rows)
+
+
+def _row(there: bool, text: str) -> str:
+    return f"    [{'X' if there else ' '}] {text}"
+
+
+def _named(name: str, there: bool) -> str:
+    return f"{name} {version(name)}".rstrip() if there else name
+
+
+def _installed(module: str) -> bool:
+    """Return whether a module can be found; it is not imported."""
+    try:
+        return util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _no_shared_memory() -> str:
+    """Return why there is none; "" if a group can be made."""
+    from choros.comm.shm.group import SharedGroup
+
+    try:
+        with SharedGroup.create(1, 4096) as segment, SharedGroup(segment, 0):
+            return ""
+    except OSError as error:
+        return str(error)

@@ -1,0 +1,178 @@
+"""The address of this host that other hosts connect to."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from choros.cluster.hardware.interfaces import default_route, interfaces
+from choros.errors import BadInput
+
+LOOPBACK = "127.0.0.1"
+_PREFIXES = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")  # eth1 means eth10 too in these, =eth1 does not
+_NAMES = (
+    "GLOO_SOCKET_IFNAME",
+    "UCX_NET_DEVICES",  # UCX then uses TCP over this interface alone, and no InfiniBand device
+    "FI_TCP_IFACE",
+    "FI_SOCKETS_IFACE",
+    "OMPI_MCA_btl_tcp_if_include",
+)
+
+
+def own_address(network: str = "") -> str:
+    """Return the IPv4 address that the other hosts of a job connect to.
+
+    Args:
+        network: str. An interface (``eth0``); or a prefix of the names of several (``hsn``), of which the first is
+            used; or a network (``10.0.0.0/16``); or a domain (``.hsn.cm.example.org``), which is appended to this
+            host's name and looked up; or an address of this host. Defaults to "": the address of the host's own name,
+            else that of the interface of the default route, else of the first interface that is up.
+
+    Raises:
+        BadInput: there is no such interface or name. The message lists the interfaces.
+
+    Example:
+        >>> own_address("127.0.0.1"), own_address("lo")
+        ('127.0.0.1', '127.0.0.1')
+    """
+    here = addresses()
+    every = [(name, address) for name, some in _each_interface() for address in some]
+    if network == LOOPBACK or any(network == address for _, address in every):
+        return network
+    if network.startswith("."):
+        name = socket.gethostname().split(".")[0] + network
+        return _look_up(name, f"network={network!r}")
+    if network:
+        matching = [address for name, address in every if name.startswith(network) or _within(address, network)]
+        if not matching:
+            known = ", ".join(f"{name} ({address})" for name, address in here.items())
+            raise BadInput(
+                f"network={network!r}: {socket.gethostname()} has no such interface that is up with an address. It has "
+                f"{known or 'none'}. Name one of them (CHOROS_NETWORK), or a domain such as .hsn.example.org."
+            )
+        return here.get(network, matching[0])
+    outside = [address for _, address in every if not address.startswith("127.")]
+    first = here.get(default_route(), (*outside, LOOPBACK)[0])
+    try:
+        named = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        named = ""
+    return named if named in outside else first
+
+
+def host_and_port(place: str) -> tuple[str, int | None]:
+    """Return the host and the port of ``host``, ``host:port``, ``[::1]:port`` or ``::1``; the port may be None.
+
+    Raises:
+        BadInput: the port is not a number.
+
+    Example:
+        >>> host_and_port("n1:29500"), host_and_port("[fd00::1]:2222"), host_and_port("fd00::1")
+        (('n1', 29500), ('fd00::1', 2222), ('fd00::1', None))
+    """
+    if place.startswith("["):
+        host, _, port = place[1:].partition("]")
+        port = port.removeprefix(":")
+    elif place.count(":") > 1:  # an IPv6 address without a port
+        host, port = place, ""
+    else:
+        host, _, port = place.partition(":")
+    if port and not port.isdecimal():
+        raise BadInput(f"{place!r} has no port that is a number: give host:port, as n1:29500 or [fd00::1]:29500.")
+    return host, int(port) if port else None
+
+
+def address_of(host: str) -> str:
+    """Return the address of this host that a name resolves to, or "" (all addresses) if it cannot be determined.
+
+    Args:
+        host: str. The name by which other hosts connect to this one.
+
+    Example:
+        >>> address_of("127.0.0.1"), address_of("no.such.host.invalid")
+        ('127.0.0.1', '')
+    """
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        return ""
+    if address.startswith("127."):  # only this host may resolve its name to the loopback
+        return address if host == "localhost" or host.startswith("127.") else ""
+    return address if address in addresses().values() else ""
+
+
+def head_address(network: str, here: bool) -> str:
+    """Return the address of this host, which starts a job, that the job's hosts connect to.
+
+    Args:
+        network: str. As for ``own_address``.
+        here: bool. Whether some of the ranks run here. If not, only the job's hosts must have this network, and
+            without it this host uses its default address.
+
+    Raises:
+        BadInput: as ``own_address``.
+
+    Example:
+        >>> head_address("no_such_interface", here=False) == own_address()
+        True
+    """
+    try:
+        return own_address(network)
+    except BadInput:
+        if here:
+            raise
+        return own_address()
+
+
+def _within(address: str, network: str) -> bool:
+    """Return whether an address is in a network such as ``10.0.0.0/16``."""
+    try:
+        return "/" in network and ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
+
+
+def pass_on(network: str) -> dict[str, str]:
+    """Return the variables that make other libraries use a network: NCCL, Gloo, UCX, libfabric and Open MPI.
+
+    Args:
+        network: str. As for ``own_address``.
+
+    Returns:
+        Names and values. Empty for ``""``, for the loopback, or if no interface has the network's address.
+
+    Example:
+        >>> pass_on("lo"), pass_on("")
+        ({}, {})
+    """
+    if not network:
+        return {}
+    address = own_address(network)
+    if address.startswith("127."):  # some libraries refuse the loopback, and ranks of one host need no network
+        return {}
+    name = next((name for name, some in _each_interface() if address in some), "")
+    return dict.fromkeys(_PREFIXES, f"={name}") | dict.fromkeys(_NAMES, name) if name else {}
+
+
+def addresses() -> dict[str, str]:
+    """Return the first IPv4 address of each interface that is up.
+
+    Example:
+        >>> addresses().get("lo", "127.0.0.1")
+        '127.0.0.1'
+    """
+    return {name: some[0] for name, some in _each_interface() if some}
+
+
+def _each_interface() -> list[tuple[str, list[str]]]:
+    """Return the name and the IPv4 addresses of each interface that is up."""
+    return [(each["name"], [a for a in each["addresses"] if ":" not in a]) for each in interfaces() if each["up"]]
+
+
+def _look_up(name: str, asked: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise BadInput(
+            f"{asked}: the name {name} cannot be looked up here ({error}). Give an interface instead."
+        ) from None

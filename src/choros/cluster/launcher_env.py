@@ -1,0 +1,253 @@
+"""One table of environment names for each launcher. A new launcher is one more ``Table`` in ``TABLES``.
+
+An installed package adds one by an entry point of the group ``choros.places`` that leads to its ``Table``; it is tried
+after ``choros`` and before the others.
+
+Order matters, for a process often carries the names of two launchers: the inner one, which started the process
+itself, must win over the outer one, which only gave the allocation. So the tables are tried in this order:
+
+1. ``choros``: what ``choros run`` sets; nothing starts ranks below it. ``mpi``: what MPI said when it was asked
+   (``CHOROS_GROUP=mpi``, ``choros.comm.bootstrap.discover_rank``), for no table below tells the place of this process.
+2. ``torchrun``: is itself started by ``srun`` or ``mpiexec`` once a node.
+3. ``openmpi``, ``mpich`` (Hydra; Intel MPI and MVAPICH 3 too), ``mvapich`` (2), ``pals`` (``mpiexec`` on Polaris and
+   Aurora), ``jsrun`` (LSF): they run inside a scheduler's allocation. ``alps`` (``aprun`` under Cobalt or PBS) comes
+   after ``pals``, whose own ``aprun`` sets ALPS' rank too; it tells a rank and no size, so MPI must be asked.
+4. ``flux``: an instance of it may run inside of SLURM's or LSF's allocation.
+5. ``slurm``: ``srun`` itself. The shell of ``sbatch`` has ``SLURM_PROCID=0`` and a task count too but is one process;
+   the tell is that it has no ``SLURM_STEP_NODELIST``. The shells of PBS, LSF and Grid Engine tell of hosts and slots,
+   and of no rank: each is one process.
+6. ``kubernetes``: an Indexed Job whose pods are told in ``CHOROS_COMPLETIONS`` how many they are; else a pod is one of
+   an array of jobs that have nothing to do with each other. ``tf_config``: what TensorFlow's clusters tell.
+7. ``single``: none of them, a process on its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from choros.cluster import derived_env
+from choros.errors import BadInput
+
+PLACES = "choros.places"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The names under which one launcher tells a process its place.
+
+    Each entry lists candidates, the first that is set counts; an empty entry means that the launcher does not tell.
+
+    Attributes:
+        launcher: str. The name in ``Place.launcher``.
+        tells: tuple. The launcher is recognised when any of these is set ...
+        needs: tuple. ... and all of these are.
+        rank, size, local_rank, local_size, node, nodes: tuples of names that hold one number.
+        hosts: tuple. Names that hold a host list, compressed as SLURM does or plain with commas.
+        tasks: tuple. Names that hold the tasks of each node, such as ``2(x3),1``.
+        address, port: tuples. Names of the meeting point's host and port.
+        one_node: bool. The launcher starts ranks on this machine only, unless it tells of several nodes.
+        mpi: bool. It starts the ranks of MPI, so that they may meet by it.
+        derive: makes more variables of what the launcher tells in another form.
+    """
+
+    launcher: str
+    tells: tuple[str, ...]
+    rank: tuple[str, ...]
+    size: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    local_rank: tuple[str, ...] = ()
+    local_size: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    address: tuple[str, ...] = ()
+    port: tuple[str, ...] = ()
+    one_node: bool = False
+    mpi: bool = False
+    derive: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None
+
+
+TABLES: tuple[Table, ...] = (
+    Table(
+        launcher="choros",
+        tells=("CHOROS_RANK", "CHOROS_SIZE"),
+        rank=("CHOROS_RANK",),
+        size=("CHOROS_SIZE",),
+        local_rank=("CHOROS_LOCAL_RANK",),
+        local_size=("CHOROS_LOCAL_SIZE",),
+        node=("CHOROS_NODE",),
+        nodes=("CHOROS_NODES",),
+        hosts=("CHOROS_HOSTS",),
+        one_node=True,
+    ),
+    Table(
+        launcher="mpi",
+        mpi=True,
+        tells=("CHOROS_MPI_RANK",),
+        rank=("CHOROS_MPI_RANK",),
+        size=("CHOROS_MPI_SIZE",),
+        local_rank=("CHOROS_MPI_LOCAL_RANK",),
+        local_size=("CHOROS_MPI_LOCAL_SIZE",),
+        node=("CHOROS_MPI_NODE",),
+        nodes=("CHOROS_MPI_NODES",),
+    ),
+    Table(
+        launcher="torchrun",
+        tells=("RANK",),
+        needs=("WORLD_SIZE",),
+        rank=("RANK",),
+        size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK", derived_env.TORCH_LOCAL_RANK),
+        local_size=("LOCAL_WORLD_SIZE", derived_env.TORCH_LOCAL_SIZE),
+        node=("GROUP_RANK", "NODE_RANK", derived_env.TORCH_NODE),
+        nodes=("GROUP_WORLD_SIZE", derived_env.TORCH_NODES),
+        address=("MASTER_ADDR",),
+        port=("MASTER_PORT",),
+        derive=derived_env.of_torchrun,
+    ),
+    Table(
+        launcher="openmpi",
+        mpi=True,
+        tells=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        rank=("OMPI_COMM_WORLD_RANK",),
+        size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        nodes=("OMPI_MCA_orte_num_nodes",),
+    ),
+    Table(
+        launcher="mpich",
+        mpi=True,
+        tells=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        needs=("PMI_RANK",),
+        rank=("PMI_RANK",),
+        size=("PMI_SIZE",),
+        local_rank=("MPI_LOCALRANKID",),
+        local_size=("MPI_LOCALNRANKS",),
+    ),
+    Table(
+        launcher="mvapich",
+        mpi=True,
+        tells=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        rank=("MV2_COMM_WORLD_RANK",),
+        size=("MV2_COMM_WORLD_SIZE",),
+        local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
+        local_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    Table(
+        launcher="pals",
+        mpi=True,
+        tells=("PALS_RANKID", "PALS_LOCAL_RANKID"),
+        rank=("PALS_RANKID", "PMI_RANK", "PMIX_RANK"),
+        size=("PMI_SIZE", derived_env.NODEFILE_SIZE),
+        local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        node=("PALS_NODEID",),
+        hosts=(derived_env.NODEFILE,),
+        derive=derived_env.of_pals,
+    ),
+    Table(
+        launcher="alps",
+        mpi=True,
+        tells=("ALPS_APP_PE",),
+        rank=("ALPS_APP_PE",),
+        size=("PMI_SIZE",),
+    ),
+    Table(
+        launcher="jsrun",
+        mpi=True,
+        tells=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        rank=("JSM_NAMESPACE_RANK",),
+        size=("JSM_NAMESPACE_SIZE",),
+        local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
+        local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+    ),
+    Table(
+        launcher="flux",
+        mpi=True,
+        tells=("FLUX_TASK_RANK",),
+        needs=("FLUX_JOB_SIZE",),
+        rank=("FLUX_TASK_RANK",),
+        size=("FLUX_JOB_SIZE",),
+        local_rank=("FLUX_TASK_LOCAL_ID",),
+        local_size=(derived_env.FLUX_LOCAL_SIZE,),
+        nodes=("FLUX_JOB_NNODES",),
+        derive=derived_env.of_flux,
+    ),
+    Table(
+        launcher="slurm",
+        mpi=True,
+        tells=("SLURM_STEP_NODELIST",),
+        needs=("SLURM_PROCID",),
+        rank=("SLURM_PROCID",),
+        size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+        local_rank=("SLURM_LOCALID",),
+        node=("SLURM_NODEID",),
+        nodes=("SLURM_STEP_NUM_NODES",),
+        hosts=("SLURM_STEP_NODELIST",),
+        tasks=("SLURM_STEP_TASKS_PER_NODE",),
+    ),
+    Table(
+        launcher="kubernetes",
+        tells=("JOB_COMPLETION_INDEX",),
+        needs=("CHOROS_COMPLETIONS",),
+        rank=("JOB_COMPLETION_INDEX",),
+        size=("CHOROS_COMPLETIONS",),
+        local_rank=(derived_env.POD_RANK,),
+        local_size=(derived_env.POD_RANKS,),
+        node=("JOB_COMPLETION_INDEX",),
+        nodes=("CHOROS_COMPLETIONS",),
+        address=("CHOROS_COORDINATOR",),
+        derive=derived_env.of_pod,
+    ),
+    Table(
+        launcher="tf_config",
+        tells=("TF_CONFIG",),
+        rank=(derived_env.TF_RANK,),
+        size=(derived_env.TF_SIZE,),
+        local_rank=(derived_env.TF_LOCAL_RANK,),
+        local_size=(derived_env.TF_LOCAL_SIZE,),
+        node=(derived_env.TF_NODE,),
+        hosts=(derived_env.TF_HOSTS,),
+        address=(derived_env.TF_ADDRESS,),
+        derive=derived_env.of_tf_config,
+    ),
+)
+
+
+def tables() -> Iterator[Table]:
+    """All tables, in the order in which they are tried; packages are looked for once ``choros`` does not fit.
+
+    Raises:
+        BadInput: a package's entry point cannot be loaded, or leads to something else.
+    """
+    first, *rest = TABLES
+    yield first
+    for point in points_of(PLACES):
+        try:
+            table = point.load()
+        except Exception as error:
+            raise BadInput(
+                f"the launcher {point.name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error}): "
+                "repair or uninstall the package"
+            ) from error
+        if not isinstance(table, Table):
+            raise BadInput(f"the launcher {point.name!r}: {point.value} is no choros.cluster.Table")
+        yield table
+    yield from rest
+
+
+def points_of(group: str) -> tuple[EntryPoint, ...]:
+    """Return what installed packages add to a group of entry points, by name."""
+    return _points(group, tuple(sys.path))
+
+
+@functools.cache
+def _points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The same, of the packages in these directories: to read what a hundred of them add takes 5 ms."""
+    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))

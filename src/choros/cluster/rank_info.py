@@ -1,0 +1,224 @@
+"""``Place``: this process among the ranks of its run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from choros.cluster.hostlist import expand_hosts, expand_tasks
+from choros.cluster.launcher_env import Table, tables
+from choros.errors import BadInput
+
+_SIGNS = ("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The rank of this process, the number of ranks, and its node.
+
+    Attributes:
+        rank, size: int. This process among all, ``0 <= rank < size``.
+        local_rank, local_size: int. This process among those of its node. Never computed as ``rank % local_size``:
+            Open MPI 5 numbers local ranks otherwise when it oversubscribes.
+        node, nodes: int or None. This node among the run's; None where the launcher does not tell.
+        hosts: tuple of str. The nodes' names in the order of ``node``; empty where the launcher does not tell.
+        coordinator: str or None. Rank 0's host, with ``:port`` where the launcher names one.
+        launcher: str. Who started this process: ``single``, or the ``launcher`` of one of ``choros.cluster.TABLES``.
+
+    Example:
+        >>> there = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+        >>> Place.here(there).size
+        4
+        >>> Place.here({}).launcher
+        'single'
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node: int | None = 0
+    nodes: int | None = 1
+    hosts: tuple[str, ...] = ()
+    coordinator: str | None = None
+    launcher: str = "single"
+
+    @staticmethod
+    def here(environ: Mapping[str, str] | None = None) -> Place:
+        """The place that the environment tells; the order of launchers is that of ``choros.cluster.TABLES``.
+
+        Args:
+            environ: what to read instead of ``os.environ``.
+
+        Returns:
+            The place; rank 0 of 1 where no launcher is recognised.
+
+        Raises:
+            BadInput: the launcher's variables are missing in part, are no numbers, or contradict each other.
+        """
+        environ = os.environ if environ is None else environ
+        table, environ = _table(environ)
+        return Place() if table is None else _read(table, environ)
+
+
+def why(environ: Mapping[str, str] | None = None) -> str:
+    """In words: which variables told the place.
+
+    Args:
+        environ: what to read instead of ``os.environ``.
+
+    Returns:
+        One sentence.
+
+    Example:
+        >>> why({"CHOROS_RANK": "1", "CHOROS_SIZE": "4"})
+        'choros: CHOROS_RANK=1, CHOROS_SIZE=4'
+    """
+    environ = os.environ if environ is None else environ
+    table, environ = _table(environ)
+    if table is None:
+        known = ", ".join(each.launcher for each in tables())
+        return f"no launcher's variables are set (looked for {known})" + _but(strange(environ))
+    names = dict.fromkeys(
+        table.needs + table.tells + table.rank + table.size + table.local_rank + table.local_size + table.node
+    )
+    return f"{table.launcher}: " + ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
+
+
+def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the signs that an MPI's launcher started this process, although no table gives its rank.
+
+    MPI's libraries find each other by PMI or PMIx, whoever starts them, so these names are there under any launcher.
+
+    Args:
+        environ: what to read instead of ``os.environ``.
+
+    Returns:
+        The variables, as ``name=value``; none where a table fits, or nothing of MPI's started this process.
+
+    Example:
+        >>> strange({"PMI_FD": "7"}), strange({"PMI_FD": "7", "CHOROS_RANK": "0", "CHOROS_SIZE": "2"})
+        (('PMI_FD=7',), ())
+    """
+    environ = os.environ if environ is None else environ
+    if _table(environ)[0] is not None or environ.get("PMI_SIZE") == "1":
+        return ()
+    return tuple(f"{name}={environ[name]}" for name in _SIGNS if environ.get(name))
+
+
+def _but(signs: tuple[str, ...]) -> str:
+    if not signs:
+        return ""
+    return f", but {', '.join(signs)}: an MPI's launcher that Choros does not know; CHOROS_GROUP=mpi asks MPI"
+
+
+def meets_by_mpi(launcher: str) -> bool:
+    """Return whether the ranks that a launcher starts can communicate by MPI.
+
+    Args:
+        launcher: as in ``Place.launcher``.
+
+    Example:
+        >>> meets_by_mpi("openmpi"), meets_by_mpi("torchrun")
+        (True, False)
+    """
+    return any(table.launcher == launcher and table.mpi for table in tables())
+
+
+def _table(environ: Mapping[str, str]) -> tuple[Table | None, Mapping[str, str]]:
+    """Return the launcher's table, and the variables with those that it derives."""
+    for table in tables():
+        if any(environ.get(name) for name in table.tells) and all(environ.get(name) for name in table.needs):
+            return table, environ if table.derive is None else {**environ, **table.derive(environ)}
+    return None, environ
+
+
+def _read(table: Table, environ: Mapping[str, str]) -> Place:
+    rank = _needed(table, environ, table.rank)
+    size = _needed(table, environ, table.size)
+    node = _number(table, environ, table.node)
+    nodes = _number(table, environ, table.nodes)
+    hosts = expand_hosts(_text(environ, table.hosts))
+    tasks = _text(environ, table.tasks)
+    counts = expand_tasks(tasks) if tasks else ()
+    local_rank = _number(table, environ, table.local_rank)
+    local_size = _number(table, environ, table.local_size)
+    if counts:
+        if sum(counts) != size:
+            raise _wrong(table, f"{table.tasks[0]}={tasks} adds up to {sum(counts)} ranks but the size is {size}")
+        nodes = len(counts) if nodes is None else nodes
+        if node is not None and node < len(counts):
+            local_size = counts[node] if local_size is None else local_size
+    if size == 1:
+        local_rank, local_size = local_rank or 0, local_size or 1
+    if local_rank is None or local_size is None:
+        missing = table.local_rank if local_rank is None else table.local_size + table.tasks
+        raise _wrong(table, f"{' or '.join(missing)} is not set, so this rank's place on its node is unknown")
+    one_node = table.one_node and nodes in (None, 1)
+    if one_node or local_size == size:
+        node, nodes = node or 0, nodes or 1
+    nodes = len(hosts) if nodes is None and hosts else nodes
+    place = Place(
+        rank, size, local_rank, local_size, node, nodes, hosts, _meeting(table, environ, hosts), table.launcher
+    )
+    _check_place(table, place, one_node)
+    return place
+
+
+def _check_place(table: Table, place: Place, one_node: bool) -> None:
+    """Raise an error where the numbers contradict each other."""
+    _check(table, "rank", place.rank, "size", place.size)
+    _check(table, "local rank", place.local_rank, "local size", place.local_size)
+    if place.local_size > place.size:
+        raise _wrong(table, f"the local size {place.local_size} is more than the size {place.size}")
+    if one_node and place.local_size != place.size:
+        raise _wrong(table, f"the local size {place.local_size} is not the size {place.size}, yet there is one machine")
+    if place.nodes is None:
+        return
+    if place.node is not None:
+        _check(table, "node", place.node, "nodes", place.nodes)
+    if place.hosts and len(place.hosts) != place.nodes:
+        raise _wrong(table, f"{len(place.hosts)} hosts are listed but there are {place.nodes} nodes")
+
+
+def _meeting(table: Table, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:
+    address, port = _text(environ, table.address), _text(environ, table.port)
+    if not address:
+        return hosts[0] if hosts else None
+    return f"{address}:{port}" if port else address
+
+
+def _text(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def _number(table: Table, environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = environ.get(name, "")
+        if text:
+            if not (text.isascii() and text.isdecimal()):
+                raise _wrong(table, f"{name}={text!r} is not a whole number of 0 or more")
+            return int(text)
+    return None
+
+
+def _needed(table: Table, environ: Mapping[str, str], names: tuple[str, ...]) -> int:
+    value = _number(table, environ, names)
+    if value is None:
+        raise _wrong(table, f"{' or '.join(names)} is not set")
+    return value
+
+
+def _check(table: Table, what: str, value: int, limit_name: str, limit: int) -> None:
+    if not 0 <= value < limit:
+        raise _wrong(table, f"the {what} {value} is not below the {limit_name} {limit}")
+
+
+def _wrong(table: Table, what: str) -> BadInput:
+    names = ", ".join(table.tells + tuple(name for name in table.needs if name not in table.tells))
+    asked = " set CHOROS_GROUP=mpi on all ranks, who then ask MPI," if table.mpi else ""
+    return BadInput(
+        f"this process's place, as {table.launcher} tells it, makes no sense: {what}. "
+        f"Start it through {table.launcher} again,{asked} or unset {names} to run it on its own."
+    )

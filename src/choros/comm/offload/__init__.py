@@ -1,0 +1,1 @@
+"""All-reduces that a library of the framework makes: NCCL, gloo, JAX."""

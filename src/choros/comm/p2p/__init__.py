@@ -1,0 +1,1 @@
+"""Collectives over point-to-point messages."""

@@ -1,0 +1,1 @@
+"""Communication in shared memory between the processes of a host."""

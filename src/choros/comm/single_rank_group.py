@@ -1,0 +1,82 @@
+"""The group of one rank: every sum is the value itself, and nobody is waited for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from choros.comm.dtypes import mean_of, numeric
+from choros.comm.group import Trace
+from choros.errors import BadInput
+from choros.types import Array, aligned
+
+
+class LocalGroup:
+    """One rank alone; implements ``choros.comm.group.Group`` without shared memory.
+
+    The result of ``sum_slots`` is a read-only view of the slot itself, so it is good until the slot is written.
+
+    Attributes:
+        rank: 0. size: 1. timeout, warn_after: float, which nothing reaches. doing: str. trace: Trace, told of nothing.
+
+    Example:
+        >>> group = LocalGroup()
+        >>> group.slot(2, "float32")[:] = [1, 2]
+        >>> group.sum_slots(2, "float32").tolist()
+        [1.0, 2.0]
+    """
+
+    kind = "one rank"
+
+    def __init__(self, timeout: float = 300.0) -> None:
+        self.rank = 0
+        self.size = 1
+        self.timeout = timeout
+        self.warn_after = math.inf
+        self.doing = ""
+        self.trace: Trace | None = None
+        self._memory = np.zeros(0, np.uint8)
+
+    def slot(self, count: int, dtype: Any) -> Array:
+        """A buffer of ``count`` values, always the same memory until a larger one is asked for."""
+        dtype = numeric(dtype)
+        nbytes = count * dtype.itemsize
+        if count < 0:
+            raise BadInput(f"A slot of {count} values was asked for: give 0 or more.")
+        if self._memory.size < nbytes:
+            self._memory = aligned(nbytes, np.uint8)
+        return self._memory[:nbytes].view(dtype)
+
+    def sum_slots(self, count: int, dtype: Any) -> Array:
+        """A read-only view of the slot."""
+        view = self.slot(count, dtype)
+        view.flags.writeable = False
+        return view
+
+    def sum(self, x: Array) -> Array:
+        """A copy."""
+        x = np.asarray(x)
+        return np.array(x, numeric(x.dtype), order="C")
+
+    def mean(self, x: Array) -> Array:
+        """A copy, with the dtype that more ranks would give: float64 for whole numbers."""
+        return mean_of(np.asarray(x), 1, self.sum)
+
+    def gather(self, x: bytes) -> list[bytes]:
+        """The one rank's bytes."""
+        return [bytes(x)]
+
+    def broadcast(self, x: Array, root: int = 0) -> Array:
+        """A copy."""
+        if root != 0:
+            raise BadInput(f"Root {root} was given for a group of 1: give 0.")
+        return np.array(x, order="C")
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def close(self) -> None:
+        """Let the slot go."""
+        self._memory = np.zeros(0, np.uint8)

@@ -1,0 +1,1 @@
+"""Checks that all ranks agree: configuration, model, weights, and finite numbers."""

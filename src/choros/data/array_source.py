@@ -1,0 +1,182 @@
+"""Arrays in memory as a source of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from choros.data.block_shuffle import BlockOrder
+from choros.data.conversion import as_arrays, to_floatx
+from choros.data.memmap import block_rows, place_in_file
+from choros.data.permutation import batch_order, permutation
+from choros.data.sharding import Piece, pieces
+from choros.data.tree import is_nested, leaves, map_leaves
+from choros.data.validation import check_arrays, check_batch
+from choros.errors import BadData
+from choros.types import Array, Batch
+
+
+class ArraySource:
+    """Nested arrays, gone through in the order of (seed, epoch) and divided exactly among ranks.
+
+    Args:
+        x: Nested arrays or tensors of any library. Mapped files are read batch by batch, and stay what they are.
+        y: The same, or None.
+        sample_weight: One array for all of y, or one for each of its arrays, or None.
+        floatx: What floating point numbers become, as Keras does it.
+        block: Rows of a block: blocks are permuted, and rows within pools of them (``BlockOrder``), so that a mapped
+            file is read a stretch at a time; 0 permutes all rows at once. None is 0, but for mapped files that do not
+            fit into half of the memory: then some 4 MB.
+
+    Attributes:
+        rows: int. Rows in a pass.
+        block: int.
+
+    Raises:
+        BadData: Something is no array, or the arrays do not fit together.
+
+    Example:
+        >>> source = ArraySource(np.arange(5), np.arange(5))
+        >>> batches = source.epoch(rank=1, size=2, together=True, batch_size=3, seed=0, epoch=0, shuffle=False)
+        >>> [(batch.x.tolist(), batch.rows, batch.total) for batch in batches]
+        [([2], 1, 3), ([4], 1, 2)]
+    """
+
+    rows: int
+    indexed = True
+    ahead = 0
+
+    def __init__(
+        self, x: Any, y: Any = None, sample_weight: Any = None, floatx: str = "float32", block: int | None = None
+    ) -> None:
+        x, y, weight = as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")
+        self.rows = check_arrays(x, y, weight)
+        if is_nested(y) and weight is not None and not is_nested(weight):
+            one = weight
+            weight = map_leaves(lambda _: one, y)
+        self.floatx = floatx
+        self._data: tuple[Any, Any, Any] = map_leaves(
+            lambda a: a if place_in_file(a) else to_floatx(a, floatx), (x, y, weight)
+        )
+        self._cast = any(a.dtype != to_floatx(a[:0], floatx).dtype for _, a in leaves(self._data))
+        self.block = block_rows((a for _, a in leaves(self._data)), self.rows) if block is None else block
+        self._flat = not any(map(is_nested, self._data))
+
+    @property
+    def x(self) -> Any:
+        """The inputs."""
+        return self._data[0]
+
+    @property
+    def y(self) -> Any:
+        """The targets, or None."""
+        return self._data[1]
+
+    @property
+    def sample_weight(self) -> Any:
+        """The weights, nested as ``y`` is, or None."""
+        return self._data[2]
+
+    def steps(self, batch_size: int) -> int:
+        """Global batches in a pass: ``ceil(rows / batch_size)``."""
+        return -(-self.rows // batch_size)
+
+    def sample(self, batch_size: int) -> Batch:
+        """The first rows, at most ``batch_size``: a real batch to build a model from, the same on every rank."""
+        rows = min(self.rows, batch_size)
+        return Batch(*self._cut(slice(0, rows)), rows=rows, total=rows)
+
+    def taken(self, rows: Array) -> tuple[Any, Any, Any]:
+        """Copies of these rows of x, y and sample_weight."""
+        return self._pick(rows)
+
+    def epoch(
+        self,
+        *,
+        rank: int,
+        size: int,
+        together: bool,
+        batch_size: int,
+        seed: int,
+        epoch: int,
+        shuffle: bool | str,
+        steps: int | None = None,
+    ) -> Iterator[Batch]:
+        """One rank's share of each global batch of an epoch; see ``choros.data.sharding.pieces``.
+
+        Args:
+            rank: Whose batches.
+            size: How many ranks there are.
+            together: Whether all ranks step at once. Arrays are divided alike in both cases.
+            batch_size: Rows of a global batch.
+            seed: With ``epoch``, the order of the rows.
+            epoch: The epoch's number, from 0.
+            shuffle: False keeps the rows' own order; "batch" permutes whole batches of rows, and the last one, where
+                it is smaller, stays the last.
+            steps: Global batches in an epoch; None is one pass. With steps, an epoch goes on where the last stopped.
+
+        Returns:
+            Batches, without rows and with ``x`` None where this rank's share is empty. Their arrays may be views of the
+            source where the order is the rows' own: do not write to them.
+        """
+        check_batch(batch_size)
+        parts = pieces(self.rows, rank=rank, size=size, batch_size=batch_size, epoch=epoch, steps=steps)
+        if shuffle == "batch":
+            return self.ordered(parts, lambda turn: batch_order(self.rows, batch_size, seed, turn))
+        return self.batches(parts, seed, bool(shuffle))
+
+    def batches(self, parts: Iterator[Piece], seed: int, shuffle: bool) -> Iterator[Batch]:
+        """The batches of these pieces, the rows of each pass in an order of (seed, pass) or in their own."""
+        if not shuffle:
+            return self._straight(parts)
+        if self.block:
+            starts = np.append(np.arange(0, self.rows, self.block), self.rows)
+            return self.ordered(parts, lambda turn: BlockOrder(starts, seed, turn))
+        return self.ordered(parts, lambda turn: permutation(self.rows, seed, turn))
+
+    def part(self, rank: int, size: int, seed: int) -> ArraySource:
+        """Every ``size``-th row of a permutation drawn from ``seed``: one of ``size`` disjoint shards, copied."""
+        rows = np.sort(permutation(self.rows, seed, 0)[rank::size])
+        if not len(rows):
+            raise BadData(f"{self.rows} rows cannot be divided among {size} members: give more rows.")
+        x, y, weight = self._pick(rows)
+        return ArraySource(x, y, weight, self.floatx, block=0)
+
+    def _straight(self, parts: Iterator[Piece]) -> Iterator[Batch]:
+        for _, start, stop, total in parts:
+            yield Batch(*self._cut(slice(start, stop)), rows=stop - start, total=total)
+
+    def ordered(self, parts: Iterator[Piece], order_of: Callable[[int], Any]) -> Iterator[Batch]:
+        """The batches of these pieces; ``order_of(turn)[start:stop]`` are the numbers of a pass' rows."""
+        turn, order = -1, None
+        for piece in parts:
+            if order is None or piece.turn != turn:
+                turn, order = piece.turn, order_of(piece.turn)
+            rows = piece.stop - piece.start
+            yield Batch(*self._pick(order[piece.start : piece.stop]), rows=rows, total=piece.total)
+
+    def _cut(self, rows: slice) -> tuple[Any, Any, Any]:
+        if rows.start == rows.stop:
+            return None, None, None
+        return self._map(lambda a: _view(self._float(a[rows])))
+
+    def _pick(self, rows: Array) -> tuple[Any, Any, Any]:
+        if not len(rows):
+            return None, None, None
+        return self._map(lambda a: self._float(a.take(rows, axis=0) if a.flags.c_contiguous else a[rows]))
+
+    def _float(self, part: Array) -> Array:
+        return to_floatx(part, self.floatx) if self._cast else part
+
+    def _map(self, function: Callable[[Array], Array]) -> tuple[Any, Any, Any]:
+        x, y, weight = self._data
+        if self._flat:  # three arrays at most: no need to walk a tree at every batch
+            return function(x), None if y is None else function(y), None if weight is None else function(weight)
+        return map_leaves(function, x), map_leaves(function, y), map_leaves(function, weight)
+
+
+def _view(part: Array) -> Array:
+    """The view itself, or a copy where it cannot be written to: PyTorch warns about such arrays."""
+    return part if part.flags.writeable else part.copy()

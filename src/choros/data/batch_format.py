@@ -1,0 +1,69 @@
+"""The batches of a data set as nested numpy arrays of x, y and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from choros.data.class_weights import with_class_weight
+from choros.data.conversion import as_arrays, is_row, to_floatx
+from choros.data.tree import is_nested, map_leaves
+from choros.data.validation import check_arrays
+from choros.errors import BadData
+from choros.types import Batch
+
+
+def standard(
+    batch: Any, name: str, how: str, class_weight: Mapping[int, float] | None, floatx: str
+) -> tuple[Any, Any, Any, int]:
+    """Return ``(x, y, sample_weight, rows)`` of one batch.
+
+    Args:
+        batch: ``(x,)``, ``(x, y)``, ``(x, y, sample_weight)``, an array or a dict; tensors of any library.
+        name: what errors call it.
+        how: what to give instead, where it is none of these.
+        class_weight: from class number to weight, or None.
+        floatx: what floating point numbers become.
+
+    Raises:
+        BadData: it is malformed.
+
+    Example:
+        >>> import numpy as np
+        >>> standard((np.zeros((2, 3)), np.zeros(2)), "a batch", "give (x, y)", None, "float32")[3]
+        2
+    """
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    if isinstance(batch, dict) or hasattr(batch, "__array__"):
+        batch = (batch,)
+    if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
+        raise BadData(f"{name} is of type {type(batch).__name__}: {how}.")
+    if is_row(batch):
+        raise BadData(
+            f"{name} has a single number or text where an array of all its rows is expected: batch rows first, as by "
+            ".batch(32) of tf.data, Grain and Hugging Face datasets, or by a PyTorch DataLoader."
+        )
+    x, y, weight = (*batch, None, None)[:3]
+    x, y = as_arrays(x, f"x of {name}"), as_arrays(y, f"y of {name}")
+    weight = as_arrays(weight, f"sample_weight of {name}")
+    if class_weight is not None:
+        weight = with_class_weight(y, weight, class_weight, floatx)
+    try:
+        rows = check_arrays(x, y, weight)
+    except BadData as error:
+        raise BadData(f"In {name}: {error}") from None
+    if is_nested(y) and weight is not None and not is_nested(weight):
+        one = weight
+        weight = map_leaves(lambda _: one, y)
+    x, y, weight = to_floatx((x, y, weight), floatx)
+    return x, y, weight, rows
+
+
+def cut(x: Any, y: Any, weight: Any, total: int, mine: slice) -> Batch:
+    """One rank's rows of a global batch of ``total``."""
+    rows = mine.stop - mine.start
+    if rows == 0:
+        return Batch(None, None, None, rows=0, total=total)
+    x, y, weight = (map_leaves(lambda a: a[mine], part) for part in (x, y, weight))
+    return Batch(x, y, weight, rows=rows, total=total)

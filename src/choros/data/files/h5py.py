@@ -1,0 +1,86 @@
+"""HDF5 files, read by h5py: a block is some megabytes of rows of every data set in the file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from choros.data.files.reader import Columns, Table
+from choros.errors import BadData
+
+try:
+    import h5py
+except ImportError as error:
+    raise BadData("HDF5 files are read by h5py, which is missing: pip install h5py.") from error
+
+_BLOCK = 1 << 22  # bytes of a block
+
+
+class Hdf5Table(Table):
+    """HDF5 files whose data sets have one row for each sample; several files follow each other.
+
+    A data set in a group has its path for a name (``train/x``). Those with another number of rows than most are not
+    part of the table. Of each block: the number of its file, its first row there, and its rows.
+    """
+
+    kind, unit = "hdf5", " from row"
+
+    def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None) -> None:
+        super().__init__(files, blocks)
+        self._file_rows = Counter[int]()  # by file: its rows, summed once and not at every read
+        for (number, *_), rows in zip(self.blocks, self.rows, strict=True):
+            self._file_rows[number] += rows
+
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield stretches of rows."""
+        rows, width, names = _look(file)
+        self.names.append((file, names))
+        step = max(1, _BLOCK // max(1, width))
+        for top in range(0, rows, step):
+            yield [top, min(step, rows - top)]
+
+    def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
+        """Yield a block."""
+        yield self._get(block, wanted)
+
+    def peek(self) -> Columns:
+        """Return the first rows."""
+        return {name: column[:32] for name, column in self._get(0, None).items()}
+
+    def _get(self, block: int, wanted: Sequence[str] | None) -> Columns:
+        number, top, rows = self.blocks[block]
+        with h5py.File(self.files[number], "r") as file:
+            sets = _sets(file, self._file_rows[number])
+            names = sets if wanted is None else [name for name in wanted if name in sets]
+            return {name: np.asarray(sets[name][top : top + rows]) for name in names}
+
+
+def _look(path: str) -> tuple[int, int, list[str]]:
+    """Return how many rows a file has, the bytes of a row, and its columns."""
+    try:
+        with h5py.File(path, "r") as file:
+            found = _sets(file, None)
+            lengths = [len(part) for part in found.values()]
+            if not lengths:
+                raise BadData(f"{path} holds no data set with rows.")
+            rows = max(set(lengths), key=lengths.count)  # the most common
+            parts = _sets(file, rows)
+            width = sum(int(np.prod(part.shape[1:])) * part.dtype.itemsize for part in parts.values())
+            return rows, width, list(parts)
+    except OSError as error:
+        raise BadData(f"{path} cannot be read as HDF5: {error}.") from error
+
+
+def _sets(file: Any, rows: int | None) -> dict[str, Any]:
+    """Return the data sets of this many rows, by their paths."""
+    found: dict[str, Any] = {}
+
+    def visit(name: str, part: Any) -> None:
+        if isinstance(part, h5py.Dataset) and part.ndim and rows in (None, len(part)):
+            found[name] = part
+
+    file.visititems(visit)
+    return found

@@ -1,0 +1,289 @@
+"""Parquet, Arrow and CSV files, read by pyarrow: a block is a row group, a record batch, or some megabytes of text."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from choros.data.files.reader import Columns, Table
+from choros.errors import BadData
+from choros.types import Array
+
+try:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.ipc
+    import pyarrow.parquet
+except ImportError as error:
+    raise BadData("Parquet, Arrow and CSV files are read by pyarrow, which is missing: pip install pyarrow.") from error
+
+_PART = 1 << 16  # rows that are decoded at once
+_TEXT = 1 << 22  # bytes of a block of CSV
+
+
+class _Gapped(Table):
+    """Files that tell which columns miss values, before their rows are read.
+
+    Args:
+        files, blocks: as for ``Table``.
+        gaps: the columns that have missing values anywhere; such whole numbers become fractions everywhere.
+    """
+
+    def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
+        self.gaps = set(gaps)
+        super().__init__(files, blocks)
+
+    def spec(self) -> dict[str, Any]:
+        """Return also the gaps."""
+        return {**super().spec(), "gaps": sorted(self.gaps)}
+
+
+class ParquetTable(_Gapped):
+    """Parquet files; a block is a row group: the number of its file, its own there, its rows."""
+
+    kind, unit = "parquet", ", row group"
+
+    def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
+        self._open = threading.local()
+        self._footers: dict[int, Any] = {}  # by file; parsing one takes as long as the file has row groups
+        super().__init__(files, blocks, gaps)
+
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield the row groups, from the footer."""
+        whole = _open(pyarrow.parquet.ParquetFile, file)
+        self.names.append((file, whole.schema_arrow.names))
+        for i in range(whole.metadata.num_row_groups):
+            facts = whole.metadata.row_group(i)
+            self.gaps.update(_gaps(facts))
+            yield [i, facts.num_rows]
+
+    def _file(self, number: int) -> Any:
+        """One open file a thread, as a reader is not for several; all share the footers."""
+        if getattr(self._open, "number", None) != number:
+            footer = self._footers.get(number)
+            opened = pyarrow.parquet.ParquetFile(self.files[number], metadata=footer, memory_map=True, pre_buffer=False)
+            self._footers[number] = opened.metadata
+            self._open.number, self._open.file = number, opened
+            self._open.names = set(opened.schema_arrow.names)
+        return self._open.file
+
+    def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
+        """Yield a row group in parts."""
+        number, group, _ = self.blocks[block]
+        file = self._file(number)
+        names = None if wanted is None else [name for name in wanted if name in self._open.names]
+        for batch in file.iter_batches(_PART, row_groups=[group], columns=names, use_threads=False):
+            yield columns(batch, self.gaps)
+
+    def peek(self) -> Columns:
+        """Return the first rows."""
+        number, group, _ = self.blocks[0]
+        return columns(next(self._file(number).iter_batches(32, row_groups=[group])), self.gaps)
+
+
+class ArrowTable(_Gapped):
+    """Arrow's own files (IPC, Feather), mapped; a block is a record batch: its file, its number there, its rows."""
+
+    kind, unit = "arrow", ", record batch"
+
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield the record batches."""
+        reader = _open(pa.ipc.open_file, _open(pa.memory_map, file))
+        self.names.append((file, reader.schema.names))
+        for i in range(reader.num_record_batches):
+            batch = reader.get_batch(i)
+            self.gaps |= {n for n, c in zip(batch.schema.names, batch.columns, strict=True) if c.null_count}
+            yield [i, batch.num_rows]
+
+    def _get(self, block: int) -> Any:
+        number, batch, _ = self.blocks[block]
+        return pa.ipc.open_file(pa.memory_map(self.files[number])).get_batch(batch)
+
+    def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
+        """Yield a record batch in parts."""
+        batch = self._get(block)
+        if wanted is not None:
+            batch = batch.select([name for name in wanted if name in batch.schema.names])
+        for top in range(0, batch.num_rows, _PART):
+            yield columns(batch.slice(top, _PART), self.gaps)
+
+    def peek(self) -> Columns:
+        """Return the first rows."""
+        return columns(self._get(0).slice(0, 32), self.gaps)
+
+
+class CsvTable(Table):
+    """CSV files with one line of names, one row a line; a block is 4 MB of lines, or a whole compressed file.
+
+    A field that is quoted may hold commas but no ends of lines. Of each block: the number of its file, where it begins
+    and ends there in bytes (-1: the whole file), and its rows.
+
+    Args:
+        files, blocks: as for ``Table``.
+        delimiter: between fields.
+        kinds: by name, the type of columns, in pyarrow's words. Others are what the first file's first megabytes look
+            like.
+    """
+
+    kind, unit = "csv", " from byte"
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        blocks: list[list[int]] | None = None,
+        delimiter: str = ",",
+        kinds: dict[str, str] | None = None,
+    ) -> None:
+        self.delimiter, self.kinds = delimiter, kinds or {}
+        super().__init__(files, blocks)
+        if blocks is None and self.blocks:
+            self.kinds = self._guess(self.kinds)
+
+    def look(self, file: str) -> Iterator[list[int]]:
+        """Yield the stretches of whole lines after the first one."""
+        self.names.append((file, self._header(file)))
+        return self._stretches(file)
+
+    def _stretches(self, file: str) -> Iterator[list[int]]:
+        """Yield the stretches of whole lines of a file after its first one, and how many lines each has."""
+        if file.endswith((".gz", ".bz2", ".zst", ".lz4", ".br")):
+            with _open(pa.input_stream, file) as stream:
+                yield [0, -1, _lines(stream.read()) - 1]
+            return
+        with open(file, "rb") as stream:
+            begin = len(stream.readline())
+            end = os.path.getsize(file)
+            while begin < end:
+                stream.seek(begin)
+                text = stream.read(_TEXT)
+                if begin + len(text) < end:
+                    text = text[: text.rfind(b"\n") + 1] or text + stream.readline()
+                yield [begin, begin + len(text), _lines(text)]
+                begin += len(text)
+
+    def _header(self, file: str) -> list[str]:
+        with _open(pa.input_stream, file) as stream:
+            line = stream.read(_TEXT).split(b"\n", 1)[0]
+        options = pyarrow.csv.ParseOptions(delimiter=self.delimiter)
+        names: list[str] = pyarrow.csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=options).schema.names
+        return names
+
+    def _guess(self, given: dict[str, str]) -> dict[str, str]:
+        """Return what the first stretch's values look like; a column without any is one of missing numbers."""
+        found = {field.name: str(field.type) for field in self._parse(0, given).schema}
+        return {name: "double" if kind == "null" else kind for name, kind in found.items()}
+
+    def _parse(self, block: int, kinds: dict[str, str]) -> Any:
+        number, begin, end, rows = self.blocks[block]
+        path = self.files[number]
+        if end < 0:
+            source = pa.input_stream(path)
+        else:
+            with open(path, "rb") as stream:
+                names = stream.readline()
+                stream.seek(begin)
+                source = pa.BufferReader(names + stream.read(end - begin))
+        try:
+            with source:
+                table = pyarrow.csv.read_csv(
+                    source,
+                    parse_options=pyarrow.csv.ParseOptions(delimiter=self.delimiter),
+                    convert_options=pyarrow.csv.ConvertOptions(
+                        column_types={name: pa.type_for_alias(kind) for name, kind in kinds.items()}
+                    ),
+                )
+        except pa.ArrowInvalid as error:
+            hint = ". Where the first rows look like another type, give types, like types={'a': 'double'}"
+            raise BadData(
+                f"{path} cannot be read as CSV: {error}{hint if 'conversion' in str(error) else ''}."
+            ) from error
+        if table.num_rows != rows:
+            raise BadData(
+                f"{path} has {table.num_rows} rows in {rows} lines: a quoted field may not hold the end of a line."
+            )
+        return table
+
+    def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
+        """Yield a block in parts."""
+        yield from map(columns, self._parse(block, self.kinds).to_batches(_PART))
+
+    def peek(self) -> Columns:
+        """Return the first rows."""
+        return columns(self._parse(0, self.kinds).slice(0, 32))
+
+    def spec(self) -> dict[str, Any]:
+        """Return also the delimiter and the columns' types."""
+        return {**super().spec(), "delimiter": self.delimiter, "kinds": self.kinds}
+
+
+def columns(batch: Any, gaps: Container[str] = ()) -> dict[str, Array]:
+    """Return a pyarrow table's or batch's columns as numpy arrays.
+
+    Missing numbers become NaN, and whole numbers fractions in columns with ``gaps``; lists of one length become an
+    axis; text and bytes become objects.
+
+    Raises:
+        BadData: two columns have one name.
+    """
+    names = batch.schema.names
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise BadData(f"There are two columns {twice[0]!r}: give each a name of its own.")
+    found = {name: _column(batch.column(i)) for i, name in enumerate(names)}
+    return {n: a.astype(np.float64) if n in gaps and a.dtype.kind in "biu" else a for n, a in found.items()}
+
+
+def _gaps(group: Any) -> Iterator[str]:
+    """Yield the columns of a row group that miss values, as far as the file tells."""
+    for i in range(group.num_columns):
+        column = group.column(i)
+        if column.statistics is not None and column.statistics.null_count:
+            yield column.path_in_schema.split(".")[0]
+
+
+def _column(column: Any) -> Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _lists(column)
+    if isinstance(column, pa.ExtensionArray) and hasattr(column, "to_numpy_ndarray"):
+        tensors: Array = column.to_numpy_ndarray()
+        return tensors
+    if pa.types.is_dictionary(kind):
+        return _column(column.dictionary_decode())
+    if pa.types.is_primitive(kind) and column.null_count and not pa.types.is_floating(kind):
+        column = column.cast(pa.float64(), safe=False)
+    array: Array = column.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _lists(column: Any) -> Array:
+    """Return lists as rows, where all are as long as the first; else as objects."""
+    values = _column(column.flatten())
+    if len(column) and not column.null_count and values.dtype != object:
+        fixed = pa.types.is_fixed_size_list(column.type)
+        lengths = np.zeros(1) if fixed else column.value_lengths().to_numpy(zero_copy_only=False)
+        if (lengths == lengths[0]).all():
+            return values.reshape(len(column), -1, *values.shape[1:])
+    rows = np.empty(len(column), object)
+    for i, part in enumerate(column):
+        rows[i] = np.asarray(part.as_py())
+    return rows
+
+
+def _open(opener: Any, source: Any) -> Any:
+    try:
+        return opener(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BadData(f"{source} cannot be read: {error}") from error
+
+
+def _lines(text: bytes) -> int:
+    """Return how many lines of a text are rows: empty ones are none, as for pyarrow."""
+    if text.startswith((b"\n", b"\r\n")) or b"\n\n" in text or b"\n\r\n" in text:
+        return sum(bool(line) for line in text.splitlines())
+    return text.count(b"\n") + bool(text and not text.endswith(b"\n"))

@@ -1,0 +1,285 @@
+"""Files as a source of batches: decoded block by block when they are needed, once for all workers and epochs."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from choros.data.array_source import ArraySource
+from choros.data.block_shuffle import BlockOrder, Rows
+from choros.data.class_weights import check_class_weight, with_class_weight
+from choros.data.conversion import to_floatx
+from choros.data.files.column_selection import all_names, check_choice, leaf_tree
+from choros.data.files.decode_cache import Spill, form
+from choros.data.files.reader import Columns, Table, naming, readable, stamp
+from choros.data.permutation import permutation
+from choros.data.sharding import pieces
+from choros.data.tree import leaves, map_leaves
+from choros.data.validation import check_batch
+from choros.errors import BadData
+from choros.types import Batch
+
+Decode = Callable[[dict[str, Any]], Columns]
+
+
+class FileSource:
+    """Rows of files, gone through by permuted blocks and by permuted rows within pools of up to 64 of them.
+
+    Made by ``choros.files``. What is decoded is kept in a file without a name (``Spill``), so memory holds no more than
+    the blocks that are just being decoded.
+
+    Args:
+        table: the reader.
+        x: a column, a list of columns (side by side) or a dict of those. None: all but y and sample_weight.
+        y, sample_weight: the same, or None.
+        decode: from the columns of some rows to other columns, where files hold text, bytes or images. It must give
+            each row the same result whichever rows come with it.
+        spill_dir: where decoded rows are kept. Defaults to the directory for temporary files.
+        floatx: what floating point numbers become; None is Keras' own setting.
+        spill: the path of what another process has made.
+        first: the first rows as ``(x, y, sample_weight)``, where they are known.
+        class_weight: from class number to weight, or None.
+
+    Attributes:
+        rows: int. Rows in a pass.
+        first: the first rows, 32 or fewer, as ``(x, y, sample_weight)``.
+
+    Raises:
+        BadData: there are no rows, or the columns are not what was asked for.
+    """
+
+    rows: int
+    indexed = True
+    ahead = 0
+    brings_targets = True
+
+    def __init__(
+        self,
+        table: Table,
+        x: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        decode: Decode | None = None,
+        spill_dir: str | None = None,
+        floatx: str | None = None,
+        spill: str | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        first: tuple[Any, Any, Any] | None = None,
+    ) -> None:
+        for name, choice in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+            check_choice(choice, name)
+        self.table, self.decode, self.spill_dir, self.class_weight = table, decode, spill_dir, class_weight
+        self.starts: Rows = np.concatenate([[0], np.cumsum(table.rows, dtype=np.int64)]).astype(np.int64)
+        self.rows = int(self.starts[-1])
+        self._blocks: Rows = np.arange(len(table.rows))
+        if not self.rows:
+            raise BadData(f"{table.name} has no rows: give at least one.")
+        self._stamps = [] if first else [stamp(file) for file in table.files]
+        if floatx is None:
+            import keras
+
+            floatx = keras.config.floatx()
+        self.floatx = floatx
+        if first is None:
+            x, first = self._look(x, y, sample_weight)
+        self.choice, self.first = (x, y, sample_weight), first
+        self._tree = leaf_tree(x), leaf_tree(y), leaf_tree(sample_weight)
+        self._leaves = [leaf for _, leaf in leaves(self._tree)]
+        self._forms = [form(array) for _, array in leaves(first)]
+        self._spill: Spill | None = None
+        if spill is not None:
+            self.join(spill)
+
+    def _look(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Return which columns are x, and the first rows as ``(x, y, sample_weight)``."""
+        wanted = self._wanted(x, y, sample_weight)
+        self._check_names(wanted or ())
+        with naming(self.table.files[0]):
+            columns = self.table.peek()
+        found = self._decoded(columns)
+        if x is None:
+            others = set(all_names(y, sample_weight))
+            x = [name for name in found if name not in others]
+            if not x:
+                raise BadData(f"{self.table.name} has no column for x beside those for y and sample_weight.")
+        self._check_names(self._wanted(x, y, sample_weight) or ())
+        tree = leaf_tree(x), leaf_tree(y), leaf_tree(sample_weight)
+        rows, floatx = _count(columns), self.floatx
+        return x, map_leaves(lambda leaf: to_floatx(leaf.of(found, rows), floatx), tree)
+
+    def _check_names(self, wanted: Sequence[str]) -> None:
+        for file, names in self.table.names:
+            if lacking := [name for name in wanted if name not in names]:
+                raise BadData(f"There is no column {lacking[0]!r} in {file}: there are {', '.join(map(repr, names))}.")
+
+    def check(self) -> None:
+        """Refuse files that are no longer what they were.
+
+        Raises:
+            BadData: the message names the file.
+        """
+        for file, then in zip(self.table.files, self._stamps, strict=False):
+            if stamp(file) != then:
+                raise BadData(f"{file} was written anew since choros.files looked at it: call choros.files again.")
+
+    def _wanted(self, *choices: Any) -> list[str] | None:
+        """The columns to read: those that are used, where no function makes them and none is left open."""
+        return None if self.decode is not None or choices[0] is None else all_names(*choices)
+
+    def _decoded(self, columns: Columns) -> Columns:
+        return columns if self.decode is None else self.decode(dict(columns))
+
+    def join(self, path: str) -> None:
+        """Read and write what another process of this machine has made: its ``spill.path``."""
+        self._spill = Spill(path, len(self.table.rows), int(self.starts[-1]), self._forms)
+
+    def spec(self, here: bool = True) -> dict[str, Any]:
+        """Return in JSON's terms what a worker makes this source from again; ``decode`` travels beside it.
+
+        Args:
+            here: whether the worker is on this machine, where it shares what is decoded.
+        """
+        spill = self.spill.path if here else None
+        told = {"table": self.table.spec(), "choice": self.choice, "floatx": self.floatx}
+        return told | {"spill": spill, "spill_dir": self.spill_dir}
+
+    def with_class_weight(self, class_weight: Mapping[int, float]) -> FileSource:
+        """Return the same source with a weight for each class."""
+        check_class_weight(class_weight, self.choice[1])
+        weighted = self._copy()
+        weighted.class_weight = class_weight
+        return weighted
+
+    def _copy(self) -> FileSource:
+        self._spill = self.spill  # made before, it is the same for both
+        return copy.copy(self)
+
+    @property
+    def spill(self) -> Spill:
+        """The decoded rows on disk, made when first asked for."""
+        if self._spill is None:
+            self._spill = Spill.create(len(self.table.rows), int(self.starts[-1]), self._forms, self.spill_dir)
+        return self._spill
+
+    def steps(self, batch_size: int) -> int:
+        """Global batches in a pass: ``ceil(rows / batch_size)``."""
+        return -(-self.rows // batch_size)
+
+    def sample(self, batch_size: int) -> Batch:
+        """The first rows, at most ``batch_size`` and 32."""
+        x, y, weight = map_leaves(lambda a: a[:batch_size], self.first)
+        rows = len(next(leaves(x))[1])
+        return Batch(x, y, self._weighted(y, weight), rows=rows, total=rows)
+
+    def part(self, rank: int, size: int, seed: int) -> FileSource:
+        """Every ``size``-th block of a permutation drawn from ``seed``: one of ``size`` disjoint shards.
+
+        Raises:
+            BadData: there are fewer blocks than members.
+        """
+        if len(self._blocks) < size:
+            raise BadData(
+                f"{self.table.name} has {len(self._blocks)} blocks (row groups, files), too few for {size} members of "
+                f"an ensemble: write more of them, or read the rows into arrays."
+            )
+        mine = self._copy()
+        mine._blocks = np.sort(self._blocks[permutation(len(self._blocks), seed, 0)[rank::size]])
+        mine.rows = int(np.diff(self.starts)[mine._blocks].sum())
+        return mine
+
+    def epoch(
+        self,
+        *,
+        rank: int,
+        size: int,
+        together: bool,
+        batch_size: int,
+        seed: int,
+        epoch: int,
+        shuffle: bool | str,
+        steps: int | None = None,
+    ) -> Iterator[Batch]:
+        """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
+        check_batch(batch_size)
+        parts = pieces(self.rows, rank=rank, size=size, batch_size=batch_size, epoch=epoch, steps=steps)
+        ahead = Ahead(self, rank, size)
+        arrays = iter(self.spill.arrays)
+        x, y, weight = map_leaves(lambda _: next(arrays), self._tree)
+        data = ArraySource(x, y, weight, self.floatx, block=0)
+
+        def order(turn: int) -> BlockOrder:
+            return BlockOrder(self.starts, seed, turn, bool(shuffle), self._blocks, ahead.enter)
+
+        try:
+            for batch in data.ordered(parts, order):
+                if self.class_weight is None or not batch.rows:
+                    yield batch
+                else:
+                    weight = self._weighted(batch.y, batch.sample_weight)
+                    yield Batch(batch.x, batch.y, weight, batch.rows, batch.total)
+        finally:
+            if sys is not None and not sys.is_finalizing():  # else its threads are gone already
+                ahead.close()
+
+    def _weighted(self, y: Any, weight: Any) -> Any:
+        return weight if self.class_weight is None else with_class_weight(y, weight, self.class_weight, self.floatx)
+
+    def fill(self, block: int) -> None:
+        """Decode a block into the spill.
+
+        Raises:
+            BadData: the rows are not of the form that the first ones had.
+        """
+        at, end = int(self.starts[block]), int(self.starts[block + 1])
+        for columns in readable(self.table.read(block, self._wanted(*self.choice)), self.table.where(block)):
+            decoded = self._decoded(columns)
+            rows = _count(columns)
+            if at + rows > end:
+                raise BadData(f"{self.table.where(block)} has more rows than when it was opened.")
+            for number, (leaf, array) in enumerate(zip(self._leaves, self.spill.arrays, strict=True)):
+                try:
+                    self.spill.put(number, at, leaf.fitting(decoded, rows, array))
+                except BadData as error:
+                    raise BadData(f"{self.table.where(block)}: {error}") from None
+            at += rows
+        if at != end:
+            raise BadData(f"{self.table.where(block)} has {end - at} rows fewer than when it was opened.")
+
+
+def _count(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
+
+
+class Ahead:
+    """Decodes the pool that is needed now, and in a thread the one after it.
+
+    Args:
+        source: FileSource.
+        rank, size: each rank begins at another block, so that several decode a pool together.
+    """
+
+    def __init__(self, source: FileSource, rank: int, size: int) -> None:
+        self._source, self._turn = source, (rank, size)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="choros-data")
+        self._next: Future[None] | None = None
+
+    def enter(self, now: Rows, after: Rows) -> None:
+        """Return when the blocks ``now`` are there; begin with those ``after`` them."""
+        if self._next is not None:
+            self._next.result()
+        self._fill(now)
+        self._next = self._pool.submit(self._fill, after) if len(after) else None
+
+    def _fill(self, blocks: Rows) -> None:
+        rank, size = self._turn
+        turned = np.roll(blocks, -(rank * len(blocks) // size))
+        self._source.spill.fill(map(int, turned), self._source.fill)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,88 @@
+"""Rows from a whole data set, to test a model's loss on before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from choros.data.array_source import ArraySource
+from choros.data.tree import leaves, map_leaves
+from choros.types import Array, Batch
+
+ROWS = 32
+CANDIDATES = 1024  # rows that are looked at, of which the least alike are taken
+BYTES = 1 << 23  # that these may have
+BATCHES = 8  # of a PyDataset that are read
+
+
+def spread(source: Any, sample: Batch) -> Batch:
+    """Return rows drawn from all of a source, the same on every rank; those with the most zeros come first.
+
+    Zeros are what sequences are padded with. The rows with the fewest and the most of them are among those returned,
+    in different halves, so that a loss that divides by valid entries divides the halves by different numbers.
+
+    Args:
+        source: of batches. Of a PyDataset some batches are read, from the first to the last. A stream has its first
+            batch only, as reading on would lose rows.
+        sample: its first rows.
+
+    Example:
+        >>> x = np.where(np.arange(100)[:, None] < 95, 1.0, [0.0, 1.0])
+        >>> source = ArraySource(x, x[:, 0])
+        >>> rows = spread(source, source.sample(4))
+        >>> rows.rows, rows.y[:5].tolist()
+        (32, [0.0, 0.0, 0.0, 0.0, 0.0])
+    """
+    if isinstance(source, ArraySource):
+        return _of_arrays(source)
+    if not hasattr(source, "some"):  # a stream; or a DataFrame, whose rows are read by the workers
+        return sample
+    return _of_batches(source.some(BATCHES), sample)
+
+
+def _of_arrays(source: ArraySource) -> Batch:
+    every = [array for _, array in leaves((source.x, source.y, source.sample_weight))]
+    size = sum(array.nbytes for array in every) // max(source.rows, 1) + 1
+    count = min(source.rows, CANDIDATES, max(ROWS, BYTES // size))
+    places = np.sort((np.arange(count) * source.rows + source.rows // 2) // count)
+    order = _unlike([array[places] for array in every], ROWS)
+    return Batch(*source.taken(places[order]), rows=len(order), total=len(order))
+
+
+def _of_batches(batches: Iterator[Batch], sample: Batch) -> Batch:
+    """Rows of several batches: of each those that are least alike, then the same of all these together."""
+    taken = [_rows(sample, ROWS)]
+    alike = (batch for batch in batches if _form(batch) == _form(sample))  # not sequences of another length
+    taken.extend(_rows(batch, ROWS // 2) for batch in alike)
+    parts = [(batch.x, batch.y, batch.sample_weight) for batch in taken]
+    x, y, weight = (map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
+    rows = sum(batch.rows for batch in taken)
+    return _rows(Batch(x, y, weight, rows=rows, total=rows), ROWS)
+
+
+def _rows(batch: Batch, count: int) -> Batch:
+    order = _unlike([array for _, array in leaves((batch.x, batch.y, batch.sample_weight))], count)
+    x, y, weight = (map_leaves(lambda a: a[order], part) for part in (batch.x, batch.y, batch.sample_weight))
+    return Batch(x, y, weight, rows=len(order), total=len(order))
+
+
+def _form(batch: Batch) -> list[tuple[str, tuple[int, ...], Any]]:
+    return [(name, a.shape[1:], a.dtype) for name, a in leaves((batch.x, batch.y, batch.sample_weight))]
+
+
+def _unlike(every: list[Array], count: int) -> Array:
+    """Return the places of so many rows: a quarter with the most zeros, a quarter with the fewest, some others."""
+    rows = len(every[0])
+    filled: Array = np.zeros(rows)
+    for array in every:
+        flat = array.reshape(rows, -1)
+        filled += np.count_nonzero(flat, axis=1) / max(flat.shape[1], 1)
+    order = np.random.default_rng(1).permutation(rows)
+    order = order[np.argsort(filled[order], kind="stable")]
+    if rows > count:
+        quarter = count // 4
+        middle = np.random.default_rng(2).choice(rows - 2 * quarter, count // 2, replace=False)
+        order = np.concatenate([order[:quarter], order[quarter + np.sort(middle)], order[-quarter:]])
+    return order

@@ -1,0 +1,204 @@
+"""Iterables of batches (generators, tf.data, DataLoader, Grain) as a source of batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from choros.data.batch_format import cut, standard
+from choros.data.class_weights import check_class_weight
+from choros.data.memmap import memory_left
+from choros.data.prefetch import augmented
+from choros.data.sharding import share
+from choros.data.tree import leaves, map_leaves
+from choros.errors import BadData, warn
+from choros.types import Batch
+
+_SLOW = 10.0  # seconds of reading validation data after which there is a warning
+_HOW = "yield (x,), (x, y) or (x, y, sample_weight)"
+
+
+class StreamSource:
+    """Batches in the order in which something yields them; each is one global batch.
+
+    What cannot be indexed is divided by slicing: each rank has its ``share`` of every batch. The order is the stream's
+    own, and so is shuffling.
+
+    Args:
+        stream: a generator or iterator, which is gone through once; or what can be iterated again, once an epoch: a
+            ``tf.data.Dataset``, a PyTorch ``DataLoader``, a Grain loader.
+        class_weight: from class number to weight, or None.
+        floatx: what floating point numbers become.
+
+    Attributes:
+        rows: None: how many there are is known only when all batches were read.
+        depth: int. Batches that are read ahead for workers.
+        ahead: int. Batches that a worker then makes ready ahead of their steps.
+        augment: from the x of a batch to another x, or None.
+
+    Raises:
+        BadData: it yields no batch, or the class weights are malformed.
+
+    Example:
+        >>> import numpy as np
+        >>> source = StreamSource((np.arange(3), np.arange(3)) for _ in range(2))
+        >>> batches = source.epoch(rank=1, size=2, together=True, batch_size=0, seed=0, epoch=0, shuffle=False)
+        >>> [(batch.x.tolist(), batch.total) for batch in batches]
+        [([2], 3), ([2], 3)]
+    """
+
+    rows: int | None = None
+    indexed = False
+    ahead = 0
+
+    def __init__(self, stream: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32") -> None:
+        if class_weight is not None:
+            check_class_weight(class_weight, None)
+        self.stream, self.class_weight, self.floatx = stream, class_weight, floatx
+        self.depth = 4
+        self.augment: Any = None
+        self.name = f"the {type(stream).__name__} given as x"
+        self.once = hasattr(stream, "__next__")
+        self._running: Iterator[Any] | None = None
+        self._first: list[Any] = []  # what was looked at before its turn
+        self._number = 0
+        self._sample: Batch | None = None
+
+    def steps(self, batch_size: int = 0) -> int | None:
+        """Batches in a pass; None where the stream does not tell."""
+        if hasattr(self.stream, "cardinality"):
+            count = int(self.stream.cardinality())
+            return count if count >= 0 else None
+        try:
+            return len(self.stream)
+        except TypeError:
+            return None
+
+    def check(self, epochs: int, steps: int | None) -> None:
+        """Refuse what could not last.
+
+        Raises:
+            BadData: a generator for several epochs, or a stream without an end, and no number of steps.
+        """
+        if steps is None:
+            self.check_end("steps_per_epoch")
+        if self.once and steps is None and epochs > 1:
+            raise BadData(
+                f"A {type(self.stream).__name__} can be gone through once, and {epochs} epochs were asked for: give "
+                "steps_per_epoch, or what can be iterated again."
+            )
+
+    def check_end(self, remedy: str) -> None:
+        """Refuse a stream that tells that it has no end, naming the argument that bounds it."""
+        if hasattr(self.stream, "cardinality") and int(self.stream.cardinality()) == -1:
+            raise BadData(f"A {type(self.stream).__name__} without an end was given: give {remedy}.")
+
+    def sample(self, batch_size: int = 0) -> Batch:
+        """The first batch, which is still there for training."""
+        if self._sample is None:
+            self._running = iter(self.stream)
+            self._first = list(islice(self._running, 1))
+            if not self._first:
+                raise BadData(f"A {type(self.stream).__name__} that yields no batch was given: give at least one.")
+            x, y, weight, rows = self._standard(self._first[0])
+            self._sample = Batch(x, y, weight, rows=rows, total=rows)
+        return self._sample
+
+    def part(self, rank: int, size: int, seed: int) -> StreamSource:
+        """One of ``size`` disjoint shards.
+
+        Raises:
+            BadData: always; a stream cannot be divided beforehand.
+        """
+        raise BadData("An Ensemble's members have a part of the rows each, which a stream does not give: give arrays.")
+
+    def batches(self, steps: int | None) -> Iterator[tuple[Any, Any, Any, int]]:
+        """One epoch's global batches, (x, y, sample_weight, rows): a pass, or the next ``steps``.
+
+        Raises:
+            BadData: a batch is malformed, or a stream that can be gone through once has ended too early.
+        """
+        taken, fresh = 0, False
+        while steps is None or taken < steps:
+            if self._running is None:
+                self._running, fresh = iter(self.stream), True
+            found, self._first = self._first or list(islice(self._running, 1)), []
+            if found:
+                taken, self._number, fresh = taken + 1, self._number + 1, False
+                yield self._standard(found[0])
+                continue
+            self._running = None
+            if steps is None:
+                return
+            if self.once or fresh:
+                raise BadData(
+                    f"A {type(self.stream).__name__} ended after {self._number} batches, in the middle of an epoch of "
+                    f"{steps} steps: give one that lasts for all epochs, or what can be iterated again."
+                )
+
+    def _standard(self, batch: Any) -> tuple[Any, Any, Any, int]:
+        x, y, weight, rows = standard(
+            batch, f"batch {max(1, self._number)} of {self.name}", _HOW, self.class_weight, self.floatx
+        )
+        return x if self.augment is None else augmented(self.augment, x, rows), y, weight, rows
+
+    def rewind(self) -> None:
+        """Begin the next pass at its begin, where the stream can: this one was left in its middle."""
+        if not self.once:
+            self._running, self._first = None, []
+
+    def epoch(self, *, rank: int, size: int, steps: int | None = None, **_: Any) -> Iterator[Batch]:
+        """One rank's batches of one epoch, where each rank has the stream; see ``divided``."""
+        return divided(self.batches(steps), rank, size)
+
+
+def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
+    """Return the rows of a stream as arrays, for validation: they are the same after every epoch.
+
+    Args:
+        source: StreamSource.
+        steps: batches to read; None is all.
+
+    Raises:
+        BadData: the batches' rows are of different shapes, or they take more memory than there is, as those of a stream
+            without an end do.
+    """
+    if steps is None:
+        source.check_end("validation_steps")
+    room, held, begun, slow = memory_left() // 2, 0, time.monotonic(), False  # they are copied once, into arrays
+    parts, name = [], type(source.stream).__name__
+    for number, batch in enumerate(source.batches(steps), 1):
+        parts.append(batch[:3])
+        held += sum(array.nbytes for _, array in leaves(batch[:3]))
+        if held > room:
+            raise BadData(
+                f"The first {number} batches of validation_data, a {name}, take {held / 1e9:.2f} GB, more than half of "
+                "the memory that is left: give validation_steps= where it has no end, or a keras.utils.PyDataset or "
+                "choros.files, which are read batch by batch."
+            )
+        if steps is None and not slow and time.monotonic() - begun > _SLOW:
+            slow = True
+            warn(
+                f"{number} batches of validation_data, a {name}, were read in {_SLOW:g} s, and it has not ended: give "
+                "validation_steps= if it has no end."
+            )
+    if not parts:
+        raise BadData(f"validation_data, a {name}, yields no batch: give at least one.")
+    try:
+        x, y, weight = (map_leaves(lambda *rows: np.concatenate(rows), *column) for column in zip(*parts, strict=True))
+    except ValueError as error:
+        raise BadData(
+            f"The batches of validation_data, a {type(source.stream).__name__}, do not make one array ({error}): give "
+            f"arrays or a keras.utils.PyDataset."
+        ) from None
+    return x, y, weight
+
+
+def divided(batches: Iterator[tuple[Any, Any, Any, int]], rank: int, size: int) -> Iterator[Batch]:
+    """Yield one rank's share of each global batch."""
+    for x, y, weight, total in batches:
+        yield cut(x, y, weight, total, share(total, rank, size))

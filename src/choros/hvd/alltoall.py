@@ -1,0 +1,109 @@
+"""Horovod's ``alltoall``: each rank's rows to the ranks they are for, eagerly and in compiled functions."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from choros.comm.collectives import Collectives
+from choros.errors import BadInput
+from choros.hvd.collectives import told
+from choros.hvd.context import collectives
+from choros.hvd.host_ops import Shape, grad_name, no_second, operate
+from choros.hvd.tensor_conversion import arrive, is_symbolic
+from choros.types import Array
+
+
+@told
+def alltoall(value: Any, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
+    """Send ``splits[r]`` rows to each rank r; differentiable, also inside ``jax.jit`` and ``tf.function``.
+
+    Inside ``jax.jit`` the ranks tell each other their splits while they trace, so these have values there.
+
+    Args:
+        value: rows in the order of the ranks that get them.
+        splits: (size,) whole numbers. Defaults to equal parts.
+        name: str. What errors call it.
+        process_set: ProcessSet. Defaults to all ranks.
+
+    Returns:
+        The rows received; with ``splits`` given, also how many came from each rank.
+
+    Raises:
+        BadInput: inside ``jax.jit``, splits without values.
+        RanksDiffer: on every rank, where the calls differ or splits are no parts of the rows.
+
+    Example:
+        >>> import choros.hvd as hvd
+        >>> hvd.init()
+        >>> hvd.alltoall([1.0, 2.0], splits=[2])[0].tolist()
+        [1.0, 2.0]
+    """
+    calls = collectives(process_set)
+    way = _eager
+    if is_symbolic(value):
+        way = _in_graph if type(value).__module__.startswith("tensorflow") else _traced
+    return way(calls, value, splits, name)
+
+
+def _eager(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
+    parts, back = (None, None) if splits is None else arrive(splits, "splits")
+    received: list[Array] = []
+    rows = _send(calls, value, [parts], received, lambda given: given, name)
+    return rows if back is None else (rows, back(received[0]))
+
+
+def _in_graph(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
+    """In a graph of TensorFlow: the splits are a tensor too, of which each rank gets its own from each."""
+    parts: list[Any] = [None]
+    counts = None
+    if splits is not None:
+        tensorflow = sys.modules["tensorflow"]
+
+        def tell(own: Array) -> Array:
+            parts[:] = [own]
+            return calls.alltoall(own, None, name=f"splits of {name}")[0]
+
+        kept = tensorflow.identity(tensorflow.cast(splits, tensorflow.int32))
+        counts = operate(kept, tell, no_second, lambda given: given, name)
+    rows = _send(calls, value, parts, [], lambda given: (None, *given[1:]), name)
+    return rows if counts is None else (rows, counts)
+
+
+def _traced(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
+    """While JAX traces, which all ranks do at once: they tell each other what will come, as shapes are fixed."""
+    given = [value.shape[0] // calls.size if value.ndim else 0] * calls.size
+    if splits is not None:
+        given = arrive(splits, "splits")[0].tolist()
+    known = calls.allgather_object(given, name=f"splits of {name}")
+    if any(len(sent) != calls.size for sent in known):
+        raise BadInput(f"alltoall {name or ''}: splits={given}: give {calls.size} whole numbers, one a rank.")
+    counts = [sent[calls.rank] for sent in known]
+    rows = _send(calls, value, [np.array(given)], [], lambda given: (sum(counts), *given[1:]), name)
+    return rows if splits is None else (rows, sys.modules["jax"].numpy.asarray(counts, "int32"))
+
+
+def _send(
+    calls: Collectives,
+    value: Any,
+    splits: list[Any],
+    received: list[Array],
+    shape: Shape,
+    name: str | None,
+) -> Any:
+    """Send the rows by ``splits[0]``, as it is when they are sent; ``received`` is told how many come from each."""
+
+    def host(x: Array) -> Array:
+        rows, counts = calls.alltoall(x, splits[0], name=name)
+        received[:] = [counts]
+        return rows
+
+    def gradient(grad: Any) -> Any:
+        def sent_back(x: Array) -> Array:
+            return calls.alltoall(x, received[0], name=grad_name(name))[0]
+
+        return operate(grad, sent_back, no_second, lambda _: tuple(value.shape), name)
+
+    return operate(value, host, gradient, shape, name)

@@ -1,0 +1,144 @@
+"""Loops of the user's own: gradients reduced as the tensors they are, where ``apply`` or a tape is called.
+
+Eager tensors are reduced at once. Inside ``jax.jit`` and ``tf.function`` they have no values yet, so the reduction is a
+call back to the host in the compiled program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.backends import step_counter
+from choros.backends.metrics import slices_of
+from choros.hvd.gradient_reduction import Flat, Reduction
+from choros.hvd.host_ops import call_back
+from choros.hvd.tensor_conversion import arrive, is_symbolic
+from choros.types import Array
+
+
+class Loop:
+    """Reduces lists of gradients of the same variables, in the order in which they come.
+
+    Args:
+        how: Reduction.
+        name: str. What the ranks compare.
+    """
+
+    def __init__(self, how: Reduction, name: str) -> None:
+        self.how, self.name = how, name
+        self._flats: dict[Any, Flat] = {}
+
+    def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Return whether the optimizer is to step now (a tensor inside a compiled function), and its gradients.
+
+        Args:
+            grads: tensors of this backend; None where the loss does not depend on a variable.
+            variables: as many.
+        """
+        local = self.how.are_local(variables)
+        if not self._flats:  # the variables are the same in each step
+            self.how.refuse_scales(variables, local)
+        dense = [None if g is None else _dense(g) for g in grads]
+        given = [i for i, g in enumerate(dense) if g is not None]
+        tensors = [dense[i] for i in given]
+        own = tuple(local[i] for i in given)
+        if any(map(is_symbolic, tensors)):
+            due, out = call_back(lambda *arrays: self._host(arrays, own), tensors)
+        else:
+            arrays, backs = zip(*map(arrive, tensors), strict=True) if tensors else ((), ())
+            due, *reduced = self._host(arrays, own)
+            out = [back(array) for back, array in zip(backs, reduced, strict=True)]
+        whole: list[Any] = [None] * len(dense)
+        for i, value in zip(given, out, strict=True):
+            whole[i] = value
+        return due, whole
+
+    def _host(self, arrays: Sequence[Any], local: Sequence[bool]) -> list[Array]:
+        """Reduce arrays; the first of what is returned says whether a step is due, the others are zeros if not."""
+        arrays = [np.asarray(array) for array in arrays]
+        key = tuple((array.shape, array.dtype) for array in arrays), tuple(local)
+        if key not in self._flats or not self._flats[key].current:
+            wide = any(array.dtype == np.float64 for array in arrays)
+            size = sum(array.size for array in arrays)
+            name = f"gradients of {self.name} ({len(arrays)} tensors, {size} values, {sum(local)} local)"
+            self._flats[key] = Flat(self.how, slices_of(arrays), local, name, np.float64 if wide else np.float32)
+        flat = self._flats[key]
+        if not flat.add(arrays, 1.0):
+            return [np.asarray(False), *(np.zeros_like(array) for array in arrays)]
+        found = flat.reduce()
+        if found is None:  # nobody leaves such a loop by a flag
+            return [np.asarray(False), *(np.zeros_like(array) for array in arrays)]
+        summed, divisor = found
+        parts = [
+            (summed[where] / divisor).reshape(a.shape).astype(a.dtype)
+            for where, a in zip(flat.slices, arrays, strict=True)
+        ]
+        return [np.asarray(True), *parts]
+
+
+def attach(optimizer: Any, how: Reduction) -> None:
+    """Let an optimizer's ``apply`` reduce first, and note how; its class and configuration stay as they are."""
+    plain: Any = optimizer.apply
+    plain_stateless: Any = getattr(optimizer, "stateless_apply", None)
+    loop = Loop(how, type(optimizer).__name__)
+    reduce: Any = loop.reduce
+    if keras.backend.backend() == "torch":
+        from choros.hvd.host_ops.torch import outside
+
+        reduce = outside(loop.reduce)
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        if how.passing or not grads or how.idle:
+            return plain(grads, trainable_variables)
+        variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
+        if not optimizer.built:
+            optimizer.build(variables)
+        due, reduced = reduce(grads, variables)
+        with how.through():
+            if how.every == 1:
+                return plain(reduced, variables)
+            if is_symbolic(due):
+                return keras.ops.cond(due, lambda: _nothing(plain(reduced, variables)), lambda: _count(optimizer))
+            return plain(reduced, variables) if due else _count(optimizer)
+
+    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        if how.passing or not len(grads) or how.idle or how.every == 1:
+            return plain_stateless(optimizer_variables, grads, trainable_variables)
+        due, reduced = loop.reduce(list(grads), optimizer._trainable_variables)
+        with how.through():
+            trained, slots = plain_stateless(optimizer_variables, reduced, trainable_variables)
+        place = next(i for i, v in enumerate(optimizer.variables) if v is step_counter(optimizer))
+        waiting = list(optimizer_variables)
+        waiting[place] = waiting[place] + 1
+
+        def chosen(new: Any, old: Any) -> Any:
+            return keras.ops.where(due, new, old)
+
+        return list(map(chosen, trained, trainable_variables)), list(map(chosen, slots, waiting))
+
+    own = vars(optimizer)
+    own["apply"], own["_choros_reduction"] = apply, how
+    own["register_local_var"] = how.local.append
+    if plain_stateless is not None:
+        own["stateless_apply"] = stateless_apply
+
+
+def _count(optimizer: Any) -> Any:
+    step_counter(optimizer).assign_add(1)
+    return _nothing(None)
+
+
+def _nothing(_: Any) -> Any:
+    return keras.ops.zeros(())
+
+
+def _dense(gradient: Any) -> Any:
+    if all(hasattr(gradient, part) for part in ("values", "indices", "dense_shape")):
+        return sys.modules["tensorflow"].convert_to_tensor(gradient)
+    return gradient

@@ -1,0 +1,180 @@
+"""A process of an elastic job: it asks the driver of ``choros run`` for its place, and hears of changes.
+
+A thread listens. It answers when the driver asks for a sign of life, notes that ranks are to come or go, and, where the
+driver says that a generation is over, has this process's waits for the others end.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from choros.comm.bootstrap import init
+from choros.comm.bootstrap.exit_hooks import linger
+from choros.comm.bootstrap.init import ELASTIC
+from choros.comm.group import Group
+from choros.comm.single_rank_group import LocalGroup
+from choros.comm.tcp.auth_socket import dial
+from choros.comm.tcp.rpc import Channel
+from choros.errors import ChorosError, MeetingTimeout, PeerFailed
+
+_COME = 30.0  # seconds in which the driver must answer the first word
+_LOOK = 1.0  # seconds between two looks at whether the driver is there
+_PLACE = ("rank", "size", "local_rank", "local_size")
+
+
+class Membership:
+    """This process's line to the driver.
+
+    Args:
+        told: dict. Where the driver is, which process this is, and the job's secret.
+
+    Attributes:
+        sync: bool. Whether the ranks of this generation take rank 0's state before they go on.
+        changed: bool. Whether ranks are to come or go. coming: bool. Whether some are to come.
+        on_broken: functions that get the reason when this generation is over; called from another thread.
+    """
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._secret, self._number = bytes.fromhex(told["secret"]), int(told["member"])
+        end = dial(told["place"], self._secret, {"member": self._number}, _COME)
+        self._line = Channel(end, "the driver of this elastic job (choros run)", 1e9)
+        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._gone, self._lock = threading.Event(), threading.Lock()
+        self.generation, self.broken, self._limit = 0, "", _COME
+        self.sync, self.changed, self.coming = True, False, False
+        self.on_broken: list[Callable[[str], object]] = [init.give_up]
+        threading.Thread(target=self._listen, name="choros-membership", daemon=True).start()
+
+    def enter(self, timeout: float, sync: bool, lost: str = "", missing: tuple[int, ...] = ()) -> Group:
+        """Ask for a place, leave it in the environment, and return the group of the generation's ranks.
+
+        Args:
+            timeout: seconds that they wait for each other.
+            sync: whether this process wants rank 0's state.
+            lost: why the last generation is over, where this process has seen it; "" where it has not.
+            missing: ranks for which it has waited in vain.
+
+        Raises:
+            PeerFailed: the driver has gone.
+            SystemExit: there is no place for this process any more.
+        """
+        linger()
+        while True:
+            init.leave()
+            self._tell({"say": "ask", "sync": sync, "lost": lost, "missing": list(missing)})
+            place = self._next("place")
+            try:
+                self._limit = timeout
+                group = self._join(place, timeout)
+                group.timeout = timeout
+                group.barrier()
+                if not self.broken:
+                    return group
+                lost = self.broken
+            except (PeerFailed, MeetingTimeout) as error:  # a rank has gone meanwhile
+                if self._gone.is_set():
+                    raise
+                lost, missing = str(error), tuple(getattr(error, "missing", ()))
+            sync = True
+
+    def _join(self, place: dict[str, Any], timeout: float) -> Group:
+        _settle(place)
+        if place["size"] == 1:
+            return LocalGroup()
+        address = "127.0.0.1" if place["near"] else ""
+        secret = hmac.digest(self._secret, f"generation {self.generation}".encode(), "sha256")
+        return init.join_by_sockets(place["rank"], place["size"], self._swap, secret, address, timeout)
+
+    def _swap(self, mine: bytes) -> list[bytes]:
+        self._tell({"say": "swap", "generation": self.generation, "text": mine.decode()})
+        return [text.encode() for text in self._next("swap", self._limit)["all"]]
+
+    def _next(self, what: str, limit: float = math.inf) -> dict[str, Any]:
+        """Return the driver's next message of an awaited kind; after a long time without any it ends the job."""
+        until = time.monotonic() + limit
+        while True:
+            try:
+                said = self._said.get(timeout=_LOOK)
+            except queue.Empty:
+                if self._gone.is_set():
+                    raise PeerFailed(f"{self._line.who} has gone: see what it printed last.") from None
+                if time.monotonic() > until:
+                    raise MeetingTimeout(
+                        f"Not all ranks of generation {self.generation} came in {limit:g} s."
+                    ) from None
+                continue
+            if said["say"] == "leave":
+                print(f"choros: process {self._number} has no place in this job any more and ends", file=sys.stderr)
+                raise SystemExit(0)
+            if said["say"] == what and (what == "place" or said["generation"] == self.generation):
+                return said
+            if said["say"] == "broken" and what == "swap" and said["generation"] == self.generation:
+                raise PeerFailed(f"Generation {self.generation} is over before it began: {said['reason']}")
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._take(self._line.hear()[0])
+        except (ChorosError, ValueError):
+            self._gone.set()
+            self._give_up("the driver of this elastic job (choros run) has gone")
+
+    def _take(self, said: dict[str, Any]) -> None:
+        kind = said.get("say")
+        if kind == "ping":
+            self._tell({"say": "alive"})
+        elif kind == "changed":
+            self.coming = self.coming or bool(said.get("coming"))
+            self.changed = True
+        elif kind == "place":
+            self.generation, self.broken = int(said["generation"]), ""
+            self.sync, self.changed, self.coming = bool(said["sync"]), False, False
+            self._said.put(said)
+        elif kind == "broken":
+            if said["generation"] == self.generation:
+                self._give_up(str(said["reason"]))
+            self._said.put(said)
+        else:
+            self._said.put(said)
+
+    def _give_up(self, reason: str) -> None:
+        self.broken = reason
+        for give_up in list(self.on_broken):
+            give_up(reason)
+
+    def _tell(self, head: dict[str, Any]) -> None:
+        with self._lock:
+            self._line.tell(head)
+
+
+_now: list[Membership] = []
+
+
+def membership() -> Membership | None:
+    """This process's line to the driver of an elastic job; None where the job is not elastic."""
+    if not _now and os.environ.get(ELASTIC):
+        _now.append(Membership(json.loads(os.environ[ELASTIC])))
+    return _now[0] if _now else None
+
+
+def is_elastic() -> bool:
+    """Return whether this process is of an elastic job, whose ranks join and leave."""
+    return bool(os.environ.get(ELASTIC))
+
+
+def _settle(place: dict[str, Any]) -> None:
+    """Leave the place where ``Place.here`` and scripts read it."""
+    nodes, hosts = int(place["nodes"]), ",".join(place["hosts"])
+    for name in _PLACE:
+        os.environ[f"CHOROS_{name.upper()}"] = os.environ[f"HOROVOD_{name.upper()}"] = str(place[name])
+    os.environ |= {"HOROVOD_CROSS_RANK": str(place["node"]), "HOROVOD_CROSS_SIZE": str(nodes)}
+    os.environ |= {"CHOROS_NODE": str(place["node"]), "CHOROS_NODES": str(nodes), "CHOROS_HOSTS": hosts}

@@ -1,0 +1,282 @@
+"""The additions to ``fit`` of a model with a distributed optimizer: the split step, and checks that ranks agree.
+
+Keras asks ``make_train_function`` for its step; that and ``fit`` are wrapped, once, on ``keras.Model``. For a model
+whose optimizer is not distributed both go straight to Keras' own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import platform
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.backends import step_counter
+from choros.comm.group import kind_of
+from choros.consistency import replica_divergence
+from choros.consistency.model_fingerprint import alike
+from choros.consistency.nonfinite import Finite
+from choros.errors import BadInput, RanksDiffer
+from choros.hvd.callback_guards import guarded
+from choros.hvd.context import collectives, rank
+from choros.hvd.fit_consistency import compare
+from choros.hvd.gradient_reduction import Reduction
+from choros.hvd.rank_shard import Shard
+from choros.hvd.split_step import SplitStep, built
+from choros.training.spec import Tally
+from choros.types import Array
+
+_told: list[bool] = []
+_installed: list[bool] = []
+
+
+def reduction_of(optimizer: Any) -> Any:
+    """Return the reduction of an optimizer, or of the one inside a ``LossScaleOptimizer``; None if it has none."""
+    own = getattr(optimizer, "_choros_reduction", None)
+    return own or getattr(getattr(optimizer, "inner_optimizer", None), "_choros_reduction", None)
+
+
+def install() -> None:
+    """Wrap ``keras.Model.make_train_function`` and ``fit``, once, also where another library has wrapped them since."""
+    if _installed:
+        return
+    _installed.append(True)
+    keras.Model.make_train_function = _make_train_function(keras.Model.make_train_function)
+    keras.Model.fit = _fit(keras.Model.fit)
+
+
+def _make_train_function(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        how: Reduction | None = reduction_of(self.optimizer)
+        if how is None or how.idle:
+            return plain(self, force)
+        if force or not isinstance(self.train_function, SplitStep) or not self.train_function.current:
+            self.train_function = SplitStep(self, how)
+        return self.train_function
+
+    make_train_function._choros_plain = plain  # type: ignore[attr-defined]
+    return make_train_function
+
+
+def _fit(plain: Any) -> Any:
+    names = list(inspect.signature(plain).parameters)
+
+    @functools.wraps(plain)
+    def fit(self: Any, *args: Any, **given: Any) -> Any:
+        how: Reduction | None = reduction_of(getattr(self, "optimizer", None))
+        if how is None or collectives(how.process_set).size == 1:
+            return plain(self, *args, **given)
+        if how.fitting:
+            raise BadInput(
+                f"fit of the model {self.name!r} was called while fit trains with its optimizer: the ranks would wait "
+                "for each other in two loops at once. Call it after fit, or give a model of its own an optimizer of "
+                "its own."
+            )
+        call = dict(zip(names, (self, *args), strict=False)) | given
+        compare(self, call, collectives(how.process_set))
+        if call.get("verbose", "auto") == "auto" and rank():
+            call["verbose"] = 2  # one line an epoch, where rank 0 has the bar
+        if isinstance(call.get("x"), Shard):
+            call["shuffle"] = False  # it shuffles rows, alike on all ranks; Keras would shuffle its batches on each
+        if not _told and not rank():
+            _told.append(True)
+            met = kind_of(collectives(how.process_set).group)
+            print(
+                f"choros: {how.size} ranks train together (gradients by {how.op.name.capitalize()}); batch_size is per "
+                f"rank, so a step trains {how.size} batches; they meet in {met}",
+                file=sys.stderr,
+                flush=True,
+            )
+        del call["self"]
+        kind = TimedWatch if keras.backend.backend() == "torch" else Watch
+        watch, how.fitting = kind(self, how), True
+        try:
+            call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
+            with pipelines():
+                return plain(self, **call)
+        finally:
+            watch.leave()
+            how.fitting = False
+
+    fit._choros_plain = plain  # type: ignore[attr-defined]
+    return fit
+
+
+def pipelines() -> AbstractContextManager[None]:
+    """Feed Keras' loop while ranks wait for each other at every step."""
+    if keras.backend.backend() != "tensorflow":
+        return nullcontext()
+    from choros.hvd.host_ops.tensorflow import untuned_pipelines
+
+    return untuned_pipelines()
+
+
+class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sees that the ranks of a ``fit`` begin with equal weights, end each epoch together, and agree on what follows.
+
+    Args:
+        model: the model.
+        how: Reduction.
+
+    Raises:
+        RanksDiffer: weights or rates differ at the start; weights at an epoch's end; epochs of unequal length; updates
+            that were not reduced.
+    """
+
+    def __init__(self, model: Any, how: Reduction) -> None:
+        super().__init__()
+        self.how, self._calls = how, collectives(how.process_set)
+        self._plain = model._get_metrics_result_or_logs
+        self._owner = model
+        self.limits: list[Any] = []
+        self._open = self._warned = False
+        self._counted = (0, 0)
+        tally = Tally(rank(), host=platform.node())
+        how.finite = Finite(lambda: tally, how.size, model.optimizer, self._held)
+        vars(model)["_get_metrics_result_or_logs"] = self._results
+
+    def leave(self) -> None:
+        """Take back what this has put into the model."""
+        vars(self._owner).pop("_get_metrics_result_or_logs", None)
+        self.how.finite = None
+
+    def _results(self, logs: Any) -> Any:
+        """Keras asks for the logs when an epoch's batches are over, and again after validation."""
+        if self._open:
+            self._open = False
+            step = self._owner.train_function
+            if isinstance(step, SplitStep) and step.end(self._owner.stop_training):
+                self._owner.stop_training = True
+                for limit in self.limits:
+                    limit.leave_if_asked()  # before validation: all ranks are here
+        return self._plain(logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """See that the ranks ended the epoch's batches together before validation."""
+        self._check_ended()
+
+    def _check_ended(self) -> None:
+        """Raise where Keras did not ask for the logs after the epoch's batches, at which the ranks end them."""
+        if self._open:
+            raise BadInput(
+                f"Keras {keras.__version__} did not ask for the logs between an epoch's batches and what follows them, "
+                "so the ranks could not end the epoch together: choros.hvd does not work with this version, or with a "
+                "fit of the model's own."
+            )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Compare the weights, as soon as there are any."""
+        step = self._owner.train_function
+        if not isinstance(step, SplitStep) and not self.how.idle:
+            raise BadInput(
+                f"{type(self._owner).__name__} makes a train function of its own (make_train_function), which skips "
+                "the reduction of hvd.DistributedOptimizer: override train_step instead, or return what "
+                "super().make_train_function() gives."
+            )
+        if built(self._owner) or not isinstance(step, SplitStep):
+            self._compare()
+        else:
+            step.before.append(self._compare)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the counts."""
+        self._open = True
+        self._counted = self._now()
+        self.how.at = epoch, self.how.taken
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compare the counts and the weights; take up what any rank's callbacks decided."""
+        self._check_ended()
+        taken, updates = (now - then for now, then in zip(self._now(), self._counted, strict=True))
+        scaled = hasattr(self._owner.optimizer, "inner_optimizer")  # which leaves out a step that is not finite
+        problem = ""
+        if updates > taken or (updates < taken and not scaled):
+            problem = f"the optimizer made {updates} updates in this epoch, and {taken} gradients were reduced"
+        rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
+        mine = [
+            bool(self._owner.stop_training),
+            rate,
+            problem,
+            replica_divergence.mark(self._weights()),
+            platform.node(),
+        ]
+        said = self._calls.allgather_object(mine, name=f"end of epoch {epoch}")
+        problems = [f"rank {r}: {told}" for r, (_, _, told, *_) in enumerate(said) if told]
+        if problems:
+            raise RanksDiffer(
+                f"{'; '.join(problems)}. Something calls the optimizer past hvd.DistributedOptimizer: use "
+                "optimizer.apply, and no make_train_function of your own."
+            )
+        found = replica_divergence.compare([each[3] for each in said])
+        if found is not None and found.far:
+            raise RanksDiffer(found.say([each[4] for each in said], epoch))
+        if found is not None and not (self._warned or self._calls.rank):
+            replica_divergence.warn(found, "they go on as they are")
+        self._warned = found is not None
+        self._owner.stop_training = any(each[0] for each in said)
+        if any(each[1] != said[0][1] for each in said) and isinstance(
+            self._owner.optimizer.learning_rate, keras.Variable
+        ):
+            self._owner.optimizer.learning_rate = said[0][1]
+
+    def _now(self) -> tuple[int, int]:
+        return self.how.taken, self._iterations()
+
+    def _iterations(self) -> int:
+        return int(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer)))
+
+    def _held(self) -> Array:
+        """The weights as the present step has them, which the model need not have yet."""
+        step = self._owner.train_function
+        return step.weights() if isinstance(step, SplitStep) else self._weights()
+
+    def _weights(self) -> Array:
+        """The weights that are to be equal on all ranks, as one vector."""
+        variables = self._owner.trainable_variables
+        local = self.how.are_local(variables)
+        shared = [v for v, own in zip(variables, local, strict=True) if not own]
+        flat = np.concatenate([np.zeros(0, "float32"), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
+        return flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
+
+    def _compare(self) -> None:
+        rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
+        flat = np.insert(self._weights(), 0, rate)
+        root = self._calls.broadcast(flat, name=f"weights of {alike(self._owner.name)}")
+        near = bool(np.allclose(flat, root, rtol=1e-3, atol=1e-6, equal_nan=True))
+        said = self._calls.allgather_object([near, float(flat[0])], name="whether the weights are equal")
+        if any(other != said[0][1] for _, other in said):
+            rates = ", ".join(f"{other:g}" for _, other in said)
+            raise RanksDiffer(f"The ranks begin with different learning rates ({rates}): set the same one on all.")
+        far = [r for r, (equal, _) in enumerate(said) if not equal]
+        if far:
+            raise RanksDiffer(
+                f"The weights of ranks {far} are not those of rank 0, so the ranks would train different models: add "
+                "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks."
+            )
+
+
+class TimedWatch(Watch):
+    """Tells the timeline also how long each batch was waited for: on PyTorch Keras reads it, not the split step."""
+
+    _asked = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The first batch is read now."""
+        super().on_epoch_begin(epoch, logs)
+        self._asked = time.monotonic_ns()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A batch is there."""
+        if (trace := self._calls.group.trace) is not None:
+            trace(("data", "next batch", self._asked, time.monotonic_ns(), -1))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """The next one is read now."""
+        self._asked = time.monotonic_ns()

@@ -1,0 +1,289 @@
+"""The reduction of one optimizer's gradients over ranks: as one flat vector in shared memory, or as tensors."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from choros.backends.gradient_presence import keep, leave_out
+from choros.backends.loss_exactness import check_scales
+from choros.comm.call_signature import SUM_SLOTS
+from choros.comm.collectives import AVERAGE, Op
+from choros.comm.dtypes import dtype_code
+from choros.comm.tracing import Doing
+from choros.consistency.nonfinite import Finite
+from choros.errors import CallsDifferError, RanksDiffer
+from choros.hvd.compression import Compression, Compressor, checked, warn_of_bytes
+from choros.hvd.context import collectives
+from choros.hvd.elastic_client import is_elastic
+from choros.types import Array, aligned
+
+_FLAG = np.dtype(np.int64)  # of the sum at an epoch's end: 1 where the rank's model is to stop
+_END = (SUM_SLOTS, 1, *dtype_code(_FLAG))
+_BATCH, _ENDED, _STOPPED = b"batch", b"ended", b"stopped"  # a rank's answer where not all end their epochs together
+
+
+class Reduction:
+    """The settings of a ``DistributedOptimizer``, and its count of reductions.
+
+    Args:
+        op: Average or Sum.
+        compression: what gradients are rounded to before they are added, in a wide type.
+        process_set: ProcessSet; None is all ranks.
+        every: int. Backward passes that are added up before one reduction.
+        average_passes: bool. Whether to divide their sum by ``every``.
+        scale_local: bool. Whether to divide the gradients of local variables by the number of ranks.
+
+    Attributes:
+        local: list of variables that are not reduced. local_layers: list of layers of which none is.
+        fitting: bool. True in ``fit``, which sees itself that the ranks' epochs are equally long.
+        taken: int. Sets of gradients taken in so far; each is one step of the optimizer.
+        made: int. Reductions so far.
+        finite: Finite, which looks at what is summed, or None. at: (epoch, step) that is told then.
+        passing: bool. True while gradients that were reduced already pass through the optimizer.
+    """
+
+    def __init__(
+        self,
+        op: Op = AVERAGE,
+        compression: Compressor = Compression.none,
+        process_set: Any = None,
+        every: int = 1,
+        average_passes: bool = False,
+        scale_local: bool = True,
+    ) -> None:
+        self.op, self.compression, self.process_set = op, checked(compression), process_set
+        self.every, self.average_passes, self.scale_local = every, average_passes, scale_local
+        self.local: list[Any] = []
+        self.local_layers: list[Any] = []
+        self.taken = self.made = 0
+        self.finite: Finite | None = None
+        self.at = (0, 0)
+        self.passing = self.fitting = False
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that reduce."""
+        return collectives(self.process_set).size
+
+    def __str__(self) -> str:
+        passes = f", {'averaged' if self.average_passes else 'summed'} over {self.every} passes" * (self.every > 1)
+        return f"{self.op.name.capitalize()}, {self.compression}{passes}"
+
+    @property
+    def idle(self) -> bool:
+        """True if there is nothing to do, now and later: one rank, and each step an update."""
+        return self.every == 1 and self.size == 1 and not is_elastic()
+
+    def are_local(self, variables: Sequence[Any]) -> list[bool]:
+        """For each variable, whether it is not reduced."""
+        local = [*self.local, *(v for layer in self.local_layers for v in layer.trainable_variables)]
+        own = {id(one) for v in local for one in (v, getattr(v, "value", v))}  # TensorFlow's own variable also
+        return [id(v) in own for v in variables]
+
+    def refuse_scales(self, variables: Sequence[Any], local: Sequence[bool]) -> None:
+        """Refuse float8 scales that several ranks would average.
+
+        Args:
+            variables: that are trained.
+            local: for each, whether it is not reduced.
+
+        Raises:
+            NotExact: names the variable.
+        """
+        if self.size > 1:
+            check_scales(v for v, is_local in zip(variables, local, strict=True) if not is_local)
+
+    @contextmanager
+    def through(self) -> Iterator[None]:
+        """For a while, let gradients pass as they are: they were reduced already."""
+        before, self.passing = self.passing, True
+        try:
+            yield
+        finally:
+            self.passing = before
+
+
+class Flat:
+    """The gradients of one list of variables as one vector of the group's segment.
+
+    A rank's slot holds ``[n g ..., n]``: gradients weighted by what its loss divided by, so that the sum over the
+    sum of the weights is exact also where ranks have unequal batches; a rank may have no rows at all.
+
+    At the end of an epoch the ranks sum one 8-byte flag. Where a rank ends its epoch while others reduce a batch, the
+    group refuses both calls, as they differ; every rank then gathers the state of all, and all stop or all raise.
+
+    Args:
+        how: Reduction.
+        slices: where each variable lies in the vector.
+        local: for each variable, whether it is not reduced.
+        name: what the ranks compare before the first reduction, and what warnings and the timeline call it.
+        dtype: of the vector.
+    """
+
+    def __init__(self, how: Reduction, slices: Sequence[slice], local: Sequence[bool], name: str, dtype: Any) -> None:
+        self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
+        self.size = slices[-1].stop if slices else 0
+        self.name, self._whole, self._ending = name, f"{name} by {how}", f"end of an epoch ({name})"
+        self._calls = calls = collectives(how.process_set)
+        self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
+        warn_of_bytes(how.compression, self.rank, self.ranks)
+        self._local = [where for where, own in zip(self.slices, local, strict=True) if own]
+        self._step = (SUM_SLOTS, self.size + 1, *dtype_code(self.dtype))
+        self._kept = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
+        self._result = aligned(self.size, self.dtype) if self._local else None
+        self._weight, self._passes, self._fresh = 0.0, 0, True
+        if how.fitting:
+            self._compare()
+
+    def _compare(self) -> None:
+        """See that all ranks reduce the same variables alike."""
+        said = self._calls.allgather_object([self._whole, platform.node()], name="gradients")
+        for number, (whole, host) in zip(self._calls.ranks, said, strict=True):
+            if whole != said[0][0]:
+                raise RanksDiffer(
+                    f"The ranks train different models, or were given different settings: rank {number} on {host} is "
+                    f"about to reduce {whole}, and rank {self._calls.ranks[0]} on {said[0][1]} {said[0][0]}. Build the "
+                    "same model on every rank, with rows of the same shape, and give hvd.DistributedOptimizer the same "
+                    "settings."
+                )
+
+    @property
+    def current(self) -> bool:
+        """True if the group is still that of the ranks: it is another one after ``shutdown`` and ``init``."""
+        return collectives(self.how.process_set).group is self.group
+
+    def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:
+        """Take in one set of gradients; None, a list without rows, adds nothing.
+
+        Args:
+            arrays: one for each variable; None is zero.
+            n: what the loss divided by; does not count for ``Sum``.
+
+        Returns:
+            Whether ``reduce`` is due.
+        """
+        n = 0.0 if arrays is None else n if self.how.op == AVERAGE else 1.0
+        target = kept = self._kept
+        if target is None:
+            self._announce()  # before anything is in the slot, in which announcements travel too
+            target = self.group.slot(self.size + 1, self.dtype)
+        for where, array in zip(self.slices, [None] * len(self.slices) if arrays is None else arrays, strict=True):
+            if array is not None:
+                array = self._rounded(array.reshape(-1))
+            if kept is None and array is not None:
+                np.multiply(array, n, out=target[where], dtype=self.dtype, casting="same_kind")
+                keep(target, where)
+            elif kept is None or (self._fresh and array is None):
+                leave_out(target, where)
+            elif self._fresh:
+                target[where] = array
+                keep(target, where)
+            elif array is not None:
+                target[where] += array
+        self._fresh = False
+        self._weight += n
+        self._passes += 1
+        self.how.taken += 1
+        return self._passes >= self.how.every
+
+    def _announce(self) -> None:
+        """In a loop of the user's own a rank may have joined: it takes part with zeros."""
+        if not self.how.fitting:
+            self._calls.announce(self._whole, self.size + 1, self.dtype)
+
+    def _rounded(self, array: Array) -> Array:
+        small, kind = self.how.compression.compress(array)
+        return self.how.compression.decompress(small, kind)
+
+    def reduce(self) -> tuple[Array, float] | None:
+        """Sum the gradients of all ranks.
+
+        Returns:
+            The summed vector, good until the next call, and what to divide it by. None where a rank ended its epoch
+            because its model is to stop; then nothing was summed.
+
+        Raises:
+            RanksDiffer: a rank has no more batches in this epoch.
+            BadInput: a rank makes another call.
+        """
+        weight, self._weight, self._passes, self._fresh = self._weight, 0.0, 0, True
+        slot = self.group.slot(self.size + 1, self.dtype)
+        if self._kept is not None:
+            self._announce()
+            np.multiply(self._kept, weight if self.how.op == AVERAGE else 1.0, out=slot[:-1])
+        slot[-1] = weight
+        if self.how.finite is not None:
+            epoch, taken = self.how.at
+            self.how.finite.gradient(slot[:-1], weight, epoch, self.how.taken - taken - 1)
+        try:
+            with Doing(self.group, "step", self.name, slot.nbytes):
+                summed = self.group.sum_slots(self.size + 1, self.dtype)
+        except CallsDifferError as error:
+            self._settle(_BATCH, error)
+            return None
+        divisor = float(summed[-1]) if self.how.op == AVERAGE else 1.0
+        divisor *= self.how.every if self.how.average_passes else 1
+        self.how.made += 1
+        if self._result is None or self._kept is None:
+            return summed[:-1], divisor
+        np.copyto(self._result, summed[:-1])
+        share = self.ranks if self.how.scale_local else 1
+        passes = self.how.every if self.how.average_passes else 1
+        for where in self._local:
+            np.multiply(self._kept[where], divisor / share / passes, out=self._result[where])
+        return self._result, divisor
+
+    def end(self, stopping: bool) -> bool:
+        """End this rank's epoch together with the other ranks; costs a sum of 8 bytes.
+
+        Args:
+            stopping: bool. This rank's model is to stop.
+
+        Returns:
+            Whether the model of any rank is to stop.
+
+        Raises:
+            RanksDiffer: another rank has more batches, and no model is to stop.
+            BadInput: a rank makes another call.
+        """
+        slot = self.group.slot(1, _FLAG)
+        slot[0] = stopping
+        try:
+            with Doing(self.group, "call", self._ending, slot.nbytes):
+                return bool(self.group.sum_slots(1, _FLAG)[0])
+        except CallsDifferError as error:
+            self._settle(_STOPPED if stopping else _ENDED, error)
+            return True
+
+    def _settle(self, state: bytes, error: CallsDifferError) -> None:
+        """Find out why some ranks end their epoch and others do not; return where a model is to stop.
+
+        Raises:
+            RanksDiffer: no model is to stop.
+            CallsDifferError: the one given, where a rank is neither in a step nor at the end of its epoch.
+        """
+        if not self.how.fitting or any(call not in (self._step, _END) for call in error.posted):
+            raise error
+        with Doing(self.group, "call", self._ending):
+            states = self.group.gather(state)
+        if _STOPPED in states:
+            return
+        ended = states.count(_ENDED)
+        if state == _BATCH:
+            problem = f"has another batch in this epoch, but {ended} of {self.ranks} ranks have none left"
+        else:
+            problem = (
+                f"has no batch left in this epoch, but {self.ranks - ended} of {self.ranks} ranks have another one"
+            )
+        raise RanksDiffer(f"Rank {self.rank} {problem}: {_ADVICE}") from None
+
+
+_ADVICE = (
+    "give every rank the same number of batches (steps_per_epoch=, or hvd.shard(x, y, batch_size=), which divides rows "
+    "exactly)."
+)

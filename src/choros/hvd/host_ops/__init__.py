@@ -1,0 +1,77 @@
+"""A function of the host as an operation of the tensor's own library: differentiable, also inside compiled functions.
+
+Eager tensors go to the host and back. Inside ``jax.jit`` and ``tf.function`` (not under XLA there) the compiled program
+calls back. The gradient is a collective too, so all ranks must take it. Each library's part is in the file of its name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from choros.errors import BadInput
+from choros.hvd.tensor_conversion import arrive, is_symbolic
+from choros.types import Array
+
+Host = Callable[[Array], Array]
+Gradient = Callable[[Any], Any]
+Shape = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+
+def operate(value: Any, host: Host, gradient: Gradient, shape: Shape, name: str | None = None) -> Any:
+    """Return ``host(value)`` in the library of ``value``.
+
+    Args:
+        value: what ``arrive`` takes, or a tensor without values yet.
+        host: what is done, on numpy arrays.
+        gradient: from the gradient of the result to that of ``value``, on tensors of the library.
+        shape: from the shape of ``value`` to that of the result, for compiled functions.
+        name: what errors call it.
+    """
+    if type(value).__module__.partition(".")[0] == "keras" and hasattr(value, "value"):
+        value = value.value
+
+    def forward(tensor: Any) -> Any:
+        array, back = arrive(tensor, name)
+        return back(host(array))
+
+    torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
+    if torch is not None and isinstance(value, torch.Tensor):
+        from choros.hvd.host_ops import torch as on_torch
+
+        return on_torch.operate(value, forward, gradient)
+    if tensorflow is not None and isinstance(value, tensorflow.Tensor | tensorflow.Variable):
+        from choros.hvd.host_ops import tensorflow as on_tensorflow
+
+        return on_tensorflow.operate(value, forward, host, gradient, shape)
+    if is_symbolic(value):
+        from choros.hvd.host_ops import jax as on_jax
+
+        return on_jax.operate(value, host, gradient, shape)
+    return forward(value)
+
+
+def no_second(_: Any) -> Any:
+    """Return the substitute for the gradient of a gradient, which does not exist.
+
+    Raises:
+        BadInput: always.
+    """
+    raise BadInput("The gradient of a collective's gradient is only there for allreduce.")
+
+
+def grad_name(name: str | None) -> str | None:
+    """Return the name in errors of the collective that is the gradient of another one."""
+    return None if name is None else f"{name}.grad"
+
+
+def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Inside a compiled function, call a function of the host that returns a bool and arrays like the tensors."""
+    if type(tensors[0]).__module__.startswith("tensorflow"):
+        from choros.hvd.host_ops import tensorflow as on_tensorflow
+
+        return on_tensorflow.call_back(host, tensors)
+    from choros.hvd.host_ops import jax as on_jax
+
+    return on_jax.call_back(host, tensors)

@@ -1,0 +1,52 @@
+"""Calls back to the host in programs that JAX compiles: ``io_callback``, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+
+from choros.types import Array
+
+
+def operate(value: Any, host: Callable[[Array], Array], gradient: Callable[[Any], Any], shape: Any) -> Any:
+    """Return ``host(value)`` of a traced value; see ``choros.hvd.host_ops.operate``."""
+
+    def forward(tensor: Any) -> Any:
+        found = jax.ShapeDtypeStruct(shape(tuple(tensor.shape)), tensor.dtype)
+        return io_callback(_marked(lambda array: host(np.asarray(array))), found, tensor, ordered=True)
+
+    differentiable = jax.custom_vjp(forward)
+    differentiable.defvjp(lambda tensor: (forward(tensor), None), lambda _, grad: (gradient(grad),))
+    return differentiable(value)
+
+
+def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Call the host; see ``choros.hvd.host_ops.call_back``."""
+    shapes = [jax.ShapeDtypeStruct((), np.bool_), *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in tensors)]
+    due, *out = io_callback(_marked(host), shapes, *tensors, ordered=True)
+    return due, out
+
+
+def settle() -> None:
+    """Wait for the calls of all programs started so far: JAX starts a program and returns before it has run."""
+    if not getattr(_within, "call", False):
+        jax.effects_barrier()
+
+
+_within = threading.local()
+
+
+def _marked(host: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arrays: Any) -> Any:
+        _within.call = True
+        try:
+            return host(*arrays)
+        finally:
+            _within.call = False
+
+    return call

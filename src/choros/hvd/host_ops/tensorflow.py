@@ -1,0 +1,123 @@
+"""The parts that need TensorFlow itself: calls to the host in its graphs, batches of its iterators, its tape."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from choros.hvd.tensor_conversion import is_symbolic
+from choros.types import Array
+
+
+def operate(
+    value: Any,
+    forward: Callable[[Any], Any],
+    host: Callable[[Array], Array],
+    gradient: Callable[[Any], Any],
+    shape: Any,
+) -> Any:
+    """Return ``host(value)``: ``forward`` eagerly, a node of the graph else; see ``choros.hvd.host_ops.operate``."""
+
+    def either(tensor: Any) -> Any:
+        if not is_symbolic(tensor):
+            return forward(tensor)
+        out = tf.numpy_function(host, [tensor], tensor.dtype)
+        out.set_shape(shape(tuple(tensor.shape)) if tensor.shape.rank is not None else None)
+        return out
+
+    tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+    if not (tensor.dtype.is_floating and _recorded(tensor)):
+        return either(tensor)
+    return tf.custom_gradient(lambda tensor: (either(tensor), gradient))(tensor)
+
+
+def _recorded(tensor: Any) -> bool:
+    """Return whether somebody may ask for a gradient, which costs as much as a small collective: a graph, or a tape.
+
+    TensorFlow says of tapes in private only; where it does not, one may be there.
+    """
+    if is_symbolic(tensor):
+        return True
+    try:
+        from tensorflow.python.eager import record
+
+        return bool(record.could_possibly_record())
+    except (ImportError, AttributeError):
+        return True
+
+
+def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Call the host; see ``choros.hvd.host_ops.call_back``."""
+    due, *out = tf.numpy_function(host, tensors, [tf.bool, *(t.dtype for t in tensors)])
+    due.set_shape(())
+    for value, tensor in zip(out, tensors, strict=True):
+        value.set_shape(tensor.shape)
+    return due, out
+
+
+def next_batch(iterator: Any) -> Any:
+    """The next batch, with None where an optional part is absent; None at the end."""
+    data = next(iter(iterator), None)
+    if data is None:
+        return None
+    return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+
+
+@contextmanager
+def untuned_pipelines() -> Iterator[None]:
+    """For a while, let Keras make its pipelines of arrays and PyDatasets without tf.data's tuning.
+
+    The thread that tunes sleeps twice as long each time, and an epoch that is over waits for it to wake: seconds, a
+    different number of them on each rank, and the others wait too. A user's own ``tf.data.Dataset`` stays as it is.
+    """
+    from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
+
+    def untuned(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def get_tf_dataset(self: Any) -> Any:
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            return plain(self).with_options(options)
+
+        return get_tf_dataset
+
+    adapters = (array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter)
+    before = [adapter.get_tf_dataset for adapter in adapters]
+    for adapter, plain in zip(adapters, before, strict=True):
+        adapter.get_tf_dataset = untuned(plain)
+    try:
+        yield
+    finally:
+        for adapter, plain in zip(adapters, before, strict=True):
+            adapter.get_tf_dataset = plain
+
+
+def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]], local: list[Any]) -> Any:
+    """Return the tape, with the gradients that it gives reduced.
+
+    Args:
+        gradtape: tf.GradientTape.
+        reduce: from gradients and sources to reduced gradients.
+        local: where ``register_local_source`` puts its variables.
+    """
+
+    class Tape(tf.GradientTape):  # type: ignore[misc]
+        """The given tape, reducing."""
+
+        def __init__(self) -> None:
+            self.__dict__ = gradtape.__dict__
+
+        def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **how: Any) -> Any:
+            found = keras.tree.flatten(super().gradient(target, sources, output_gradients, **how))
+            return keras.tree.pack_sequence_as(sources, reduce(found, keras.tree.flatten(sources)))
+
+        def register_local_source(self, source: Any) -> None:
+            """Do not reduce the gradients of a variable."""
+            local.append(source)
+
+    return Tape()

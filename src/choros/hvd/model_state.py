@@ -1,0 +1,54 @@
+"""The variables of Keras models that ranks share: those of one model, and those of all."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import keras
+
+from choros.backends import seed_state
+from choros.errors import BadInput
+from choros.hvd.collectives import broadcast_variables
+from choros.hvd.context import context
+
+
+def state_of(model: Any) -> list[Any]:
+    """Return the variables of a model and of its optimizer, but for its random layers' seeds."""
+    own = {id(v) for v in seed_state.find(model)}
+    everything = [*model.variables, *(model.optimizer.variables if getattr(model, "optimizer", None) else [])]
+    return [v for v in everything if id(v) not in own]
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Give all ranks the root's values of all variables of all Keras models, and of their optimizers.
+
+    Keras 3 keeps no list of all variables: these are the models that are alive, in the order of their names. Every rank
+    calls it, with the same models. Random layers keep their own seeds.
+
+    Args:
+        root_rank: int. Whose values.
+
+    Raises:
+        ValueError: before ``init``.
+        BadInput: two models have one name, so nothing tells which of the root's is which.
+        RanksDiffer: on every rank, if they have other models.
+
+    Example:
+        >>> import choros.hvd as hvd
+        >>> hvd.init()
+        >>> hvd.broadcast_global_variables(0)
+    """
+    context()
+    gc.collect()  # a model that nobody holds may be gone on one rank and not on another one
+    models = [thing for thing in gc.get_objects() if issubclass(type(thing), keras.Model)]
+    inner = {id(layer) for model in models for layer in model._flatten_layers(include_self=False)}
+    named: dict[str, Any] = {}
+    for model in models:
+        if id(model) not in inner and named.setdefault(model.name, model) is not model:
+            raise BadInput(
+                f"Two models are called {model.name!r}, so nothing tells which is which on the root: give each a name, "
+                "or call hvd.broadcast_variables(model.variables, root_rank) for each."
+            )
+    found = {id(v): v for name in sorted(named) for v in state_of(named[name])}
+    broadcast_variables(list(found.values()), root_rank)

@@ -1,0 +1,88 @@
+"""Batch normalisation over the rows of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+from keras import ops
+
+from choros.comm.collectives import SUM
+from choros.consistency.model_fingerprint import alike
+from choros.hvd.collectives import allreduce
+from choros.hvd.context import is_initialized, rank, size
+
+_by_rows = [False]  # whether the ranks' gradients will be weighed by their rows
+
+
+@contextmanager
+def weighed(by_rows: bool) -> Iterator[None]:
+    """For a while, as in ``fit``: the gradients that are computed now will be weighed by each rank's rows."""
+    _by_rows.append(by_rows)
+    try:
+        yield
+    finally:
+        _by_rows.pop()
+
+
+class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+    """Keras' ``BatchNormalization`` with mean and variance of the batches of all ranks, exact also where these differ.
+
+    Each rank's count, mean and variance are gathered and combined (Chan et al. 1983, equation 2.1), so nothing is lost
+    where the mean is large. So are the gradients: in ``fit`` of a mean over all rows, in loops of your own of the mean
+    of the ranks' losses. All ranks train it at the same time, each with a row or more. It is saved as a plain
+    ``BatchNormalization``.
+
+    Args:
+        **how: what ``keras.layers.BatchNormalization`` takes; ``fused``, which Keras 3 no longer has, is ignored.
+
+    Example:
+        >>> SyncBatchNormalization(momentum=0.9).get_config()["momentum"]
+        0.9
+    """
+
+    def __init__(self, **how: Any) -> None:
+        how.pop("fused", None)
+        super().__init__(**how)
+        if keras.backend.backend() == "tensorflow":
+            self.supports_jit = False  # XLA cannot call back to the host there
+
+    def _moments(self, inputs: Any, mask: Any) -> Any:
+        mean, variance = super()._moments(inputs, mask)
+        if not is_initialized() or size() == 1:
+            return mean, variance
+        if mask is None:
+            count = ops.cast(ops.size(inputs), mean.dtype) / mean.shape[-1]
+        else:
+            broad = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs))
+            count = ops.sum(ops.cast(broad, mean.dtype)) / mean.shape[-1]
+        mine = ops.concatenate([ops.reshape(count, (1,)), mean, variance])
+        rows = ops.cast(ops.shape(inputs)[0], mean.dtype) if _by_rows[-1] else 1.0
+        # The gradient of what this rank gives is the sum over ranks, each by its rows, and will be weighed by these.
+        # Gathered by a sum, each in a row of its own: ranks whose batches differ need not trace at the same time.
+        place = ops.expand_dims(ops.arange(size()) == rank(), -1)
+        placed = ops.where(place, _pulled(mine, 1.0 / rows), ops.zeros_like(mine))
+        everyone = allreduce(placed, op=SUM, name=f"moments of {alike(self.path)}")
+        everyone = _pulled(everyone, rows)
+        counts, means, variances = (
+            everyone[:, :1],
+            everyone[:, 1 : 1 + mean.shape[-1]],
+            everyone[:, 1 + mean.shape[-1] :],
+        )
+        total = ops.sum(counts)
+        whole = ops.sum(counts * means, axis=0) / total
+        spread = ops.sum(counts * (variances + ops.square(means - whole)), axis=0) / total
+        return whole, spread
+
+
+def _pulled(x: Any, by: Any) -> Any:
+    """The same values, whose gradient is multiplied."""
+    still = ops.stop_gradient(x)
+    return still + by * (x - still)
+
+
+SyncBatchNormalization.__name__ = "BatchNormalization"  # the file is Keras' own
+SyncBatchNormalization.__qualname__ = "BatchNormalization"
+SyncBatchNormalization.__module__ = "keras.layers"

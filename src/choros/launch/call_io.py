@@ -1,0 +1,145 @@
+"""The transport of a call to the ranks and of their results: cloudpickle, in memory without a name.
+
+The memory is an anonymous file (memfd_create(2)) that only its descriptors keep alive: processes of other users cannot
+open it, and nothing is left of it when the last one has ended. A rank's answer is a line of JSON that says whether it
+returned or raised, and after it, if it returned, the value.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from choros.errors import NotSerializable, brief
+
+
+def create(name: str) -> int:
+    """Return the descriptor of new, empty memory.
+
+    Args:
+        name: what ``/proc/<pid>/fd`` shows.
+    """
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)
+        return fd
+    fd, path = tempfile.mkstemp(prefix=f"{name}-")  # macOS: a temporary file that has lost its name
+    os.unlink(path)
+    return fd
+
+
+def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Write what the ranks are to call: functions and classes of ``__main__`` by value, of modules by name.
+
+    Args:
+        fd: empty memory.
+        func: the function.
+        args: its arguments by place.
+        kwargs: its arguments by name.
+
+    Raises:
+        NotSerializable: names the part that cannot travel, and its type.
+    """
+    from choros.pickling import dump, dumps
+
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            dump((func, tuple(args), dict(kwargs)), file)
+    except Exception as error:
+        parts = {f"the function {_name(func)}": func}
+        parts |= {f"argument {number}, a {_type(value)},": value for number, value in enumerate(args)}
+        parts |= {f"argument {name}, a {_type(value)},": value for name, value in kwargs.items()}
+        for what, part in parts.items():
+            try:
+                dumps(part)
+            except Exception as cause:
+                raise NotSerializable(f"{what} cannot travel to the ranks: {brief(cause)}") from cause
+        raise NotSerializable(f"this call cannot travel to the ranks: {brief(error)}") from error
+
+
+def read_call(fd: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return what ``write_call`` wrote: the function and its arguments."""
+    from choros.pickling import loads
+
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:  # the ranks share the descriptor's place in the file
+        call: tuple[Any, tuple[Any, ...], dict[str, Any]] = loads(memory)
+        return call
+
+
+def write_value(fd: int, rank: int, value: Any) -> None:
+    """Write what a rank returned.
+
+    Args:
+        fd: empty memory.
+        rank: whose it is.
+        value: what cloudpickle takes.
+
+    Raises:
+        NotSerializable: names the rank and the type; the memory is empty.
+    """
+    from choros.pickling import dump
+
+    with open(fd, "r+b", closefd=False) as file:
+        file.write(json.dumps({"event": "returned", "type": _type(value)}).encode() + b"\n")
+        try:
+            dump(value, file)
+        except Exception as error:
+            file.seek(0)
+            file.truncate()
+            raise NotSerializable(
+                f"what rank {rank} returned, a {_type(value)}, cannot travel to the caller: {brief(error)}"
+            ) from None
+
+
+def write_failure(fd: int, event: Mapping[str, Any]) -> None:
+    """Write that a rank raised, as ``choros.launch.process.failure_report.raised`` tells it."""
+    with open(fd, "wb", closefd=False) as file:
+        file.write(json.dumps(event).encode() + b"\n")
+
+
+def read_answer(fd: int) -> tuple[dict[str, Any], int]:
+    """Return what a rank told, and where its value begins; nothing and 0 where it told nothing."""
+    size = os.fstat(fd).st_size
+    if not size:
+        return {}, 0
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:
+        end = memory.find(b"\n") + 1
+        told: dict[str, Any] = json.loads(memory[:end]) if end else {}
+        return told, end
+
+
+def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:
+    """Return the value that a rank returned.
+
+    Args:
+        fd: the rank's memory.
+        rank: whose it is.
+        told: what ``read_answer`` gave.
+        begin: where the value begins, as it gave it.
+
+    Raises:
+        NotSerializable: it cannot be built in this process; names the rank and the type.
+    """
+    from choros.pickling import loads
+
+    try:
+        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:
+            memory.seek(begin)
+            return loads(memory)
+    except Exception as error:
+        raise NotSerializable(
+            f"what rank {rank} returned, a {told.get('type')}, cannot be built in this process: {brief(error)}"
+        ) from error
+
+
+def _type(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "__qualname__", None) or _type(func))

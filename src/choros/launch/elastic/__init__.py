@@ -1,0 +1,1 @@
+"""Elastic jobs: hosts join and leave while a job runs."""

@@ -1,0 +1,129 @@
+"""The driver's connections to the processes of an elastic job: one socket each, on which both ends may send first."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from choros.comm.tcp.auth_socket import Door
+from choros.comm.tcp.rpc import Channel
+from choros.errors import ChorosError, MeetingTimeout
+
+_NEVER = 1e9  # seconds: a socket that waits as long as there is somebody at the other end
+_MOST = 1 << 23  # bytes that are queued for a process that does not read
+_LAST = 2.0  # seconds in which all processes receive their last messages
+
+
+class Desk:
+    """Takes in who knows the job's secret, and what they say.
+
+    Args:
+        door: Door. Where they come; closed with this.
+        called: is called, from a thread, when there is something in ``heard``.
+
+    Attributes:
+        heard: queue of (number of the process, what it says). A process that has come says ``{"say": "here"}``.
+
+    Example:
+        >>> from choros.comm.tcp.auth_socket import dial
+        >>> desk = Desk(Door("127.0.0.1", b"a secret"))
+        >>> far = Channel(dial(desk.place, b"a secret", {"member": 3}, 5.0), "the desk", 5.0)
+        >>> desk.heard.get(timeout=5.0), desk.tell(3, {"say": "good day"}), far.hear()[0]
+        ((3, {'say': 'here'}), True, {'say': 'good day'})
+        >>> desk.close(), far.close()
+        (None, None)
+    """
+
+    def __init__(self, door: Door, called: Callable[[], object] = lambda: None) -> None:
+        self.place, self._door, self._called = door.place, door, called
+        self.heard: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+        self._lines: dict[int, _Line] = {}
+        self._over = False
+        threading.Thread(target=self._welcome, name="choros-desk", daemon=True).start()
+
+    def tell(self, number: int, head: dict[str, Any]) -> bool:
+        """Queue a message for a process. Return False if it is not connected, or does not read."""
+        line = self._lines.get(number)
+        return line is not None and line.tell(head)
+
+    def close(self) -> None:
+        """Let nobody else in, and end all conversations."""
+        self._over = True
+        self._door.close()
+        limit, lines = time.monotonic() + _LAST, list(self._lines.values())
+        for line in lines:
+            line.finish()
+        for line in lines:
+            line.close(limit - time.monotonic())
+
+    def _welcome(self) -> None:
+        while not self._over:
+            try:
+                hello, end = self._door.next(1.0)
+            except MeetingTimeout:
+                continue
+            number = hello.get("member")
+            if not isinstance(number, int) or number in self._lines:
+                end.close()
+                continue
+            line = self._lines[number] = _Line(end, f"process {number} of the job")
+            self._hear(number, {"say": "here"})
+            threading.Thread(target=self._listen, args=(number, line), name="choros-listen", daemon=True).start()
+
+    def _listen(self, number: int, line: _Line) -> None:
+        with suppress(ChorosError, ValueError):  # it has gone, as its end will tell
+            while True:
+                self._hear(number, line.channel.hear()[0])
+
+    def _hear(self, number: int, head: dict[str, Any]) -> None:
+        self.heard.put((number, head))
+        self._called()
+
+
+class _Line:
+    """The socket to one process, with a thread that sends, so that the driver never waits for a process."""
+
+    def __init__(self, end: socket.socket, who: str) -> None:
+        self.channel, self._end = Channel(end, who, _NEVER), end
+        self._waiting: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._lock, self._bytes, self._broken = threading.Lock(), 0, False
+        self._thread = threading.Thread(target=self._send, name="choros-send", daemon=True)
+        self._thread.start()
+
+    def tell(self, head: dict[str, Any]) -> bool:
+        """Queue a message. Return False if the connection is broken, or the process does not read."""
+        size = len(json.dumps(head))
+        with self._lock:
+            if self._broken or (self._bytes and self._bytes + size > _MOST):
+                return False
+            self._bytes += size
+        self._waiting.put((size, head))
+        return True
+
+    def finish(self) -> None:
+        """End the thread that sends, once it has sent all queued messages."""
+        self._waiting.put(None)
+
+    def close(self, seconds: float) -> None:
+        """Close the socket, after at most so many seconds in which queued messages are sent."""
+        self._thread.join(max(seconds, 0.0))
+        with suppress(OSError):  # the other end has closed it
+            self._end.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends, and the one that listens
+        self.channel.close()
+
+    def _send(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            size, head = item
+            try:
+                self.channel.tell(head)
+            except (ChorosError, ValueError):
+                self._broken = True
+                return
+            with self._lock:
+                self._bytes -= size

@@ -1,0 +1,408 @@
+"""The driver of an elastic job: ranks come and go, and those that live go on from their last commit.
+
+Each change is a new generation. A process asks for its place when it comes, and when ``hvd.elastic.run`` begins anew;
+it is answered when all of the last generation that live have asked. The rest is decided in ``roster``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from choros.errors import BadInput
+from choros.launch.elastic.control_server import Desk
+from choros.launch.elastic.host_discovery import Discovery
+from choros.launch.elastic.members import (
+    IN,
+    LEAVING,
+    READY,
+    STARTING,
+    Blacklist,
+    Member,
+    ordered,
+    places,
+    surplus,
+    vacancies,
+)
+from choros.launch.elastic.process_starter import Starter
+from choros.launch.elastic.settings import Terms
+from choros.launch.local_job import Wish
+from choros.launch.process.child_process import Ended
+from choros.launch.process.rank_output import Output
+from choros.launch.process.rank_supervisor import Outcome, Ranks, fate
+
+_PING = 1.0  # seconds between two signs of life
+_LEAVE = 30.0  # seconds that a process may take to end after it was told that it has no place
+
+
+class Driver(Ranks):
+    """Keeps an elastic job going.
+
+    Args:
+        starter: Starter. Starts a process of the job.
+        terms: Terms. What was asked for.
+        wish: Wish. How the ranks are to be started.
+        output: Output. Where their lines go.
+        desk: makes the Desk, from what is to be called when somebody says something.
+    """
+
+    def __init__(
+        self, starter: Starter, terms: Terms, wish: Wish, output: Output, desk: Callable[[Callable[[], None]], Desk]
+    ) -> None:
+        super().__init__(wish.grace, output, on_line=self._line)
+        self.terms, self.starter = terms, starter
+        self.members: dict[int, Member] = {}
+        self.generation, self.resets = 0, 0
+        self.running = False  # whether nothing is known to have befallen this generation
+        self.finishing = False  # whether one of its ranks has ended well
+        self.failures: list[Ended] = []  # of this generation, or before the first one
+        self.black = Blacklist(terms.cooldown)
+        self._patience = float((wish.variables or {}).get("HOROVOD_START_TIMEOUT", 30.0))
+        self._swaps: dict[int, str] = {}
+        self._told = (0, False)  # how often this generation was told of changes, and whether ranks come
+        self._short = self._reset = 0.0  # since when there are too few ranks; since when they are asked to come
+        self._pinged = 0.0
+        self._code: int | None = None  # what the job ends with
+        self.desk = desk(self.wake)
+        self.discovery = Discovery(list(terms.script), terms.hosts, terms.each, changed=self.wake, say=output.say)
+
+    def watch(self) -> Outcome:
+        """Keep the job going; what has become of it."""
+        while self._code is None or len(self.ended) < len(self.keeper.children):
+            self._wait()
+            self._reap()
+            while not self.desk.heard.empty():
+                self._hear(*self.desk.heard.get())
+            if (self._asked or self._broken) and not self._forwarded:
+                self._forwarded = True
+                self._stop(128 + (self._asked[0] if self._asked else signal.SIGPIPE), "")
+            if self._code is None:
+                self._decide()
+            self._kill_late()
+        return Outcome(self._code, self._asked[0] if self._asked else 0)
+
+    def end(self) -> None:
+        """Leave nothing."""
+        self.discovery.close()
+        super().end()
+        self.desk.close()
+
+    def _line(self, number: int, kind: str, line: str) -> None:
+        member = self.members.get(number)
+        if member is not None and member.machine:  # its agent has marked it
+            self.output.line(number, kind, line, mark=False)
+        else:
+            self.output.line(number, kind, line)
+
+    # -- what is seen
+    def _reap(self) -> None:
+        for number, child in enumerate(self.keeper.children):
+            if number not in self.ended and (ended := child.check()) is not None:
+                self.ended[number] = ended
+                self.keeper.pull(number)
+                self._gone(self.members.pop(number), ended)
+
+    def _gone(self, member: Member, ended: Ended) -> None:
+        """A process has ended."""
+        if self._code is not None or member.state == LEAVING:
+            return
+        if ended.code == 0:
+            self.finishing = self.finishing or member.rank >= 0 or not self.generation
+            return
+        how, remedy = fate(ended)
+        self._failed(member, how, remedy)
+        if member.rank >= 0 or not self.generation:
+            self.failures.append(ended)
+        if member.rank >= 0:
+            self._break(f"{self._name(member)} {how}")
+
+    def _failed(self, member: Member, how: str, remedy: str = "") -> None:
+        seconds = self.black.bar(member.host)
+        after = "no more" if seconds == float("inf") else f"none for {seconds:.1f} s"
+        left = sum(other.rank >= 0 for other in self.members.values() if other is not member)
+        rest = f"{left} of its generation go on" if left and member.rank >= 0 else "it had no rank yet"
+        rest = rest if left or member.rank < 0 else "none of its generation is left"
+        self.output.say(
+            f"choros run: {self._name(member)} {how}; {rest}; new ranks on {member.host}: {after}"
+            + (f". {remedy}" if remedy else "")
+        )
+
+    def _name(self, member: Member) -> str:
+        who = f"rank {member.rank}" if member.rank >= 0 else "a rank to come"
+        pid = self.keeper.children[member.number].pid
+        return f"{who} (process {member.number}, pid {pid}, host {member.host})"
+
+    def _hear(self, number: int, head: dict[str, Any]) -> None:
+        """A process has said something."""
+        member = self.members.get(number)
+        said = head.get("say")
+        if member is None:
+            return
+        member.answered = member.sent
+        if said == "ask" and self._code is None and member.state != LEAVING:
+            member.state, member.sync = READY, bool(head.get("sync", True))
+            if member.rank >= 0 and head.get("lost"):
+                self._suspect(head.get("missing"))
+                self._break(f"{self._name(member)} has lost the others: {str(head['lost'])[:500]}")
+        elif said == "swap" and head.get("generation") == self.generation and self.running:
+            self._swaps[number] = str(head.get("text"))
+            among = ordered(m for m in self.members.values() if m.rank >= 0)
+            if all(each.number in self._swaps for each in among):
+                told = {"say": "swap", "generation": self.generation, "all": [self._swaps[m.number] for m in among]}
+                self._tell_all(told)
+
+    def _suspect(self, ranks: Any) -> None:
+        for member in self.members.values():
+            if isinstance(ranks, list) and member.rank in ranks and member.state == IN:
+                member.suspect = True
+
+    # -- what is done
+    def _break(self, reason: str) -> None:
+        """This generation is over: whoever waits for another rank is told so."""
+        if self.running:
+            self.running, self._reset = False, time.monotonic()
+            self._tell_all({"say": "broken", "generation": self.generation, "reason": reason})
+
+    def _tell_all(self, head: dict[str, Any]) -> None:
+        for member in self.members.values():
+            if member.rank >= 0:
+                self.desk.tell(member.number, head)
+
+    def _decide(self) -> None:
+        now = time.monotonic()
+        slots = self.discovery.slots
+        among = [member for member in self.members.values() if member.rank >= 0]
+        if self.failures and not among and (self.generation or not self.members) and not self.finishing:
+            why = "all ranks have failed" if self.generation else "no rank has come to hvd.init"
+            self._stop(self.failures[0].code, why)
+        elif self.finishing and not among:
+            self._stop(self.failures[0].code if self.failures else 0, "")
+        elif slots is not None:
+            self._take_pulses(now, among)
+            if not self.finishing:
+                self._dismiss(surplus(slots, self._staying()), now)
+                self._start(slots, now)
+            self._go_on(slots, among, now)
+        else:
+            self._wait_for_more((), 0, self.terms.first, now)
+
+    def _staying(self) -> list[Member]:
+        return [member for member in self.members.values() if member.state != LEAVING]
+
+    def _start(self, slots: Any, now: float) -> None:
+        gone = surplus(slots, self._staying())
+        staying = [member for member in self._staying() if member not in gone]
+        for host in vacancies(slots, staying, self.black.barred(), self.terms.most):
+            number = len(self.keeper.children)
+            member = self.members[number] = self.starter.member(number, host, slots, self.members.values(), now)
+            if not member.machine:
+                self.output.keep(number)
+            command, environment, cores, fds = self.starter.prepare(member, self.desk.place, self.terms.first)
+            try:
+                self.start(number, command, environment, cores, fds)
+            except OSError as error:
+                del self.members[number]
+                raise BadInput(f"a rank on {host} cannot be started: {error}") from None
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _dismiss(self, members: Sequence[Member], now: float) -> None:
+        """End those that have no slot any more and no rank; the others are told at a commit."""
+        for member in members:
+            if member.rank < 0:
+                self._leave(member, now, self.grace)
+
+    def _leave(self, member: Member, now: float, limit: float) -> None:
+        member.state, member.rank, member.until = LEAVING, -1, now + limit
+        if not self.desk.tell(member.number, {"say": "leave"}):
+            self.keeper.children[member.number].send_signal(signal.SIGTERM)
+
+    def _kill_late(self) -> None:
+        now = time.monotonic()
+        for member in self.members.values():
+            if now > member.until:
+                self.keeper.children[member.number].send_signal(signal.SIGKILL)
+        if len(self._asked) > 1 or now > self._deadline:
+            self._signal(signal.SIGKILL)
+
+    def _take_pulses(self, now: float, among: list[Member]) -> None:
+        """Ask for signs of life; give up those who have given none, or have not come when all were asked to."""
+        if now - self._pinged >= _PING:
+            self._pinged = now
+            for member in list(self.members.values()):
+                silent = (member.sent - member.answered) * _PING
+                if silent >= self.terms.pulse:
+                    self._give_up(member, f"gave no sign of life for {silent:.0f} s")
+                elif self.desk.tell(member.number, {"say": "ping"}) or member.sent:
+                    member.sent += 1  # also where its socket has broken since: nothing else would end it
+                elif member.state == STARTING and now - member.began > self.terms.timeout:
+                    self._give_up(member, f"did not come to hvd.init within {self.terms.timeout:g} s")
+        if any(member.state == READY for member in among):
+            self._reset = self._reset or now
+            for member in among:
+                limit = self._patience if member.suspect else self.terms.timeout
+                if member.state == IN and now - self._reset > limit:
+                    self._give_up(member, f"did not come to a new generation within {limit:g} s, as the others did")
+
+    def _give_up(self, member: Member, how: str) -> None:
+        """A process hangs: end it, and go on as if it had died."""
+        if member.state == LEAVING:
+            return
+        self._failed(member, f"{how} and is ended")
+        among, member.state = member.rank >= 0, LEAVING
+        member.until = time.monotonic() + (self.grace + 3.0 if member.machine else 0.0)
+        self.keeper.children[member.number].send_signal(signal.SIGTERM if member.machine else signal.SIGKILL)
+        if among:
+            self.failures.append(Ended(-1, "SIGKILL", 137, 0))
+            reason = f"{self._name(member)} {how}"
+            member.rank = -1
+            self._break(reason)
+
+    def _go_on(self, slots: Any, among: list[Member], now: float) -> None:
+        """Begin a new generation where all have come that must; tell of changes where there are any."""
+        among = [member for member in among if member.state != LEAVING]
+        leaving = [] if self.finishing else [m for m in surplus(slots, self._staying()) if m.rank >= 0]
+        new = [member for member in self._staying() if member.state == READY and member.rank < 0]
+        starting = [member for member in self.members.values() if member.state == STARTING]
+        if self.running and not any(member.state == READY for member in among):
+            soon = any(now - member.began < self._patience for member in starting)  # all at once costs the least
+            if not self.finishing and not soon and (new or leaving):
+                self._announce(bool(new) or len(leaving) == len(among))
+            return
+        waits_for_first = not self.generation and starting and not self.failures
+        if not waits_for_first and not any(member.state == IN for member in among):
+            self._form(slots, among, leaving, new, now)
+
+    def _form(self, slots: Any, among: list[Member], leaving: list[Member], new: list[Member], now: float) -> None:
+        """Begin a new generation if there are enough ranks.
+
+        Args:
+            slots: the hosts that the job may use now.
+            among: the ranks of the last generation, all of which wait.
+            leaving: those of them whose hosts have no room any more.
+            new: processes that are to join.
+            now: the time.
+        """
+        stay = [member for member in among if member not in leaving]
+        if self.finishing:
+            new = []
+        if new and not stay:  # those that are to leave give the state to the new ones first
+            stay, leaving = leaving, []
+        least = self.terms.least if self.generation or self.failures else self.terms.first
+        if len(stay) + len(new) < (1 if self.finishing else least):
+            self._wait_for_more(slots, len(stay) + len(new), least, now)
+            return
+        if not self.generation and any(member.state == STARTING for member in self.members.values()):
+            return  # the first generation waits for all that were started, as long as they live
+        for member in leaving:
+            self._leave(member, now, _LEAVE)
+        self._begin([*ordered(stay), *ordered(new)])
+
+    def _announce(self, coming: bool) -> None:
+        """Have the ranks end this generation at their next commit."""
+        number, before = self._told
+        if not number or (coming and not before):
+            self._told = (number + 1, coming)
+            self._tell_all({"say": "changed", "generation": self.generation, "coming": coming})
+
+    def _begin(self, members: list[Member]) -> None:
+        limit = self.terms.resets
+        if self.generation:
+            self.resets += 1
+            if limit is not None and self.resets > limit:
+                self._stop(self._last(), f"its ranks have changed more often than --reset-limit {limit} allows")
+                return
+        sync = any(member.rank < 0 or member.sync for member in members)
+        self.generation += 1
+        self.running, self._told, self._short, self._reset = True, (0, False), 0.0, 0.0
+        self._swaps, self.failures = {}, []
+        for member, place in zip(members, places(members), strict=True):
+            member.rank, member.state, member.suspect = place["rank"], IN, False
+            told = {"say": "place", "generation": self.generation, "sync": sync, "near": self.terms.here, **place}
+            told["hosts"] = list(dict.fromkeys(each.machine or "localhost" for each in members))
+            self.desk.tell(member.number, told)
+        if self.generation > 1:
+            among = ", ".join(f"rank {place}: process {m.number}" for place, m in enumerate(members[:16]))
+            more = f" and {len(members) - 16} more" if len(members) > 16 else ""
+            self.output.say(f"choros run: generation {self.generation}, size {len(members)} ({among}{more})")
+
+    def _wait_for_more(self, slots: Any, count: int, least: int, now: float) -> None:
+        """There are too few ranks: wait for others, as long as some may come."""
+        self._short = self._short or now
+        waited = now - self._short
+        what = f"{count} of the {least} ranks that it needs are ready"
+        if not self.terms.script:
+            possible = vacancies(slots, self._staying(), self.black.barred(ever=True), self.terms.most)
+            if len(self._staying()) + len(possible) < least:
+                self._stop(self._last(), f"{what}; its hosts have no slot left{self._out()}")
+                return
+        if waited > self.terms.timeout:
+            known = ", ".join(f"{host}:{n}" for host, n in slots) or "none"
+            more = f"; the host discovery script {self.discovery.problem}" if self.discovery.problem else ""
+            self._stop(
+                self._last(),
+                f"for {waited:.0f} s (--elastic-timeout) {what}; hosts: {known}{self._out()}{more}",
+            )
+
+    def _last(self) -> int:
+        return self.failures[0].code if self.failures else 1
+
+    def _out(self) -> str:
+        barred = sorted(self.black.barred())
+        return f"; out, as they had ranks that failed: {', '.join(barred)}" if barred else ""
+
+    def _stop(self, code: int, why: str) -> None:
+        """End the job."""
+        if self._code is None:
+            self._code = code
+            if why:
+                self.output.say(f"choros run: the job ends with code {code}, as {why}")
+            self._finish(signal.SIGTERM if not self._asked else self._asked[0])
+
+
+def start_elastic(
+    command: Sequence[str],
+    wish: Wish,
+    terms: Terms,
+    *,
+    ssh: str,
+    network: str = "",
+    verbose: bool = False,
+) -> Outcome:
+    """Run a command as the ranks of an elastic job; see ``choros.launch.local_job.start``.
+
+    Args:
+        command: the program and its arguments.
+        wish: how.
+        terms: how many, and where.
+        ssh: the program that starts a command on a host, and its options.
+        network: the interface or domain by which the hosts reach each other.
+        verbose: say what each process gets.
+
+    Returns:
+        What has become of the job.
+
+    Raises:
+        BadInput: a wish that cannot be met; nothing was started.
+    """
+    from choros.cluster.hardware.network_address import LOOPBACK, head_address
+    from choros.comm.tcp.auth_socket import Door
+
+    secret = secrets.token_bytes(32)
+    address = LOOPBACK if terms.here else head_address(network, here=True)
+    output = Output(0, wish.folder, wish.timestamps, total=terms.most or terms.first)
+    say = output.say if verbose else (lambda _: None)
+    starter = Starter(command, wish, secret, ssh, network, say)
+    driver = Driver(starter, terms, wish, output, lambda called: Desk(Door(address, secret), called))
+    with driver.signals():
+        try:
+            return driver.watch()
+        finally:
+            driver.end()
+            sys.stdout.flush()

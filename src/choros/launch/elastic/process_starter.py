@@ -1,0 +1,110 @@
+"""Starts one process of an elastic job, on this machine or, through an agent, on another host."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+
+from choros.cluster import Slots, is_this_machine
+from choros.cluster.hardware import plan, usable_cores, variables
+from choros.launch.elastic.members import Member
+from choros.launch.local_job import Part, Wish, horovod_place
+from choros.launch.ssh.launcher import memory, told_agent
+
+ELASTIC = "CHOROS_ELASTIC"  # tells a process where to ask for its place, which it is, and the job's secret
+Prepared = tuple[list[str], dict[str, str], tuple[int, ...], tuple[int, ...]]
+
+
+class Starter:
+    """The interface that starts the processes of one job.
+
+    Args:
+        command: the program and its arguments.
+        wish: Wish. How; its size does not count.
+        secret: bytes. What only this job's processes know.
+        ssh: the program that starts a command on a host, and its options.
+        network: the interface or domain by which the hosts reach each other.
+        say: gets a line for each process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        wish: Wish,
+        secret: bytes,
+        ssh: str,
+        network: str,
+        say: Callable[[str], object],
+    ) -> None:
+        self._command, self._wish, self._secret = list(command), wish, secret
+        self._ssh, self._network, self._say = ssh, network, say
+        self._run = secrets.token_hex(8)
+        self._shares: dict[str, int] = {}
+
+    def member(self, number: int, host: str, slots: Slots, others: Iterable[Member], now: float) -> Member:
+        """A new process on a host: it gets the lowest slot of its machine that nobody has."""
+        made = Member(number, host, 0, began=now)
+        taken = {other.slot for other in others if other.machine == made.machine}
+        made.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        here = made.machine == ""
+        self._shares[made.machine] = sum(n for name, n in slots if (is_this_machine(name) if here else name == host))
+        return made
+
+    def prepare(self, member: Member, place: str, first: int) -> Prepared:
+        """Return what is to be started for a process.
+
+        Args:
+            member: Member.
+            place: where it asks for its rank.
+            first: how many ranks the job begins with, which a script may look at before it asks.
+
+        Returns:
+            The command, the environment, the cores, and descriptors that it inherits, which the caller closes then.
+        """
+        size = max(first, member.number + 1)
+        told = {"place": place, "member": member.number, "secret": self._secret.hex()}
+        own = {ELASTIC: json.dumps(told), "CHOROS_NETWORK": self._network, "CHOROS_RUN": self._run}
+        shares = max(self._shares[member.machine], member.slot + 1)
+        if member.machine:
+            return self._far(member, size, own, shares)
+        binding = plan(shares, self._wish.threads, self._wish.bind)[member.slot]
+        crowded = not binding.cores or shares * binding.threads > len(usable_cores())
+        keep = {} if self._wish.threads else dict(os.environ)
+        part = Part(size)
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **variables(binding.threads, keep=keep, shared=crowded),
+            **(self._wish.variables or {}),
+            **horovod_place(member.number, size, part),
+            **own,
+            **{f"CHOROS_{n}": str(v) for n, v in (("RANK", member.number), ("SIZE", size))},
+            "CHOROS_SLOT": str(member.slot),
+            **{f"CHOROS_LOCAL_{n}": str(v) for n, v in (("RANK", member.number), ("SIZE", size))},
+        }
+        cores = ",".join(map(str, binding.cores)) or "any"
+        self._say(
+            f"choros run: process {member.number} on {member.host}: cores {cores}; threads {binding.threads}; "
+            f"{shlex.join(self._command)}"
+        )
+        return self._command, environment, binding.cores, ()
+
+    def _far(self, member: Member, size: int, own: dict[str, str], shares: int) -> Prepared:
+        part = Part(size, member.number, nodes=2, share=(member.slot, shares))
+        given = {**own, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
+        self._say(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
+        told = told_agent(
+            member.host,
+            self._ssh,
+            replace(self._wish, size=1),
+            {**{k: v for k, v in asdict(part).items() if k != "on_failure"}, "variables": given},
+            self._command,
+        )
+        fds = memory(json.dumps({**told, "announce": False}).encode()), memory(b"")
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CHOROS_AGENT": ",".join(map(str, fds))}
+        return [sys.executable, "-m", "choros.launch.ssh.agent_client"], environment, (), fds

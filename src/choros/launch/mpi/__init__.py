@@ -1,0 +1,1 @@
+"""Start of ranks by ``mpiexec`` or ``srun``."""

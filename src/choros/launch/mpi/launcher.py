@@ -1,0 +1,196 @@
+"""``choros run --launcher``: ranks that ``srun`` or an ``mpiexec`` starts, and the first failure's own code."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from choros.cluster import Slots
+from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI, find_mpi
+from choros.errors import AGAIN, BadInput, MeetingTimeout
+from choros.launch.local_job import Wish
+from choros.launch.mpi.failure_notice import HEAD
+from choros.launch.process import exec_stub
+from choros.launch.process.exec_stub import PARENT
+from choros.launch.process.failure_report import signalled
+from choros.launch.process.rank_supervisor import WARNINGS, Outcome
+
+LAUNCHERS = ("srun", "mpiexec")
+_TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
+
+
+def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str, own: str = "") -> list[str]:
+    """The command that starts so many ranks.
+
+    Args:
+        launcher: its program: ``srun``, or an ``mpiexec``.
+        size: how many.
+        slots: on which hosts, and how many each; those that the launcher finds itself when empty.
+        names: variables that all ranks get (Open MPI takes none along by itself).
+        said: what ``mpiexec --version`` prints, which tells whose it is.
+        own: the MPI that the ranks load, as ``find_mpi`` names it, for srun's ``--mpi``.
+
+    Example:
+        >>> line("srun", 4, (), (), "")
+        ['srun', '--kill-on-bad-exit=1', '--label', '-n', '4']
+        >>> line("mpiexec", 2, (("n1", 1), ("n2", 1)), ("A",), "mpiexec (Open MPI) 5.0")
+        ['mpiexec', '--oversubscribe', '--bind-to', 'none', '--tag-output', '--host', 'n1:1,n2:1', '-x', 'A', '-n', '2']
+        >>> line("mpiexec", 2, (("n1", 2),), (), "HYDRA build details")
+        ['mpiexec', '-l', '-bind-to', 'none', '-hosts', 'n1:2', '-n', '2']
+    """
+    hosts = ",".join(f"{host}:{count}" for host, count in slots)
+    if Path(launcher).name == "srun":
+        many = [f"--nodelist={','.join(host for host, _ in slots)}"] if slots else []
+        mpi = [f"--mpi={PMI[own]}"] if own in PMI else []
+        return [launcher, "--kill-on-bad-exit=1", "--label", *mpi, *many, "-n", str(size)]
+    if "Open MPI" in said or "prte" in said.lower():
+        told = [word for name in names for word in ("-x", name)]
+        where = ["--host", hosts] if hosts else []
+        return [launcher, "--oversubscribe", "--bind-to", "none", "--tag-output", *where, *told, "-n", str(size)]
+    if "PALS" in said or "Cray" in said:
+        where = ["--hosts", ",".join(host for host, _ in slots)] if slots else []
+        return [launcher, "--label", "--cpu-bind", "none", *where, "-n", str(size)]
+    where = ["-hosts", hosts] if hosts else []
+    return [launcher, "-l", "-bind-to", "none", *where, "-n", str(size)]
+
+
+def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots, network: str = "") -> Outcome:
+    """Run a command as ranks that a launcher starts; they meet as under the bare launcher, by MPI.
+
+    Args:
+        launcher: ``srun`` or ``mpiexec``, or the path of one.
+        command: the program and its arguments.
+        wish: how; cores of a rank, and threads that it does not tell, are what the launcher leaves it.
+        slots: the hosts; those of the allocation when empty.
+        network: the interface or domain by which the hosts reach this one.
+
+    Returns:
+        What has become of it: the code is that of the rank that failed first, or of the launcher where none told.
+
+    Raises:
+        BadInput: there is no such launcher, or no SLURM for srun.
+    """
+    from choros.cluster.hardware.network_address import head_address
+    from choros.comm.tcp.auth_socket import Door
+
+    program, said = find_launcher(launcher)
+    own = find_mpi() if Path(program).name == "srun" else ""
+    secret = secrets.token_bytes(32)
+    with Door(head_address(network, Path(program).name != "srun" and not slots), secret) as door:
+        head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
+        environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
+        names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
+        words = line(program, wish.size, slots, names, said, own)
+        if own == "mpich":
+            environ = {**MPICH_UNDER_PMI2, **environ}
+        if "Open MPI" in said and os.geteuid() == 0:
+            environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        job = _Job([*words, sys.executable, "-m", "choros.launch.mpi.rank_wrapper", *command], environ, wish.grace)
+        threading.Thread(target=job.listen_at, args=(door,), name="choros-head", daemon=True).start()
+        return job.run()
+
+
+class _Job:
+    """The launcher, and the failure that was told first."""
+
+    def __init__(self, command: list[str], environ: dict[str, str], grace: float) -> None:
+        self.first: dict[str, Any] = {}
+        self._asked: list[int] = []  # the signals that this process was sent
+        self._grace = grace
+        environ = {**environ, PARENT: str(os.getpid())}
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", exec_stub.__file__, *command], env=environ, stdin=subprocess.DEVNULL
+        )
+
+    def listen_at(self, door: Any) -> None:
+        """Take the first failure; if the launcher does not end the job then, do it."""
+        try:
+            self.first, end = door.next(threading.TIMEOUT_MAX)
+        except MeetingTimeout:
+            return
+        end.close()
+        where = f"rank {self.first['rank']} (host {self.first['host']})"
+        if not self._asked:  # else it ended as it was asked to
+            print(f"choros run: {where} {_how(int(self.first['code']))}", file=sys.stderr, flush=True)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                self._process.wait(self._grace)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(number)
+
+    def run(self) -> Outcome:
+        """Wait for the end; what this process is told to end by goes on to the launcher."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS):
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, self._forward)
+        while (code := self._process.poll()) is None:
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                continue
+        code = int(self.first["code"]) if self.first else code if code >= 0 else 128 - code
+        if self._asked:
+            return Outcome(AGAIN if code == AGAIN else 128 + self._asked[0], self._asked[0])
+        return Outcome(code)
+
+    def _forward(self, number: int, _: FrameType | None) -> None:
+        if number not in WARNINGS:
+            self._asked.append(number)
+        self._process.send_signal(number)
+
+
+def find_launcher(launcher: str) -> tuple[str, str]:
+    """A launcher's path, and what it says of its version.
+
+    Args:
+        launcher: ``srun`` or ``mpiexec``, or the path of one.
+
+    Raises:
+        BadInput: it is none, is not there, or is srun without SLURM.
+
+    Example:
+        >>> find_launcher("aprun")
+        Traceback (most recent call last):
+        ...
+        choros.errors.BadInput: --launcher aprun is none of ssh, srun, mpiexec, or a path of one of them
+    """
+    program = _find(launcher)
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode and Path(program).name == "srun":  # which looks for SLURM's configuration even for this
+        raise BadInput(
+            f"no SLURM answers on {platform.node()}, and srun starts nothing without it: run this inside an "
+            "allocation (salloc, sbatch), or take ssh or mpiexec as launcher. srun said: "
+            f"{' '.join((done.stderr or done.stdout).split())}"
+        )
+    return program, done.stdout
+
+
+def _find(launcher: str) -> str:
+    if Path(launcher).name not in (*LAUNCHERS, "mpirun", "mpiexec.hydra"):
+        raise BadInput(f"--launcher {launcher} is none of ssh, {', '.join(LAUNCHERS)}, or a path of one of them")
+    beside = Path(sys.executable).parent / launcher
+    if launcher != "srun" and beside.exists():
+        return str(beside)  # it belongs to the MPI of this environment
+    found = shutil.which(launcher)
+    if found is None:
+        raise BadInput(f"there is no {launcher} on PATH on {platform.node()}: load its module, or take ssh (-H)")
+    return found
+
+
+def _how(code: int) -> str:
+    """In words: how a rank ended that has told its code, which is over 128 where a signal ended it."""
+    name = next((each.name for each in signal.Signals if each + 128 == code), "")
+    cause, remedy = signalled(name)
+    by = f": {name}" + (f" ({cause})" if cause else "") if name else ""
+    return f"ended with code {code}{by}" + (f". {remedy}" if remedy else "")

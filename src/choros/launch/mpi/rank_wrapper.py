@@ -1,0 +1,61 @@
+"""Wrap one rank under a foreign launcher: ``python -m choros.launch.mpi.rank_wrapper COMMAND``.
+
+``choros run`` starts ranks so. The wrapper tells the rank its threads (and binds it, where the launcher has not),
+becomes its parent, and, where it fails, tells the head which rank it was and its code, before the launcher hears of it:
+launchers change codes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from choros.cluster import Place
+from choros.cluster.hardware import physical_cores, plan, usable_cores, variables
+from choros.launch.mpi.failure_notice import HEAD, tell
+
+
+def settle(place: Place, bind: bool = True, threads: int | None = None) -> None:
+    """Give this process, and so the rank, its cores and its threads.
+
+    Args:
+        place: where it is.
+        bind: take cores of its own where the launcher has left all of the machine's.
+        threads: how many; those of its cores when None.
+    """
+    left = usable_cores()
+    free = len(left) == sum(map(len, physical_cores())) and place.local_size > 1
+    bindings = plan(place.local_size, threads, bind and free)
+    mine = bindings[min(place.local_rank, len(bindings) - 1)]
+    if free and bind and mine.cores:
+        os.sched_setaffinity(0, mine.cores)
+    own = mine.threads if free else threads or max(1, len(left))
+    os.environ.update(variables(own, keep=dict(os.environ), shared=place.local_size > len(left)))
+
+
+def main() -> int:
+    """Run the rank.
+
+    Returns:
+        Its code, or 128 and the number of the signal that ended it.
+    """
+    told = json.loads(os.environ[HEAD])
+    settle(Place.here(), told["bind"], told["threads"])
+    program, *rest = sys.argv[1:]
+    python = program == sys.executable and rest and (rest[0] == "-m" or not rest[0].startswith("-"))
+    own = [sys.executable, "-m", "choros.launch.mpi.script_wrapper", *rest] if python else sys.argv[1:]
+    rank = subprocess.Popen(own, close_fds=False, stdin=subprocess.DEVNULL)  # which some launchers leave open
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: rank.send_signal(number))
+    code = rank.wait()
+    code = code if code >= 0 else 128 - code
+    if code:
+        tell(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""One daemon thread that starts processes and reads what they print.
+
+Processes are started by this thread because the kernel ties "end with the parent" to the thread that started them,
+and the caller's thread may end earlier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from choros.launch.process.child_process import Child
+
+Result = TypeVar("Result")
+
+_LONGEST = 1 << 16  # a line longer than this is cut into several
+_SHOWN = 2000  # of a line in a tail
+_SAMPLING = 0.5
+
+
+class Stream:
+    """One pipe of one rank, cut into lines.
+
+    Args:
+        fd: the reading end; the stream owns it.
+        rank: whose it is.
+        kind: ``"out"`` or ``"err"``.
+        on_line: gets ``(rank, kind, line)`` for each line, without its end.
+    """
+
+    def __init__(self, fd: int, rank: int, kind: str, on_line: Callable[[int, str, str], None]) -> None:
+        os.set_blocking(fd, False)
+        self.fd, self.rank, self.kind = fd, rank, kind
+        self._on_line = on_line
+        self._rest = b""
+        self._lock = threading.RLock()
+
+    def pull(self) -> bool:
+        """Read whatever is there; False at the end."""
+        with self._lock:
+            while self.fd >= 0:
+                try:
+                    piece = os.read(self.fd, 1 << 16)
+                except BlockingIOError:
+                    return True
+                if not piece:
+                    self._tell(self._rest)
+                    self._rest = b""
+                    return False
+                *lines, self._rest = (self._rest + piece).split(b"\n")
+                for line in lines:
+                    self._on_line(self.rank, self.kind, line.removesuffix(b"\r").decode(errors="replace"))
+                if len(self._rest) > _LONGEST:
+                    self._tell(self._rest)
+                    self._rest = b""
+            return False
+
+    def close(self) -> None:
+        """Tell an unfinished line and close the pipe."""
+        with self._lock:
+            self._tell(self._rest)
+            self._rest = b""
+            if self.fd >= 0:
+                os.close(self.fd)
+            self.fd = -1
+
+    def _tell(self, line: bytes) -> None:
+        if line:
+            self._on_line(self.rank, self.kind, line.decode(errors="replace"))
+
+
+class Keeper:
+    """The thread. It ends at ``stop``, or with the interpreter.
+
+    Args:
+        on_line: gets ``(rank, kind, line)``; what it raises is dropped.
+        kept: lines remembered for each rank.
+    """
+
+    def __init__(self, on_line: Callable[[int, str, str], None] | None = None, kept: int = 40) -> None:
+        self.children: list[Child] = []
+        self._on_line = on_line
+        self._tails: dict[int, deque[str]] = {}
+        self._kept = kept
+        self._streams: list[Stream] = []
+        self._calls: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._waking = threading.RLock()
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._loop, name="choros-keeper", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Callable[[], Result], timeout: float) -> Result:
+        """Have the thread do something, and return its result.
+
+        Args:
+            work: what to do.
+            timeout: seconds to wait for it.
+
+        Returns:
+            What ``work`` returned; what it raises is raised here.
+        """
+        done: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._calls.append(run)
+        self._wake()
+        return done.result(timeout)
+
+    def start(self, rank: int, make: Callable[[int, int], Child], split: bool = False) -> Child:
+        """Start a process, its output read from now on. To be called through ``call``.
+
+        Args:
+            rank: whose process it is.
+            make: gets the writing ends for stdout and stderr, returns the process.
+            split: give stderr a pipe of its own.
+
+        Returns:
+            What ``make`` returned.
+        """
+        pipes = {kind: os.pipe() for kind in (("out", "err") if split else ("out",))}
+        try:
+            child = make(pipes["out"][1], pipes.get("err", pipes["out"])[1])
+        except BaseException:
+            for reading, _ in pipes.values():
+                os.close(reading)
+            raise
+        finally:
+            for _, writing in pipes.values():
+                os.close(writing)
+        self.children.append(child)
+        for kind, (reading, _) in pipes.items():
+            stream = Stream(reading, rank, kind, self._line)
+            self._streams.append(stream)
+            self._selector.register(reading, selectors.EVENT_READ, stream)
+        return child
+
+    def pull(self, rank: int) -> None:
+        """Read all that a rank has printed up to now, in the thread of the caller."""
+        for stream in list(self._streams):
+            if stream.rank == rank:
+                stream.pull()
+
+    def tail(self, rank: int) -> str:
+        """The last lines that a rank has printed."""
+        return "\n".join(list(self._tails.get(rank, ())))
+
+    def stop(self) -> None:
+        """Read what is left, close the pipes and end the thread; again does nothing."""
+        self._stopping = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10)
+
+    def _wake(self) -> None:
+        with self._waking, contextlib.suppress(BlockingIOError):
+            if self._wake_in >= 0:
+                os.write(self._wake_in, b".")
+
+    def _line(self, rank: int, kind: str, line: str) -> None:
+        tail = self._tails.get(rank)
+        if tail is None:
+            tail = self._tails.setdefault(rank, deque(maxlen=self._kept))
+        tail.append(line[:_SHOWN])
+        if self._on_line is not None:
+            try:
+                self._on_line(rank, kind, line)
+            except (OSError, ValueError):  # a closed stdout ends no run
+                return
+            except Exception:  # nor does a defect in what shows a line, but it is shown, once
+                self._on_line = None
+                traceback.print_exc()
+
+    def _loop(self) -> None:
+        sampled = 0.0
+        try:
+            while not self._stopping:
+                for key, _ in self._selector.select(_SAMPLING):
+                    if key.data is None:
+                        os.read(self._wake_out, 1 << 12)
+                    elif not key.data.pull():
+                        self._selector.unregister(key.fileobj)
+                        key.data.close()
+                while self._calls:
+                    self._calls.popleft()()
+                if time.monotonic() > sampled + _SAMPLING:
+                    sampled = time.monotonic()
+                    for child in list(self.children):
+                        child.sample()
+        finally:
+            for stream in self._streams:
+                stream.pull()
+                stream.close()
+            self._selector.close()
+            with self._waking:
+                os.close(self._wake_in)
+                os.close(self._wake_out)
+                self._wake_in = self._wake_out = -1

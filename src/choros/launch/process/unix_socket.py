@@ -1,0 +1,266 @@
+"""Messages between two processes of one machine: JSON, raw bytes and file descriptors over an AF_UNIX stream.
+
+``frame`` has the format. The descriptors travel with the frame's first byte (``SCM_RIGHTS``).
+Two ends that both send much do not deadlock: an end that cannot write takes in what has come meanwhile.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from choros.comm.fork_hooks import keep_from_children
+from choros.errors import MeetingTimeout, PeerFailed
+from choros.launch.process.frame import MOST_FDS, PREFIX, Frame, Message, lengths_and_message, pack, unpack_prefix
+
+STALLED = 300.0
+
+_ANCILLARY = socket.CMSG_SPACE(MOST_FDS * array.array("i").itemsize)
+_QUIET = getattr(socket, "MSG_NOSIGNAL", 0)
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class Wire:
+    """One end of a connection. Any thread may send; one receives at a time.
+
+    Args:
+        sock: a connected AF_UNIX stream socket; the wire owns it from now on.
+        peer: the other end in words, for messages.
+
+    Example:
+        >>> left, right = Wire.pair()
+        >>> left.send({"call": "x"}, [b"abc"])
+        >>> right.receive(1.0)
+        ({'call': 'x'}, [bytearray(b'abc')], [])
+        >>> left.close(), right.close()
+        (None, None)
+    """
+
+    def __init__(self, sock: socket.socket, peer: str = "the other process") -> None:
+        sock.setblocking(False)
+        self.peer = peer
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._frames: deque[Frame] = deque()
+        self._over = ""  # why nothing more can be received
+        self._fds: list[int] = []
+        self._cut = False  # a send was broken off, so what follows would not be understood
+        self._begin()
+        keep_from_children(self._sock)
+
+    @classmethod
+    def pair(cls) -> tuple[Wire, Wire]:
+        """Two wires that are connected to each other."""
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(left), cls(right)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait on; -1 when closed."""
+        return self._sock.fileno()
+
+    def send(
+        self, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = (), stalled: float = STALLED
+    ) -> None:
+        """Send one frame, whole, however long the other end takes to read it.
+
+        Args:
+            message: what JSON can hold.
+            blobs: contiguous buffers (bytes, numpy arrays, memoryviews); not copied.
+            fds: descriptors of this process; the other end gets its own copies.
+            stalled: seconds without any progress after which it is given up.
+
+        Raises:
+            BadInput: a message, blob or number of descriptors that cannot travel; nothing was sent.
+            PeerFailed: the other end has closed the connection.
+            MeetingTimeout: the other end reads nothing any more.
+        """
+        head, views = pack(message, blobs, fds)
+        with self._sending:
+            if self._cut:
+                raise PeerFailed(f"an earlier message to {self.peer} was broken off, so no other can follow it")
+            self._cut = True
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            view = memoryview(head)
+            while rights:
+                try:
+                    view = view[self._sock.sendmsg([view], rights, _QUIET) :]
+                    rights = []
+                except BlockingIOError:
+                    self._make_room(stalled)
+                except OSError as error:
+                    raise self._gone(error) from None
+            for part in (view, *views):
+                self._write(part, stalled)
+            self._cut = False
+
+    def receive(self, timeout: float | None) -> Frame:
+        """The next message.
+
+        Args:
+            timeout: seconds to wait; None waits for as long as the other end lives.
+
+        Returns:
+            The message, its blobs, and its descriptors, which the caller closes.
+
+        Raises:
+            PeerFailed: the other end has closed the connection, or sent what is no frame.
+            MeetingTimeout: nothing whole came in time.
+        """
+        limit = None if timeout is None else time.monotonic() + timeout
+        if not self._receiving.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            raise MeetingTimeout(f"another thread has been receiving from {self.peer} for {timeout} s")
+        try:
+            while True:
+                if not self._frames:
+                    self._take_in()
+                if self._frames:
+                    return self._frames.popleft()
+                if self._over:
+                    raise PeerFailed(self._over)
+                left = None if limit is None else limit - time.monotonic()
+                if left is not None and left <= 0:
+                    raise MeetingTimeout(f"{self.peer} sent nothing for {timeout:g} s")
+                _wait(self._sock, select.POLLIN, left)
+        finally:
+            self._receiving.release()
+
+    @property
+    def pending(self) -> bool:
+        """True if ``receive`` would return without looking at the socket."""
+        return bool(self._frames or self._over)
+
+    def poll(self) -> bool:
+        """Return whether ``receive`` would return, or raise that the other end has gone, without waiting."""
+        if not self._receiving.acquire(blocking=False):
+            return False
+        try:
+            if not self._frames:
+                self._take_in()
+            return bool(self._frames or self._over)
+        finally:
+            self._receiving.release()
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that was received and not asked for; again does nothing."""
+        self._over = self._over or f"the connection to {self.peer} is closed"
+        self._sock.close()
+        for fd in [fd for frame in self._frames for fd in frame[2]] + self._fds:
+            os.close(fd)
+        self._frames.clear()
+        self._fds = []
+
+    def _write(self, view: memoryview, stalled: float) -> None:
+        while view:
+            try:
+                view = view[self._sock.send(view, _QUIET) :]
+            except BlockingIOError:
+                self._make_room(stalled)
+            except OSError as error:
+                raise self._gone(error) from None
+
+    def _gone(self, error: OSError) -> PeerFailed:
+        return PeerFailed(f"{self.peer} has closed the connection ({error.strerror or error})")
+
+    def _make_room(self, stalled: float) -> None:
+        """Wait until the socket takes more, taking in what comes unless another thread does."""
+        limit = time.monotonic() + stalled
+        while True:
+            mine = self._receiving.acquire(blocking=False)
+            try:
+                reading = select.POLLIN if mine and not self._over else 0
+                left = min(0.05, limit - time.monotonic()) if not mine else limit - time.monotonic()
+                ready = _wait(self._sock, select.POLLOUT | reading, max(0.0, left))
+                if mine and ready & select.POLLIN:
+                    self._take_in()
+            finally:
+                if mine:
+                    self._receiving.release()
+            if ready & ~select.POLLIN:
+                return
+            if time.monotonic() > limit:
+                raise MeetingTimeout(f"{self.peer} has read nothing for {stalled:g} s, so a message to it was given up")
+
+    def _begin(self) -> None:
+        """Expect a new frame."""
+        self._stage = "prefix"
+        self._want = memoryview(bytearray(PREFIX.size))
+        self._have = 0
+        self._fds = []
+        self._expected_fds = 0
+        self._message: Message = {}
+        self._blobs: list[bytearray] = []
+        self._next_blob = 0
+
+    def _take_in(self) -> None:
+        """Read whatever has come, without waiting."""
+        while not self._over:
+            while self._have < len(self._want):
+                try:
+                    count, rights, _, _ = self._sock.recvmsg_into([self._want[self._have :]], _ANCILLARY, _CLOEXEC)
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    self._over = f"the connection to {self.peer} broke ({error.strerror or error})"
+                    return
+                for level, kind, data in rights:
+                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                        got = array.array("i")
+                        got.frombytes(data[: len(data) - len(data) % got.itemsize])
+                        self._fds += got
+                if count == 0:
+                    whole = self._stage == "prefix" and self._have == 0
+                    self._over = f"{self.peer} has closed the connection" + ("" if whole else " in mid-message")
+                    return
+                self._have += count
+            self._advance()
+
+    def _advance(self) -> None:
+        """One part of the frame is whole: go on to the next."""
+        if self._stage == "prefix":
+            try:
+                head, self._count, self._expected_fds = unpack_prefix(self._want)
+            except ValueError as error:
+                self._over = f"{self.peer} sent what is not a message of Choros: {error}"
+                return
+            self._stage = "head"
+            self._want, self._have = memoryview(bytearray(head)), 0
+        elif self._stage == "head":
+            self._stage = "blobs"
+            try:
+                lengths, self._message = lengths_and_message(self._want, self._count)
+            except ValueError as error:
+                self._over = f"{self.peer} sent what is not a message of Choros: {error}"
+                return
+            self._blobs = [bytearray(length) for length in lengths]
+        if self._stage == "blobs":
+            if self._next_blob < len(self._blobs):
+                self._want, self._have = memoryview(self._blobs[self._next_blob]), 0
+                self._next_blob += 1
+            else:
+                self._finish()
+
+    def _finish(self) -> None:
+        if len(self._fds) != self._expected_fds:
+            self._over = (
+                f"{self.peer} sent {self._expected_fds} descriptors and {len(self._fds)} arrived: "
+                "the limit on open files is reached (raise it with ulimit -n)"
+            )
+            return
+        self._frames.append((self._message, self._blobs, self._fds))
+        self._begin()
+
+
+def _wait(sock: socket.socket, events: int, seconds: float | None) -> int:
+    """Wait for events of one socket; the events that came, 0 after ``seconds``."""
+    poll = select.poll()
+    poll.register(sock, events)
+    ready = poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
+    return ready[0][1] if ready else 0

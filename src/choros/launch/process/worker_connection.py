@@ -1,0 +1,54 @@
+"""The worker's end: what a function that the caller named gets as its first argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from choros.launch.process.frame import Frame, Message
+from choros.launch.process.unix_socket import Wire
+
+
+class Dismissed(SystemExit):
+    """The caller asks this worker to end; raised out of ``Link.receive``, also within a call."""
+
+
+class Link:
+    """A worker's connection with the caller.
+
+    Attributes:
+        rank, size: int. This worker among the pool's.
+    """
+
+    def __init__(self, wire: Wire, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._wire = wire
+
+    def send(self, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
+        """Send an event to the caller; see ``Wire.send``."""
+        self._wire.send(message, blobs, fds)
+
+    def receive(self, timeout: float | None) -> Frame:
+        """The caller's next message, its blobs and its descriptors; see ``Wire.receive``.
+
+        Raises:
+            Dismissed: the caller asks this worker to end; let it pass.
+        """
+        frame = self._wire.receive(timeout)
+        if frame[0].get("call") == "exit":
+            raise Dismissed(0)
+        return frame
+
+    def fileno(self) -> int:
+        """The connection's descriptor, to wait on."""
+        return self._wire.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """True if a frame has been read from the connection and not yet been received."""
+        return self._wire.pending
+
+    def poll(self) -> bool:
+        """Return whether ``receive`` would return without waiting."""
+        return self._wire.poll()

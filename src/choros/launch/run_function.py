@@ -1,0 +1,161 @@
+"""``choros.run``: call a function in every rank of a job and return what each returned."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from choros.cluster.hardware import physical_cores
+from choros.errors import BadInput, WorkerFailed
+from choros.launch.call_io import create, read_answer, read_value, write_call
+from choros.launch.horovod_options import answers
+from choros.launch.local_job import Wish, check_outside, horovod_variables, size_of, start
+from choros.launch.process.child_process import python_variables
+from choros.launch.process.failure_report import failure, is_echo
+from choros.launch.process.rank_supervisor import Outcome
+
+
+def run(
+    func: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    np: int | None = None,
+    threads: int | None = None,
+    bind: bool = True,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    output_filename: str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    verbose: bool = False,
+    **horovod: Any,
+) -> list[Any]:
+    """Call a function in every rank of a job on this machine, and return what each rank returned.
+
+    The ranks are processes as ``choros run`` starts them: with their place, cores, threads and group, so that in the
+    function ``choros.hvd.init()`` finds the others and a ``choros.Trainer`` joins them. Your script is not run again:
+    no guard is needed, and functions of a notebook, lambdas and closures travel by value. What the ranks print is
+    shown, marked with their rank. Interrupting the call ends the ranks. Nothing is left behind.
+
+    Args:
+        func: what to call.
+        args: list or tuple of its arguments.
+        kwargs: dict of its keyword arguments.
+        num_proc: int. How many ranks. Defaults to the slots of the hosts given, else to min(4, physical cores).
+        np: int. The same under its older name.
+        threads: int. Threads of each rank. Defaults to the number of its cores.
+        bind: bool. Whether each rank is bound to cores of its own. Defaults to True.
+        hosts: str, "localhost:4". Hosts with slots, of which only this machine can be used so far.
+        hostfile: str. A file of lines "host slots=n" instead.
+        start_timeout: float. Seconds that ``hvd.init`` may wait for all ranks. Defaults to 30.
+        output_filename: str. A folder that also keeps what each rank prints, in rank.N/stdout and rank.N/stderr.
+        prefix_output_with_timestamp: bool. Put the time before each line. Defaults to False.
+        verbose: bool. Say what each rank gets. Defaults to False.
+        **horovod: other keywords of ``horovod.run``: ignored or refused, with a line that says why.
+
+    Returns:
+        List of what the ranks returned, in the order of the ranks.
+
+    Raises:
+        WorkerFailed: a rank raised (with its rank, host and traceback), was killed (with its signal), or ended without
+            an answer; the others were ended.
+        NotSerializable: the function or an argument cannot travel, before anything starts, or what a rank returned
+            cannot be built here.
+        BadInput: arguments that make no sense, or this process is a rank itself.
+
+    Example:
+        >>> import choros
+        >>> choros.run(lambda a, b: a * b, (6, 7), num_proc=2)
+        [42, 42]
+    """
+    check_outside("call the function itself there")
+    size = _size(_asked(num_proc, np), hosts, hostfile)
+    if not callable(func):
+        raise BadInput(f"choros.run was given a {type(func).__name__} to call: give a function")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise BadInput(f"args is of type {type(args).__name__}: give a tuple or a list, such as args=({args!r:.40},)")
+    if not (kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs))):
+        raise BadInput(f"kwargs={kwargs!r:.40}: give a dict of keyword arguments by name")
+    if start_timeout is not None and not 0 < start_timeout < 1e6:
+        raise BadInput(f"start_timeout={start_timeout!r}: give a number of seconds above 0")
+    if not sys.executable:
+        raise BadInput("this interpreter does not know its own executable (sys.executable), so it starts no rank")
+    for line in answers(horovod):
+        print(f"choros.run: {line}", file=sys.stderr, flush=True)
+    wish = Wish(
+        size,
+        threads,
+        bind,
+        folder=output_filename,
+        timestamps=prefix_output_with_timestamp,
+        variables=python_variables() | horovod_variables(start_timeout=start_timeout),
+    )
+    memories: list[int] = []
+    try:
+        memories += [create("choros-call")]
+        write_call(memories[0], func, args, kwargs or {})
+        memories += [create("choros-answer") for _ in range(size)]
+        pairs = [(memories[0], answer) for answer in memories[1:]]
+        outcome = start(
+            [sys.executable, "-P", "-m", "choros.launch.call_entry"],
+            wish,
+            own=[{"CHOROS_CALL": f"{call},{answer}"} for call, answer in pairs],
+            own_fds=pairs,
+            announce=False,
+            verbose=verbose,
+        )
+        return _results(outcome, memories[1:])
+    finally:
+        for fd in memories:
+            os.close(fd)
+
+
+def _asked(num_proc: int | None, np: int | None) -> int | None:
+    """The number of ranks, under either name."""
+    for name, value in {"num_proc": num_proc, "np": np}.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise BadInput(f"{name}={value!r}: give a whole number of ranks, 1 or more")
+    if None not in (num_proc, np) and num_proc != np:
+        raise BadInput(f"num_proc={num_proc} and np={np} mean the same thing: give one of them")
+    return np if num_proc is None else num_proc
+
+
+def _size(asked: int | None, hosts: str | None, hostfile: str | None) -> int:
+    return size_of(asked, hosts, hostfile) or min(4, len(physical_cores()))
+
+
+def _results(outcome: Outcome, memories: Sequence[int]) -> list[Any]:
+    """Return what the ranks returned, or raise the error that ended them."""
+    if outcome.signal:
+        signal.raise_signal(outcome.signal)  # now that the ranks have ended, what it does to this process
+        raise KeyboardInterrupt
+    told = [read_answer(fd) for fd in memories]
+    if outcome.code == 0 and all(answer.get("event") == "returned" for answer, _ in told):
+        return [read_value(fd, rank, *told[rank]) for rank, fd in enumerate(memories)]
+    if outcome.code != 0 and not outcome.failed:
+        raise BrokenPipeError("nobody reads what the ranks print any more, so they were ended")
+    raise _failure(outcome, [answer for answer, _ in told])
+
+
+def _failure(outcome: Outcome, told: Sequence[dict[str, Any]]) -> WorkerFailed:
+    """The error of the rank that is to blame: not of one that only lost another."""
+    events = []
+    for rank, ended, output in outcome.failed:
+        event = dict(told[rank]) if told[rank].get("event") == "failed" else {"event": "died"}
+        event |= {"signal": ended.signal, "exit": ended.exit, "peak_memory": ended.peak_memory}
+        events.append((rank, event | {"host": platform.node(), "output": output}))
+    seen = [rank for rank, _ in events]
+    events += [
+        (rank, answer) for rank, answer in enumerate(told) if answer.get("event") == "failed" and rank not in seen
+    ]
+    if not outcome.failed:  # all ended well, some without an answer
+        silent = next(rank for rank, answer in enumerate(told) if answer.get("event") != "returned")
+        events = [(silent, {"event": "died", "exit": 0, "host": platform.node()})]
+    rank, event = next((each for each in events if not is_echo(each[1])), events[0])
+    return failure(rank, len(told), event, what="rank")

@@ -1,0 +1,55 @@
+"""Flux: ``flux batch``, and ``flux run`` for the ranks."""
+
+from __future__ import annotations
+
+import shlex
+
+from choros.launch.schedulers.job import Job
+from choros.launch.schedulers.scheduler import Scheduler
+from choros.launch.schedulers.shell_script import body, head, rank_command
+
+
+def script(job: Job) -> str:
+    """The script of a job.
+
+    Example:
+        >>> "flux run" in script(Job(("python", "train.py"), "train"))
+        True
+    """
+    lines = head(
+        job,
+        [
+            f"--job-name={job.name}",
+            f"--nodes={job.nodes}",
+            f"--nslots={job.size}",
+            f"--cores-per-slot={job.cores}",
+            *([f"--gpus-per-slot={job.gpus}"] if job.gpus else []),
+            *([f"--time-limit={job.time}s"] if job.time else []),
+            *([f"--bank={job.account}"] if job.account else []),
+            *([f"--queue={job.queue}"] if job.queue else []),
+            f"--output={job.name}-{{{{id}}}}.log",
+        ],
+        "# flux:",
+    )
+    words = ["flux", "run", "--label-io", f"--nodes={job.nodes}", f"--ntasks={job.size}"]
+    words += [f"--cores-per-task={job.cores}", *([f"--gpus-per-task={job.gpus}"] if job.gpus else [])]
+    words += ["-o", "cpu-affinity=per-task", *(["-o", "gpu-affinity=per-task"] if job.gpus else []), *job.site.launch]
+    line = f"{shlex.join(words)} {rank_command(job, 'flux')}"
+    again = f'cd "$begun_in" && flux --parent batch {shlex.quote(job.script)}'  # a line of --setup may go elsewhere
+    lines += ["begun_in=$PWD", *body(job, line, again, "$(flux getattr jobid)")]
+    return "\n".join(lines) + "\n"
+
+
+FLUX = Scheduler(
+    name="flux",
+    program="flux",
+    script=script,
+    submit=lambda file: ["flux", "batch", file],
+    job_id=str.strip,
+    status=lambda job: ["flux", "jobs", job],
+    cancel=lambda job: ["flux", "cancel", job],
+    logs=lambda job: [f"*-{job}.log"],
+    ended=lambda said: any(f" {state} " in said for state in ("CD", "CA", "F", "TO")) or not said.strip(),
+    silent=("nable to connect to Flux",),
+    ending=".flux.sh",
+)

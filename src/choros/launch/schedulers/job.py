@@ -1,0 +1,192 @@
+"""The request for a job, checked in one place."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from choros.cluster.hardware import variables
+from choros.errors import BadInput
+from choros.launch.schedulers.site import Site
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9_][\w.@:+/-]*", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
+_UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+_MOST = 1_000_000
+_THREADS = 8  # of a core, at most: POWER's
+
+
+@dataclass(frozen=True)
+class Job:
+    """Ranks of one program on the nodes of a cluster.
+
+    Attributes:
+        command: tuple of str. What each rank runs.
+        name: str. The job's, and the beginning of its log's.
+        nodes, ranks_per_node: int. Default to 1.
+        cores: int. Of each rank. Defaults to 1.
+        threads_per_core: int. Hardware threads that are used of each core; 0 (default) leaves it to the site.
+        gpus: int. Of each rank. Defaults to 0.
+        time: int. The limit in seconds; 0 (default) is the queue's own.
+        account, queue: str. "" (default) is the site's own.
+        setup: tuple of str. Lines of shell that run before the ranks.
+        env: tuple of (name, value). Variables of the ranks.
+        directives: tuple of str. Passed on as they are, each after ``#SBATCH``, ``#PBS`` ...
+        wrap: tuple of str. A program and its arguments that each rank is started by; ``%r`` in them is the rank.
+        mpi: str. The ranks' MPI: mpich, intel, mvapich, openmpi, pals, jsrun, or what ``srun --mpi=`` is to be given.
+        signal: int. Seconds before the limit at which the ranks are told; 0 is never. Defaults to 90.
+        features: str. What the submitting machine's processor can do.
+        site: Site. The machine.
+        script: str. The file that the script is kept in.
+        written_by: str. The command that asked for it.
+        image, kind, runtime: str. Of Kubernetes: the container's image, the kind of manifest, the TrainJob's runtime.
+        secret: str. Of Kubernetes: what the pods know each other by.
+        master, archive: str. Of Spark: the cluster's URL ("" is that of Spark's own files), and a packed environment.
+
+    Raises:
+        BadInput: something that the scheduler or the shell would refuse or take for something else.
+
+    Example:
+        >>> Job(("python", "train.py"), "train", nodes=2, ranks_per_node=4).size
+        8
+        >>> Job(("true",), "a b")
+        Traceback (most recent call last):
+        ...
+        choros.errors.BadInput: the job's name 'a b' must begin with a letter and have only letters, digits, _, . and -
+    """
+
+    command: tuple[str, ...]
+    name: str
+    nodes: int = 1
+    ranks_per_node: int = 1
+    cores: int = 1
+    threads_per_core: int = 0
+    gpus: int = 0
+    time: int = 0
+    account: str = ""
+    queue: str = ""
+    setup: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    directives: tuple[str, ...] = ()
+    wrap: tuple[str, ...] = ()
+    mpi: str = ""
+    signal: int = 90
+    features: str = ""
+    site: Site = field(default_factory=Site)
+    script: str = ""
+    written_by: str = ""
+    image: str = ""
+    kind: str = "job"
+    runtime: str = "torch-distributed"
+    secret: str = ""
+    master: str = ""
+    archive: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise BadInput("nothing to run: give a script, -m and a module, or a program")
+        if not _NAME.fullmatch(self.name):
+            raise BadInput(
+                f"the job's name {self.name!r} must begin with a letter and have only letters, digits, _, . and -"
+            )
+        self._check_numbers()
+        for option, text in {"--account": self.account, "--queue": self.queue, "--mpi": self.mpi}.items():
+            if text and not _WORD.fullmatch(text):
+                raise BadInput(f"{option} must be one word, got {text!r}")
+        if self.threads_per_core > _THREADS:
+            raise BadInput(
+                f"--threads-per-core {self.threads_per_core}: no processor has more than {_THREADS} hardware threads "
+                "in a core; how many cores a rank gets is --cores"
+            )
+        if self.time and self.time <= self.signal:
+            raise BadInput(
+                f"the limit of {self.time} s is over before the ranks could be told {self.signal} s ahead of it: give "
+                "a longer --time, or a shorter --signal (0 for none)"
+            )
+        for name, value in self.env:
+            if not _VARIABLE.fullmatch(name):
+                raise BadInput(f"--env {name}={value}: a variable's name has letters, digits and _, as in K=V")
+        self._check_lines()
+        self._check_site()
+
+    def _check_numbers(self) -> None:
+        least = {"--nodes": self.nodes, "--ranks-per-node": self.ranks_per_node, "--cores": self.cores}
+        zero = {"--gpus": self.gpus, "--threads-per-core": self.threads_per_core, "--signal": self.signal}
+        for low, numbers in enumerate((zero, least)):
+            for option, number in numbers.items():
+                if not low <= number <= _MOST:
+                    raise BadInput(f"{option} must be a whole number of {low} or more, got {number}")
+
+    def _check_lines(self) -> None:
+        """Each of these becomes one line, or one word of one."""
+        texts = {"--setup": self.setup, "-o": self.directives, "--wrap": self.wrap, "the command": self.command}
+        texts |= {"--master": (self.master,), "--archive": (self.archive,)}
+        texts["--env"] = tuple(value for _, value in self.env)
+        for option, lines in texts.items():
+            for line in lines:
+                if re.search(r"[\n\r\0]", line):
+                    raise BadInput(f"{option} must be one line, got {line!r}: give the option once for each line")
+        for line in self.directives:
+            if not line.startswith("-"):
+                raise BadInput(f"-o {line!r} is no directive, which begins with a dash, as in -o '-l filesystems=home'")
+
+    def _check_site(self) -> None:
+        site = self.site
+        for node, (what, have) in {
+            "cores": (self.ranks_per_node * self.cores, site.cores_per_node),
+            "GPUs": (self.ranks_per_node * self.gpus, site.gpus_per_node),
+        }.items():
+            if have and what > have:
+                raise BadInput(
+                    f"{self.ranks_per_node} ranks a node would need {what} {node}, and a node of {site.name} has {have}"
+                )
+        if site.needs_account and not self.account:
+            raise BadInput(f"{site.name} refuses a job without an account: give --account PROJECT")
+        for begin, remedy in site.needs.items():
+            if not any(line.replace(" ", "").startswith(begin.replace(" ", "")) for line in self.directives):
+                raise BadInput(f"{site.name} refuses a job without the directive {begin}...: {remedy}")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that each rank may run."""
+        return self.cores * (self.threads_per_core or 1)
+
+    @property
+    def cpus(self) -> int:
+        """The number of CPUs that SLURM counts for each rank; a core may be several."""
+        return self.cores * (self.threads_per_core or self.site.cpus_per_core)
+
+    def exports(self) -> dict[str, str]:
+        """The variables of the ranks, before any of them imports anything: threads, the site's, the user's own."""
+        given = dict(self.env)
+        told = {"CHOROS_SUBMIT_CPU": self.features} if self.features else {}
+        return {**variables(self.threads, keep=given), **dict(self.site.environment), **told, **given}
+
+
+def parse_time(text: str) -> int:
+    """A limit of time in seconds.
+
+    Args:
+        text: ``"1:30:00"``, ``"2-00:00:00"`` (days), or with units, ``"1h30m"``. A bare number is refused: it is
+            minutes to SLURM and LSF, seconds to PBS.
+
+    Raises:
+        BadInput: it has none of these forms, or is 0.
+
+    Example:
+        >>> parse_time("1:30:00"), parse_time("90m"), parse_time("1-00:00:00")
+        (5400, 5400, 86400)
+    """
+    found = _CLOCK.fullmatch(text) or _UNITS.fullmatch(text)
+    parts = [int(part or 0) for part in found.groups()] if found else [0]
+    seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
+    if not seconds:
+        raise BadInput(f"--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got {text!r}")
+    return seconds

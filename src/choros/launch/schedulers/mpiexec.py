@@ -1,0 +1,46 @@
+"""The line that starts the ranks by an ``mpiexec``, under schedulers that leave it to the MPI."""
+
+from __future__ import annotations
+
+import shlex
+
+from choros.errors import BadInput
+from choros.launch.schedulers.job import Job
+from choros.launch.schedulers.shell_script import rank_command
+
+KNOWN = ("mpich", "intel", "mvapich", "openmpi", "pals")
+
+
+def launch_line(job: Job, hosts: str = "") -> str:
+    """``mpiexec`` with its options and what a rank runs.
+
+    Args:
+        job: the job; ``job.mpi`` says whose mpiexec it is, MPICH's where it says nothing.
+        hosts: the variable that names a file of hosts, for those that do not find it themselves.
+
+    Raises:
+        BadInput: an MPI that is not known here.
+
+    Example:
+        >>> launch_line(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=2), "PBS_NODEFILE")[:45]
+        'mpiexec -n 4 -ppn 2 -f "$PBS_NODEFILE" bash -'
+    """
+    mpi = job.mpi or "mpich"
+    if mpi not in KNOWN:
+        raise BadInput(f"--mpi {mpi} is none of {', '.join(KNOWN)}, whose mpiexec is known")
+    bind = job.site.bind.get(str(job.ranks_per_node), job.site.bind.get("other", ""))
+    if mpi == "pals":
+        own = ["--ppn", str(job.ranks_per_node), "--depth", str(job.threads), *shlex.split(bind or "--cpu-bind depth")]
+    elif mpi == "openmpi":
+        own = ["--map-by", f"ppr:{job.ranks_per_node}:node:PE={job.cores}", *shlex.split(bind)]
+        told = ["CHOROS_REQUEUE", *(["CHOROS_STOP_AT"] if job.time and job.signal else [])]
+        own += [word for name in (*job.exports(), *told) for word in ("-x", name)]
+    else:
+        own = ["-ppn", str(job.ranks_per_node), *shlex.split(bind)]
+    file = [f'{"--hostfile" if mpi == "openmpi" else "-f"} "${hosts}"'] if hosts and mpi != "pals" else []
+    words = [shlex.join(["mpiexec", "-n", str(job.size), *own, *job.site.launch]), *file, rank_command(job, _kind(mpi))]
+    return " ".join(words)
+
+
+def _kind(mpi: str) -> str:
+    return mpi if mpi in ("pals", "openmpi") else ""

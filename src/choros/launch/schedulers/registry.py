@@ -1,0 +1,14 @@
+"""All schedulers by their names. A new one is a file of its own and a line here."""
+
+from __future__ import annotations
+
+from choros.launch.schedulers.flux import FLUX
+from choros.launch.schedulers.kubernetes import KUBERNETES
+from choros.launch.schedulers.lsf import LSF
+from choros.launch.schedulers.pbs import PBS
+from choros.launch.schedulers.scheduler import Scheduler
+from choros.launch.schedulers.sge import SGE
+from choros.launch.schedulers.slurm import SLURM
+from choros.launch.schedulers.spark import SPARK
+
+SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in (SLURM, PBS, FLUX, LSF, SGE, KUBERNETES, SPARK)}

@@ -1,0 +1,80 @@
+"""Grid Engine: ``qsub``, and the MPI's ``mpiexec`` for the ranks, which knows Grid Engine's hosts itself."""
+
+from __future__ import annotations
+
+import re
+
+from choros.launch.schedulers.job import Job
+from choros.launch.schedulers.mpiexec import launch_line
+from choros.launch.schedulers.scheduler import Scheduler
+from choros.launch.schedulers.shell_script import body, clock, head
+
+
+def script(job: Job) -> str:
+    """The script of a job.
+
+    A parallel environment has a name of the site's own: ``mpi``, unless a directive says ``-pe NAME SLOTS``. So have
+    GPUs: ``gpu``, unless a directive says ``-l`` and something with gpu in it. What the site decides is noted.
+
+    Example:
+        >>> print(script(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=2, cores=4)).splitlines()[5])
+        #$ -pe mpi 16
+    """
+    named = any(line.split()[0] == "-pe" for line in job.directives)
+    counted = any(line.startswith("-l") and "gpu" in line.lower() for line in job.directives)
+    slots = job.size * job.cores
+    lines = head(
+        job,
+        [
+            f"-N {job.name}",
+            "-cwd",
+            "-j y",
+            f"-o {job.name}-$JOB_ID.log",
+            *([] if named else [f"-pe mpi {slots}"]),
+            *([f"-l gpu={job.gpus}"] if job.gpus and not counted else []),
+            *([f"-l h_rt={clock(job.time)}"] if job.time else []),
+            *([f"-P {job.account}"] if job.account else []),
+            *([f"-q {job.queue}"] if job.queue else []),
+            "-r y",
+        ],
+        "#$",
+    )
+    rule, gpus = slots // job.nodes, job.size * job.gpus
+    if job.nodes > 1 and not named:
+        lines += [
+            f"# The site's parallel environment decides on how many hosts {slots} slots lie (qconf -sp mpi):",
+            f"# meant are {job.nodes}, by an allocation_rule of {rule}. Name one that has it by -o '-pe NAME {slots}'.",
+        ]
+    if job.gpus and not counted:
+        lines += [
+            f"# gpu={job.gpus} is asked for each slot where the site's consumable is YES, once where it is JOB",
+            f"# (qconf -sc): meant are {gpus} in all. Give what the site counts by -o '-l gpu=N'.",
+        ]
+    lines += body(job, launch_line(job), 99, "$JOB_ID")  # Grid Engine's own code for: once more
+    return "\n".join(lines) + "\n"
+
+
+def job_id(said: str) -> str:
+    """The id in what ``qsub`` printed.
+
+    Example:
+        >>> job_id('Your job 42 ("train") has been submitted')
+        '42'
+    """
+    found = re.search(r"\b(\d+)\b", said)
+    return found[1] if found else said.strip()
+
+
+SGE = Scheduler(
+    name="sge",
+    program="qsub",
+    beside="qconf",
+    script=script,
+    submit=lambda file: ["qsub", file],
+    job_id=job_id,
+    status=lambda job: ["qstat", "-j", job],
+    cancel=lambda job: ["qdel", job],
+    logs=lambda job: [f"*-{job}.log"],
+    silent=("unable to contact qmaster", "unable to send message to qmaster"),
+    ending=".sge.sh",
+)

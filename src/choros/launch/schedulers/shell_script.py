@@ -1,0 +1,131 @@
+"""Pieces of shell that several schedulers' scripts have."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from choros.launch.schedulers.job import Job
+
+# The rank and the local rank, as the launcher of each MPI tells them.
+RANK = {
+    "srun": "$SLURM_PROCID",
+    "pals": "${PALS_RANKID:-$PMI_RANK}",
+    "openmpi": "$OMPI_COMM_WORLD_RANK",
+    "jsrun": "$JSM_NAMESPACE_RANK",
+    "flux": "$FLUX_TASK_RANK",
+    "pod": "$JOB_COMPLETION_INDEX",
+    "": "$PMI_RANK",
+}
+LOCAL_RANK = {
+    "srun": "$SLURM_LOCALID",
+    "pals": "${PALS_LOCAL_RANKID:-$PMI_LOCAL_RANK}",
+    "openmpi": "$OMPI_COMM_WORLD_LOCAL_RANK",
+    "jsrun": "$JSM_NAMESPACE_LOCAL_RANK",
+    "flux": "$FLUX_TASK_LOCAL_ID",
+    "": "$MPI_LOCALRANKID",
+}
+
+_SHOW = ("srun", "flux", "jsrun", "pod")  # these show each rank its own GPUs themselves
+
+
+def clock(seconds: int) -> str:
+    """``3700`` as ``01:01:40``, which all schedulers take.
+
+    Example:
+        >>> clock(3700), clock(100 * 3600)
+        ('01:01:40', '100:00:00')
+    """
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def head(job: Job, directives: Sequence[str], mark: str) -> list[str]:
+    """The first lines: the shell, who wrote it, the scheduler's directives; the site's and the user's own come last."""
+    written = [f"# Written by: {job.written_by}"] if job.written_by else []
+    facts = [f"# {job.site.name}, as read in {source}" for source in job.site.source]
+    lines = [*directives, *job.site.directives, *job.directives]
+    return ["#!/bin/bash", *written, *facts, *(f"{mark} {line}" for line in lines)]
+
+
+def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: bool = True) -> list[str]:
+    """Return the first node's commands: set-up, variables, the ranks, and the job's next turn if asked for.
+
+    Args:
+        job: the job.
+        launch: the command that starts the ranks.
+        again: the command that gives the job its next turn, and 75 is the script's code where it fails; or the code by
+            which the scheduler itself gives it one.
+        identity: what the shell makes the job's id of: a variable, or a command.
+        clocked: whether the ranks look at the clock, since the scheduler does not tell them of the limit.
+    """
+    lines = [*job.setup]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.exports().items()]
+    if clocked and job.time and job.signal:
+        lines.append(f"export CHOROS_STOP_AT=$(($(date +%s) + {job.time} - {job.signal}))")
+    turn = [f"    exit {again}"]
+    if isinstance(again, str):
+        turn = [
+            f"    {again} && exit 0",
+            '    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2',
+            "    exit 75",
+        ]
+    return [
+        *lines,
+        f'export CHOROS_REQUEUE="$PWD/.choros-requeue-{identity}"',
+        'rm -f "$CHOROS_REQUEUE"',
+        launch,
+        "code=$?",
+        'if [ -e "$CHOROS_REQUEUE" ]; then',
+        '    rm -f "$CHOROS_REQUEUE"',
+        '    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"',
+        *turn,
+        "fi",
+        'echo "choros: the ranks ended with code $code"',
+        "exit $code",
+    ]
+
+
+def rank_command(job: Job, launcher: str) -> str:
+    r"""Return the command that the launcher starts for each rank: a shell that becomes the rank.
+
+    The signal that tells of the time limit is ignored until a script asks for it, since it would end those that do not.
+
+    Args:
+        job: the job.
+        launcher: a key of ``RANK``.
+
+    Example:
+        >>> rank_command(Job(("python", "a b.py"), "a"), "srun")
+        'bash -c \'trap "" USR2; exec "$@"\' rank python \'a b.py\''
+    """
+    return f"bash -c {shlex.quote(rank_script(job, launcher))} rank {shlex.join(job.command)}"
+
+
+def rank_script(job: Job, launcher: str) -> str:
+    """The text of that shell; its arguments are the command."""
+    parts = ['trap "" USR2']
+    if job.gpus and job.site.visible and (launcher not in _SHOW or job.site.gpu_order):
+        order = job.site.gpu_order or tuple(map(str, range(job.ranks_per_node * job.gpus)))
+        name = job.site.visible
+        local = LOCAL_RANK.get(launcher, LOCAL_RANK[""])
+        parts += [
+            f"all=({' '.join(order)})",
+            f'[ -z "${name}" ] || IFS=, read -ra all <<<"${name}"' if not job.site.gpu_order else "",
+            f'mine=("${{all[@]:$(({local} * {job.gpus})):{job.gpus}}}")',
+            f'export {name}="$(IFS=,; echo "${{mine[*]}}")"',
+        ]
+    if job.gpus > 1:  # else a rank would choose one of its own, by its local rank
+        parts.append("export CHOROS_OWN_GPUS=1")
+    wrapped = " ".join(wrap_words(job.wrap, RANK.get(launcher, RANK[""])))
+    parts.append(f'exec {wrapped} "$@"' if wrapped else 'exec "$@"')
+    return "; ".join(part for part in parts if part)
+
+
+def wrap_words(words: Sequence[str], rank: str) -> list[str]:
+    """The words of a wrapper for the shell, with the rank in the place of ``%r``.
+
+    Example:
+        >>> wrap_words(["vtune", "-r", "out.%r", "--", "a$b"], "$R")
+        ['vtune', '-r', 'out."$R"', '--', "'a$b'"]
+    """
+    return [f'"{rank}"'.join(shlex.quote(part) if part else "" for part in word.split("%r")) or "''" for word in words]

@@ -1,0 +1,105 @@
+"""Facts about a machine: a TOML file in ``presets/`` for each, which names its source."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from importlib import resources
+from typing import Any
+
+from choros.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Site:
+    """A machine, as far as a job's script depends on it. Everything but the name may be left out.
+
+    Attributes:
+        name: str. What it is called.
+        source: tuple of str. Where these facts were read, and when.
+        scheduler: str. A name of ``SCHEDULERS``.
+        mpi: str. As ``Job.mpi``, where nothing was asked for.
+        ranks_per_node, cores, gpus: int. What a job gets that does not say; the last two for each rank.
+        gpus_per_node, cores_per_node: int. What a node has; 0 is not known.
+        cpus_per_core: int. How many CPUs a core is to SLURM. Defaults to 1.
+        select: str. PBS' chunk, with ``{nodes}``.
+        queue_option: str. SLURM's option that names a queue. Defaults to ``--partition``.
+        gpu_directives: tuple of str. What asks for GPUs in the place of the scheduler's usual option; ``{gpus}`` is the
+            number for each rank. A site that names a whole node's GPUs gives out whole nodes.
+        directives: tuple of str. More directives, as after ``#SBATCH`` or ``#PBS``.
+        launch: tuple of str. More options of srun or mpiexec.
+        bind: dict. The launcher's options that bind ranks, by ranks per node; ``other`` for all other numbers.
+        visible: str. The variable by which a rank is shown its GPUs; "" leaves it to the scheduler.
+        gpu_order: tuple of str. The GPUs in the order of local ranks.
+        needs: dict. Directives without which the site refuses a job, and what to give.
+        needs_account: bool. Whether a job must name an account.
+        environment: dict. Variables to export.
+
+    Example:
+        >>> load_site("polaris").scheduler
+        'pbs'
+    """
+
+    name: str = "generic"
+    source: tuple[str, ...] = ()
+    scheduler: str = ""
+    mpi: str = ""
+    ranks_per_node: int = 1
+    cores: int = 1
+    gpus: int = 0
+    gpus_per_node: int = 0
+    cores_per_node: int = 0
+    cpus_per_core: int = 1
+    select: str = ""
+    queue_option: str = "--partition"
+    gpu_directives: tuple[str, ...] = ()
+    directives: tuple[str, ...] = ()
+    launch: tuple[str, ...] = ()
+    bind: Mapping[str, str] = field(default_factory=dict)
+    visible: str = "CUDA_VISIBLE_DEVICES"
+    gpu_order: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    needs_account: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def site_names() -> tuple[str, ...]:
+    """The names of all sites that are known.
+
+    Example:
+        >>> "generic" in site_names()
+        True
+    """
+    found = resources.files("choros.launch.schedulers").joinpath("presets").iterdir()
+    return tuple(sorted(file.name.removesuffix(".toml") for file in found if file.name.endswith(".toml")))
+
+
+def load_site(name: str = "generic") -> Site:
+    """Read what is known of a site.
+
+    Args:
+        name: as in ``site_names()``. Defaults to ``"generic"``, of which nothing is known.
+
+    Raises:
+        BadInput: there is no such site.
+
+    Example:
+        >>> load_site("perlmutter").gpu_order
+        ('3', '2', '1', '0')
+    """
+    if name not in site_names():
+        near = get_close_matches(name.lower(), site_names(), 1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(site_names())}."
+        raise BadInput(f"there is no site {name!r}: {hint} Without --site nothing is supposed of the machine.")
+    text = resources.files("choros.launch.schedulers").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
+    return _read(tomllib.loads(text))
+
+
+def _read(found: dict[str, Any]) -> Site:
+    unknown = found.keys() - {each.name for each in fields(Site)}
+    if unknown:
+        raise BadInput(f"the preset of {found.get('name')} has what no site has: {', '.join(sorted(unknown))}")
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return Site(**given)

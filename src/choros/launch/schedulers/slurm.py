@@ -1,0 +1,125 @@
+"""SLURM: ``sbatch``, and ``srun`` for the ranks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI
+from choros.launch.schedulers.job import Job
+from choros.launch.schedulers.scheduler import Scheduler
+from choros.launch.schedulers.shell_script import body, clock, head, rank_command
+
+_OVER = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+)
+
+
+def script(job: Job) -> str:
+    """The script of a job.
+
+    Example:
+        >>> "srun --kill-on-bad-exit=1" in script(Job(("python", "train.py"), "train"))
+        True
+    """
+    limits = [f"--time={clock(job.time)}"] if job.time else []
+    names = [f"--account={job.account}"] if job.account else []
+    names += [f"{job.site.queue_option}={job.queue}"] if job.queue else []
+    signal = [f"--signal=USR2@{job.signal}"] if job.signal else []
+    lines = head(
+        job,
+        [
+            f"--job-name={job.name}",
+            f"--nodes={job.nodes}",
+            f"--ntasks-per-node={job.ranks_per_node}",
+            f"--cpus-per-task={job.cpus}",
+            *([f"--threads-per-core={job.threads_per_core}"] if job.threads_per_core else []),
+            *_gpus(job),
+            *limits,
+            *names,
+            f"--output={job.name}-%j.log",
+            "--open-mode=append",
+            "--requeue",
+            *signal,
+        ],
+        "#SBATCH",
+    )
+    if PMI.get(job.mpi) == "pmi2" and job.mpi == "mpich":
+        lines += [f'export {name}="${{{name}:-{value}}}"' for name, value in MPICH_UNDER_PMI2.items()]
+    lines += body(job, _srun(job), 'scontrol requeue "$SLURM_JOB_ID"', "$SLURM_JOB_ID", clocked=False)
+    return "\n".join(lines) + "\n"
+
+
+def _gpus(job: Job) -> list[str]:
+    if not job.gpus:
+        return []
+    site = [line.replace("{gpus}", str(job.gpus)) for line in job.site.gpu_directives]
+    return site or [f"--gpus-per-task={job.gpus}"]
+
+
+def _srun(job: Job) -> str:
+    """Not all of srun's options are taken over from sbatch; those are said again."""
+    bind = job.site.bind.get(str(job.ranks_per_node), job.site.bind.get("other", ""))
+    words = ["srun", "--kill-on-bad-exit=1", "--label"]
+    words += [f"--mpi={PMI.get(job.mpi, job.mpi)}"] if job.mpi else []
+    words += [f"--nodes={job.nodes}", f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cpus}"]
+    words += [*_gpus(job), *shlex.split(bind), *job.site.launch]
+    return f"{shlex.join(words)} {rank_command(job, 'srun')}"
+
+
+def tell(said: str) -> str:
+    """Return the output of ``scontrol show job --oneliner``, as one line for people.
+
+    Example:
+        >>> tell("JobId=7 JobName=a JobState=RUNNING Reason=None RunTime=00:01:02 TimeLimit=01:00:00 NodeList=n[1-2]")
+        'job 7 (a): RUNNING, 00:01:02 of 01:00:00, on n[1-2]'
+    """
+    found = _fields(said)
+    state, reason = found.get("JobState", "unknown"), found.get("Reason", "None")
+    text = f"job {found.get('JobId', '?')} ({found.get('JobName', '?')}): {state}"
+    text += f" ({reason})" if reason != "None" else ""
+    text += f", {found.get('RunTime', '?')} of {found.get('TimeLimit', '?')}"
+    nodes = found.get("NodeList", "(null)")
+    text += f", on {nodes}" if nodes not in ("(null)", "") else ""
+    text += f", restarts {found['Restarts']}" if found.get("Restarts", "0") != "0" else ""
+    code = found.get("ExitCode", "0:0") if state in _OVER else "0:0"
+    return text + (f", exit code {code.partition(':')[0]}" if code != "0:0" else "")
+
+
+def ended(said: str) -> bool:
+    """Return whether the job has ended for good.
+
+    Example:
+        >>> ended("JobState=COMPLETED"), ended("JobState=PENDING"), ended("")
+        (True, False, True)
+    """
+    return _fields(said).get("JobState", "COMPLETED") in _OVER
+
+
+def _fields(said: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=(\S*)", said.partition("\n")[0]))
+
+
+SLURM = Scheduler(
+    name="slurm",
+    program="sbatch",
+    script=script,
+    submit=lambda file: ["sbatch", "--parsable", file],
+    job_id=lambda said: said.strip().partition(";")[0],
+    status=lambda job: ["scontrol", "show", "job", "--oneliner", job],
+    cancel=lambda job: ["scancel", job],
+    logs=lambda job: [f"*-{job}.log"],
+    tell=tell,
+    log_of=lambda said: _fields(said).get("StdOut", ""),
+    ended=ended,
+    silent=("a configuration source", "ontact slurm controller"),
+    ending=".slurm.sh",
+)

@@ -1,0 +1,90 @@
+"""Spark: ``spark-submit``, whose driver is the script; a ``Trainer`` in it has ``launcher="spark"``.
+
+The script's process is the driver and runs where the job was submitted, so its progress and logs are seen there. With
+Spark Connect it is a client, and there is nothing to submit but the script itself.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from choros.errors import BadInput
+from choros.launch.schedulers.job import Job
+from choros.launch.schedulers.scheduler import Scheduler
+
+_UNPACKED = "environment"  # where executors find the packed one
+
+
+def script(job: Job) -> str:
+    r"""The script of a job.
+
+    Example:
+        >>> print(script(Job(("python", "a.py", "--fast"), "a", nodes=2, cores=4, master="yarn")).splitlines()[1])
+        exec spark-submit --master yarn --name a \
+        >>> print(script(Job(("python", "a.py"), "a", master="sc://head")).splitlines()[-1])
+        SPARK_REMOTE=sc://head exec python a.py
+
+    Raises:
+        BadInput: what Spark does not have.
+    """
+    _check(job)
+    lines = ["#!/bin/bash", *([f"# Written by: {job.written_by}"] if job.written_by else []), *job.setup]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.env]
+    if job.master.startswith("sc://"):
+        lines += [f"SPARK_REMOTE={shlex.quote(job.master)} exec {shlex.join(job.command)}"]
+        return "\n".join(lines) + "\n"
+    first = ["exec", "spark-submit", *(["--master", job.master] if job.master else []), "--name", job.name]
+    first += ["--queue", job.queue] if job.queue else []
+    words = [shlex.join(first), *(f"--conf {shlex.quote(one)}" for one in _settings(job))]
+    if job.archive:
+        words.append(shlex.join(["--archives", f"{job.archive}#{_UNPACKED}"]))
+    words += [*job.directives, shlex.join(job.command[1:])]
+    return "\n".join([*lines, " \\\n    ".join(words)]) + "\n"
+
+
+def _settings(job: Job) -> list[str]:
+    cores, size = job.ranks_per_node * job.cores, job.size
+    made = [
+        "spark.dynamicAllocation.enabled=false",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval=1s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures=30",
+        f"spark.executor.cores={cores}",
+        f"spark.task.cpus={job.cores}",
+    ]
+    if job.master.startswith("spark://") or not job.master:
+        made.append(f"spark.cores.max={size * job.cores}")
+    if not job.master.startswith(("spark://", "local")):
+        made.append(f"spark.executor.instances={job.nodes}")
+    if job.gpus:
+        made.append(f"spark.executor.resource.gpu.amount={job.ranks_per_node * job.gpus}")
+        made.append(f"spark.task.resource.gpu.amount={job.gpus}")
+    python = job.command[0]
+    if job.archive:
+        made += [f"spark.pyspark.python=./{_UNPACKED}/bin/python", f"spark.pyspark.driver.python={python}"]
+    else:
+        made.append(f"spark.pyspark.python={python}")
+    return made + [f"spark.executorEnv.{name}={value}" for name, value in job.env]
+
+
+def _check(job: Job) -> None:
+    command = job.command
+    if len(command) < 2 or not command[1].endswith((".py", ".pyz")):
+        raise BadInput(f"Spark runs Python scripts: give a file that ends in .py, not {shlex.join(command)}")
+
+
+def _attached(*_: object) -> list[str]:
+    raise BadInput("a job of Spark runs where it was submitted, and its output is there; end it by Ctrl-C")
+
+
+SPARK = Scheduler(
+    name="spark",
+    program="spark-submit",
+    script=script,
+    submit=lambda file: ["bash", file],
+    job_id=str,
+    status=_attached,
+    cancel=_attached,
+    logs=_attached,
+    ending=".spark.sh",
+    attached=True,
+)

@@ -1,0 +1,1 @@
+"""Start of ranks on several hosts over SSH."""

@@ -1,0 +1,236 @@
+"""``ModelMGPU``: a Keras model whose batches are divided among the devices of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from choros.backends.devices import choose_devices
+from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
+from choros.errors import BadInput
+from choros.parallel.in_process import Here
+from choros.training.validation import check_model
+from choros.training.worker.setup import several_models
+from choros.types import Batch
+
+_OWN = ("serial", "devices", "enqueue", "_trainer")  # all else is the serial model's
+_ORDER: dict[str, Any] = {"rank": 0, "size": 1, "together": True, "seed": 0, "epoch": 0, "shuffle": False}
+
+
+class ModelMGPU:
+    """A model over several devices: ``fit``, ``evaluate`` and ``predict`` as Keras' own, each batch divided.
+
+    There is one set of weights, the serial model's; whatever is not named here is the serial model's too (``save``,
+    ``load_weights``, ``layers``, ``optimizer``, ...), so what is saved loads in plain Keras. Batches of any size are
+    exact, also those with fewer rows than there are devices: gradients, losses and metrics are those of one process.
+
+    On JAX one program spans the devices, and BatchNormalization sees the whole batch. On PyTorch and TensorFlow each
+    device has a model of its own: BatchNormalization sees its share, and what it averages is their mean by rows.
+    PyTorch's Dropout without a seed draws from one generator, in whichever order the devices come: give layers a seed
+    for runs that repeat.
+
+    Args:
+        serial_model: a ``keras.Model``.
+        gdev_list: the devices' names, or how many; None is all.
+        ps_device: where batches are cut and outputs joined, which is the host, whatever is given.
+        usenccl, initsync, syncopt: had to be asked for in keras_experiments. Gradients are always added, by what the
+            backend has (NCCL on GPUs under JAX), and all devices always begin with the same weights.
+        enqueue: bool. Whether ``fit`` reads ahead, as ``choros.prefetch`` does. Defaults to False.
+        devices: another name of ``gdev_list``.
+
+    Raises:
+        BadInput: no model, fewer than two devices, or devices that are not there.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> from choros.parallel import ModelMGPU
+        >>> serial = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model = ModelMGPU(serial, devices=2)  # doctest: +SKIP
+        >>> model.compile("sgd", "mse")  # doctest: +SKIP
+        >>> history = model.fit(np.ones((7, 4)), np.ones(7), batch_size=4)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        serial_model: Any = None,
+        gdev_list: int | Sequence[str] | None = None,
+        ps_device: str = "/cpu:0",
+        usenccl: bool = False,
+        initsync: bool = True,
+        syncopt: bool = False,
+        enqueue: bool = False,
+        *,
+        devices: int | Sequence[str] | None = None,
+    ) -> None:
+        import keras
+
+        if not isinstance(serial_model, keras.Model):
+            raise BadInput(f"serial_model is of type {type(serial_model).__name__}: give a keras.Model.")
+        self.serial = serial_model
+        self.devices = chosen(gdev_list, devices)
+        if len(self.devices) < 2:
+            raise BadInput(f"devices={self.devices}: give two or more, or train the serial model itself.")
+        self.enqueue = enqueue
+        self._trainer: Here | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "serial":  # not there yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self.serial, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.serial, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the serial model."""
+        return self.serial(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{self.serial.name} over {len(self.devices)} devices ({', '.join(self.devices)})"
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the serial model."""
+        self._forget()
+        self.serial.compile(*args, **kwargs)
+
+    def fit(  # noqa: D417 - those of the Trainer are named together
+        self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train, as ``keras.Model.fit``; data may be all that ``choros.Trainer.fit`` takes.
+
+        Args:
+            x, y: data.
+            batch_size: int. Of the whole batch, divided among the devices. Defaults to 32.
+            args, kwargs: as in ``choros.Trainer.fit``.
+
+        Returns:
+            ``keras.callbacks.History``, with ``run`` (``choros.RunRecord``).
+        """
+        trainer = self._here()
+        if kwargs.get("verbose", 1):
+            how = "a model on each" if several_models(len(self.devices)) else "one program, rows divided"
+            print(f"{self!r}: {how}")
+        if self.enqueue:
+            x, y, kwargs["sample_weight"] = prefetch((x, y, kwargs.get("sample_weight"))), None, None
+        return trainer.fit(x, y, 32 if batch_size is None else batch_size, *args, **kwargs)
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = 0,
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Evaluate, as ``keras.Model.evaluate``: loss and metrics are those of one device.
+
+        Returns:
+            The loss, or a list with the metrics after it, or with ``return_dict`` a dictionary.
+        """
+        if callbacks:
+            raise BadInput("evaluate over several devices runs no callbacks: evaluate the serial model with them.")
+        replica: Any = None
+        for batch in self._batches(
+            make_validation((x, y, sample_weight) if y is not None else x, steps), batch_size, steps
+        ):
+            if replica is None:
+                replica = self._here().ready(batch)
+                replica.reset_metrics()
+            replica.evaluate(batch)
+        if replica is None:
+            raise BadInput("There are no rows to evaluate.")
+        logs: dict[str, Any] = replica.metrics()
+        replica.sync()
+        if verbose:
+            print(" - ".join(f"{name}: {value:.4f}" for name, value in logs.items()))
+        return _returned(logs, return_dict)
+
+    def predict(
+        self, x: Any, batch_size: int | None = None, verbose: Any = 0, steps: int | None = None, callbacks: Any = None
+    ) -> Any:
+        """Predict, as ``keras.Model.predict``; the devices' outputs are put one after the other."""
+        import keras
+
+        if callbacks:
+            raise BadInput("predict over several devices runs no callbacks: use the serial model with them.")
+        if not self.serial.compiled:
+            return self.serial.predict(x, batch_size, verbose, steps)
+        pieces: list[Any] = []
+        replica: Any = None
+        for batch in self._batches(make_source(without_augment(x)), batch_size, steps):
+            replica = replica or self._here().ready(batch)
+            pieces += replica.predict(batch)
+        if not pieces:
+            raise BadInput("There are no rows to predict from.")
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *pieces)
+
+    def train_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """One step on one batch; logs as ``keras.Model.train_on_batch``."""
+        batch = _whole(make_source(x, y, sample_weight, class_weight))
+        replica = self._here().ready(batch)
+        replica.reset_metrics()
+        replica.step(batch)
+        logs: dict[str, Any] = replica.metrics()
+        replica.sync()
+        return _returned(logs, return_dict)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+        """Evaluate one batch; logs as ``keras.Model.test_on_batch``."""
+        return self.evaluate(x, y, len(_first(x)), sample_weight=sample_weight, return_dict=return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Predict one batch."""
+        return self.predict(x, len(_first(x)))
+
+    def _here(self) -> Here:
+        if self._trainer is None:
+            check_model(self.serial)
+            self._trainer = Here(self.serial, self.devices)
+        return self._trainer
+
+    def _batches(self, source: Source, batch_size: int | None, steps: int | None) -> Iterator[Batch]:
+        yield from feed(source, lambda batch: batch, **_ORDER, batch_size=batch_size or 32, steps=steps)
+
+    def _forget(self) -> None:
+        if self._trainer is not None:
+            self._trainer.forget()
+            self._trainer = None
+
+
+def chosen(gdev_list: int | Sequence[str] | None, devices: int | Sequence[str] | None) -> list[str]:
+    """The devices that are meant by one of two names.
+
+    Raises:
+        BadInput: both are given, or one that is not there.
+    """
+    if gdev_list is not None and devices is not None:
+        raise BadInput("gdev_list and devices are the same: give one of them.")
+    return choose_devices(gdev_list if devices is None else devices)
+
+
+def _whole(source: Any) -> Batch:
+    batch: Batch = next(iter(source.epoch(**_ORDER, batch_size=source.rows, steps=None)))
+    return batch
+
+
+def _first(x: Any) -> Any:
+    import keras
+
+    return keras.tree.flatten(x)[0]
+
+
+def _returned(logs: dict[str, Any], as_dict: bool) -> Any:
+    if as_dict:
+        return dict(sorted(logs.items()))
+    values = list(logs.values())
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,106 @@
+"""A center in this process's memory, for threads, for one worker, and for tests of the algorithms."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from choros.algorithms import Algorithm, Meeting
+from choros.param_server.blocks import blocks
+from choros.types import Array
+
+
+class MemoryCentre:
+    """A parameter server in this process: the center, the algorithm's state, a lock, and a count of merges.
+
+    Args:
+        algorithm: Algorithm. Bound to the number of workers.
+        centre: flat float array. Initial values; copied.
+        workers: int. Number of workers.
+        others: flat float array. The mean of the workers' moving statistics, if the model has any; copied.
+
+    Attributes:
+        centre, others: the arrays, changed in place under the lock.
+        clock: int. Merges so far.
+
+    Example:
+        >>> from choros.algorithms import DynSGD
+        >>> centre = MemoryCentre(DynSGD(), np.zeros(1), workers=2)
+        >>> first, second = centre.at(0), centre.at(1)
+        >>> first.exchange(np.ones(1), np.zeros(1), 8, np.zeros(0))
+        0
+        >>> second.exchange(np.ones(1), np.zeros(1), 8, np.zeros(0)), centre.centre.tolist()
+        (1, [1.5])
+    """
+
+    def __init__(self, algorithm: Algorithm, centre: Array, workers: int = 1, others: Array | None = None) -> None:
+        self.algorithm, self.workers = algorithm, workers
+        self.centre = centre.copy()
+        self.others: Array = np.zeros(0, centre.dtype) if others is None else others.copy()
+        self.memory = tuple(algorithm.start(self.centre, workers))
+        self.clock = 0
+        self._last_exchange = [0] * workers
+        self._lock = threading.Lock()
+        self._blocks = blocks(algorithm, centre.size)
+
+    def at(self, rank: int) -> Seat:
+        """Return the handle through which one worker uses the center.
+
+        Raises:
+            ValueError: there is no such worker.
+        """
+        if not 0 <= rank < self.workers:
+            raise ValueError(f"rank {rank} of a centre for {self.workers} workers: give 0 to {self.workers - 1}.")
+        return Seat(self, rank)
+
+    def exchange(self, rank: int, local: Array, seen: Array, window: int, others: Array) -> int:
+        """Exchange with worker ``rank``. Change ``local``, ``others`` and (if it is used) ``seen`` in place."""
+        algorithm, before = self.algorithm, self.algorithm.shows == "before"
+        with self._lock:
+            staleness = self.clock - self._last_exchange[rank]
+            meeting = Meeting(1, staleness, rank)
+            for part in self._blocks:
+                old, held = self.centre[part], tuple(vector[part] for vector in self.memory)
+                message = algorithm.propose(local[part], seen[part], window)
+                new, memory = algorithm.merge(old, message, meeting, held)
+                shown = old if before else new
+                if shown is old and new is message:  # the message may be a view of ``local``, which adopt overwrites
+                    new = message.copy()
+                local[part] = algorithm.adopt(local[part], shown)
+                if algorithm.uses_seen:
+                    seen[part] = shown
+                for view, vector in zip(held, memory, strict=True):
+                    if vector is not view:
+                        view[...] = vector
+                self.centre[part] = new
+            if others.size:
+                self.others += (others - self.others) / self.workers
+                others[...] = self.others
+            self.clock += 1
+            self._last_exchange[rank] = self.clock
+        return staleness
+
+    def read(self, out: Array, others: Array) -> int:
+        """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
+        with self._lock:
+            out[...], others[...] = self.centre, self.others
+            return self.clock
+
+
+class Seat:
+    """One worker's handle to a ``MemoryCentre``. It implements ``choros.comm.group.Centre``."""
+
+    def __init__(self, centre: MemoryCentre, rank: int) -> None:
+        self._centre, self._rank = centre, rank
+
+    def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
+        """Propose, merge and adopt under one lock; return the staleness."""
+        return self._centre.exchange(self._rank, local, seen, window, others)
+
+    def read(self, out: Array, others: Array) -> int:
+        """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
+        return self._centre.read(out, others)
+
+    def close(self) -> None:
+        """Do nothing: this handle holds no resources."""

@@ -1,0 +1,222 @@
+"""A barrier stage that trains, followed from the driver: the callbacks run here, and a failed run begins again."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from choros.backends.host_values import to_host
+from choros.errors import BadInput, WorkerFailed
+from choros.pickling import dumps
+from choros.spark import barrier
+from choros.spark.feature_columns import Columns
+from choros.spark.task_data import Held, Sent
+from choros.spark.task_errors import Cancelled
+from choros.spark.task_process import keras_here
+from choros.spark.task_slots import is_connect
+from choros.spark.train_task import Rank, results
+from choros.training.async_control.best_member import best_of
+from choros.training.callback_runner import Conductor
+from choros.training.executors.callback_server import Line, Told
+from choros.training.executors.restart_policy import Mender
+from choros.training.model_io.serialization import copy_model
+from choros.training.payload import put, shown
+from choros.training.run_record import RunRecord
+from choros.training.spec import Job, Plan, Tally
+
+
+@dataclass
+class _Attempt:
+    """A barrier stage under way, in a thread: what the tasks returned, or what ended them."""
+
+    found: list[bytes] | None = None
+    error: BaseException | None = None
+
+
+class _Spoken(Line):
+    """The driver's end of the line to rank 0."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.model, plan.job, plan.conductor)
+
+    def tell(self, what: str, rank: int) -> Told:
+        """All has travelled with the stage."""
+        raise BadInput(f"Task {rank} asked the driver for {what}.")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run.
+
+    Raises:
+        BadInput: fewer restarts than none.
+
+    Attributes:
+        plan: what to do.
+        session: SparkSession.
+        rows: Held or Sent. Where the tasks' batches come from.
+        frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it. columns: Columns. What its columns
+            mean.
+        partitioned: bool. The frame has as many partitions as there are workers, as they are to be held.
+        profile: pyspark ResourceProfile of the tasks, or None.
+        max_restarts: int. How often a run whose task failed begins again at its last epoch.
+        network: str. As in ``choros.Trainer``; "" is the way to the other hosts.
+        echo: bool. Whether what the tasks print is shown here.
+    """
+
+    plan: Plan
+    session: Any
+    rows: Held | Sent
+    frame: Any
+    columns: Columns
+    partitioned: bool = False
+    profile: Any = None
+    max_restarts: int = 0
+    network: str = ""
+    echo: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise BadInput(f"max_restarts={self.max_restarts}: give a whole number, 0 or more.")
+
+    def run(self) -> tuple[RunRecord, list[Any]]:
+        """Train; returns the record of the run and the members of an Ensemble, with the model trained.
+
+        Raises:
+            WorkerFailed: a task failed, and there was no restart left; the model's weights are as they were.
+        """
+        plan, mender = self.plan, Mender(self.max_restarts, self.plan.job.workers)
+        job = replace(plan.job, whole_epochs=mender.left > 0)
+        given = to_host(plan.model.variables)
+        line = _Spoken(plan)
+        try:
+            with line.opened(self.network, here=False) as home:
+                while True:
+                    try:
+                        found = self._attempt(self._rank(job, home, line), line)
+                        break
+                    except Cancelled:
+                        raise
+                    except WorkerFailed as error:
+                        epoch = plan.conductor.epoch if line.begun else job.initial_epoch
+                        if not mender.left or epoch is None:
+                            raise
+                        mender.count(error, (epoch, 0), True)
+                        job = replace(job, initial_epoch=epoch, initial_batch=0)
+        except WorkerFailed as error:
+            error.weights = line.last()
+            for variable, value in zip(plan.model.variables, given, strict=True):
+                variable.assign(value)
+            raise
+        except KeyboardInterrupt:
+            put(plan.model, line.latest)
+            raise
+        record, models = self._result(found)
+        return replace(record, restarts=tuple(mender.done)), models
+
+    def _rank(self, job: Job, home: dict[str, Any], line: Line) -> Rank:
+        plan = self.plan
+        if line.latest:
+            put(plan.model, line.latest)
+        callbacks = None
+        with suppress(Exception):  # of an object's own __reduce__: then they run in this process only
+            callbacks = dumps(plan.conductor.user)
+        return Rank(
+            job.json(),
+            plan.written,
+            keras_here(),
+            [one.tobytes() for one in shown(plan.model)],
+            home,
+            callbacks,
+            self.rows,
+            plan.conductor.steps,
+            bool(plan.conductor.user),
+            self.echo,
+        )
+
+    def _attempt(self, work: Rank, line: Line) -> list[bytes]:
+        """Run the stage in a thread, and the callbacks here meanwhile."""
+        stage, tag = _Attempt(), f"choros-{secrets.token_hex(4)}"
+
+        def run() -> None:
+            try:
+                _mark(self.session, tag)
+                stage.found = barrier.run(
+                    self.frame,
+                    work,
+                    self.plan.job.workers,
+                    columns=self.columns,
+                    partitioned=self.partitioned,
+                    profile=self.profile,
+                    timeout=self.plan.job.first_timeout,
+                )
+            except BaseException as error:
+                stage.error = error
+
+        thread = threading.Thread(target=run, name="choros-spark", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                heard = line.next(0.05)
+                if heard is not None and heard[1]["event"] in ("begin", "batch", "epoch_end"):
+                    line.obey(*heard[1:])
+        except BaseException:
+            _cancel(self.session, tag)
+            raise
+        if stage.error is not None:
+            raise stage.error
+        assert stage.found is not None  # noqa: S101 - one of the two is there
+        return stage.found
+
+    def _result(self, found: list[bytes]) -> tuple[RunRecord, list[Any]]:
+        """Bring home what the tasks have trained."""
+        plan, models = self.plan, list[Any]()
+        told, arrays = results(found[0])
+        conductor, tallies, losses = plan.conductor, told["tallies"], told["losses"]
+        if plan.job.ensemble:
+            members = [results(payload) for payload in found]
+            best = best_of([one["score"] for one, _ in members])
+            tallies = [{**one["tallies"][0], "rank": rank} for rank, (one, _) in enumerate(members)]
+            told["history"] = members[best][0]["history"]
+            models = [copy_model(plan.model) for _ in members]
+            for model, (_, weights) in zip(models, members, strict=True):
+                put(model, weights)
+            arrays = members[best][1]
+        put(plan.model, arrays)
+        if told["history"] is not None:
+            conductor.history.epoch = told["history"]["epoch"]
+            conductor.history.history = told["history"]["history"]
+            _tell(conductor)
+        else:
+            conductor.end()
+        tallied = [Tally(**one) for one in tallies]
+        return RunRecord.of(plan.algorithm, plan.job.meet, tallied, 0.0, losses, told["met"]), models
+
+
+def _tell(conductor: Conductor) -> None:
+    """Show the epochs where a progress bar was wished, but the tasks did not reach this process."""
+    import keras
+
+    if not any(isinstance(one, keras.callbacks.ProgbarLogger) for one in conductor.list.callbacks):
+        return
+    history = conductor.history
+    for number, epoch in enumerate(history.epoch):
+        logs = [f"{name}: {figures[number]:.4f}" for name, figures in history.history.items() if number < len(figures)]
+        print(f"Epoch {epoch + 1}/{conductor.epochs} - {' - '.join(logs)}", flush=True)
+
+
+def _mark(session: Any, tag: str) -> None:
+    if is_connect(session):
+        session.addTag(tag)
+    else:
+        session.sparkContext.setJobGroup(tag, "choros: training a Keras model", True)
+
+
+def _cancel(session: Any, tag: str) -> None:
+    if is_connect(session):
+        session.interruptTag(tag)
+    else:
+        session.sparkContext.cancelJobGroup(tag)

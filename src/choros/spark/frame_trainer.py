@@ -1,0 +1,191 @@
+"""The driver's side of training on a DataFrame: a ``Trainer`` whose workers are the tasks of one barrier stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from choros.cluster import Place
+from choros.data import serialization
+from choros.data.partitioned_source import template
+from choros.errors import BadData, BadInput
+from choros.spark.executor import Stage
+from choros.spark.feature_columns import Columns
+from choros.spark.row_store import Spill, local_folder
+from choros.spark.task_data import Held
+from choros.spark.task_slots import choose_workers
+from choros.trainer import Trainer
+from choros.training.run_record import RunRecord
+from choros.training.spec import Plan
+from choros.types import Batch
+
+_FIRST = 32  # rows that the driver looks at
+
+
+class Frame:
+    """The ``x`` of ``FrameTrainer.fit``: the rows of a frame, which stay on the cluster.
+
+    Args:
+        frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it.
+        columns: what its columns mean.
+        floatx: str. What floating point numbers become.
+    """
+
+    brings_targets, indexed, ahead, rows = True, True, 0, None
+
+    def __init__(self, frame: Any, columns: Columns, floatx: str = "float32") -> None:
+        self.frame, self.columns = frame, columns
+        from choros.spark.pyarrow import few, refuse_large_batches
+
+        spill = Spill(columns, local_folder(0))
+        try:
+            rows = few(frame.limit(_FIRST))
+            refuse_large_batches(frame.sparkSession, rows)
+            spill.fill(rows)
+            data = [spill.data(spill.forms(), part) for part in ((False, True) if columns.marked else (False,))]
+            some = next((one for one in data if one.rows), None)
+            if some is None:
+                raise BadData("The frame has no rows to train with.")
+            batch = template(some.x, some.y, some.weight, floatx)
+            x, y, weight = serialization.nested(*_copied(batch))
+            self.first = Batch(x, y, weight, rows=batch.rows, total=batch.rows)
+        finally:
+            spill.close()
+
+    def check(self) -> None:
+        """Nothing can have changed."""
+
+    def with_class_weight(self, class_weight: Any) -> Any:
+        """Frames carry weights in a column of their own."""
+        raise BadInput("class_weight is for arrays: give the frame a column of weights (weightCol).")
+
+    def steps(self, batch_size: int) -> int | None:
+        """Not known before the rows are counted, on the cluster."""
+        return None
+
+    def sample(self, batch_size: int) -> Batch:
+        """The first rows."""
+        return self.first
+
+    def part(self, rank: int, size: int, seed: int) -> Frame:
+        """Members of an ensemble have the rows that their tasks hold."""
+        return self
+
+
+class FrameTrainer(Trainer):
+    """A ``Trainer`` on the tasks of a Spark session.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        algorithm: as in ``Trainer``.
+        workers: int, or "auto" for all free task slots.
+        session: SparkSession.
+        max_restarts: int. How often a run whose task failed begins again at its last epoch. Defaults to 0.
+        profile: pyspark ResourceProfile of the tasks, or None.
+        partitioned: bool. The frames have as many partitions as there are workers, as they are to be held.
+        network: str or None. As in ``Trainer``.
+        more: of ``Trainer``: meet, timeout, first_timeout, strict.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        algorithm: Any,
+        workers: int | str,
+        session: Any,
+        *,
+        max_restarts: int = 0,
+        profile: Any = None,
+        partitioned: bool = False,
+        network: str | None = None,
+        **more: Any,
+    ) -> None:
+        count = choose_workers(session, workers) if profile is None or workers == "auto" else int(workers)
+        self.session, self.max_restarts, self.profile, self.partitioned = session, max_restarts, profile, partitioned
+        super().__init__(model, algorithm, count, network=network, **more)
+
+    def _where(self, *_: Any) -> Place:
+        return Place()
+
+    @property
+    def _apart(self) -> bool:
+        return True
+
+    def _train(self, plan: Plan) -> RunRecord:
+        frame = plan.source
+        stage = Stage(
+            plan,
+            self.session,
+            Held(serialization.flat(frame.first)),
+            frame.frame,
+            frame.columns,
+            self.partitioned,
+            self.profile,
+            self.max_restarts,
+            self._how.network,
+        )
+        record, self.models = stage.run()
+        return record
+
+
+def train(  # noqa: D417 - those of Trainer are named together
+    frame: Any,
+    *,
+    model: Any,
+    columns: Columns,
+    algorithm: Any = "allreduce",
+    workers: int | str = "auto",
+    meet: str | None = None,
+    max_restarts: int = 0,
+    profile: Any = None,
+    partitioned: bool = False,
+    network: str | None = None,
+    timeout: float = 300.0,
+    first_timeout: float = 1800.0,
+    strict: bool = True,
+    **fit: Any,
+) -> tuple[Any, Any, list[Any]]:
+    """Train a model on the rows of a DataFrame, where they are.
+
+    Args:
+        frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it; its marked rows validate.
+        model: a compiled ``keras.Model``, which is trained.
+        columns: what the frame's columns mean.
+        algorithm, meet, timeout, first_timeout, strict, network: as in ``choros.Trainer``.
+        workers: int, or "auto" for all free task slots.
+        max_restarts, profile, partitioned: as in ``FrameTrainer``.
+        **fit: of ``choros.Trainer.fit``: batch_size, epochs, callbacks, verbose, seed, shuffle, steps_per_epoch,
+            validation_steps, validation_batch_size, validation_freq, initial_epoch.
+
+    Returns:
+        The trained model, its ``keras.callbacks.History`` (with ``run``), and the members of an Ensemble, else [].
+
+    Raises:
+        BadInput, BadData: something that cannot work; no task was started.
+        WorkerFailed: a task failed, and there was no restart left.
+    """
+    import keras
+
+    trainer = FrameTrainer(
+        model,
+        algorithm,
+        workers,
+        frame.sparkSession,
+        max_restarts=max_restarts,
+        profile=profile,
+        partitioned=partitioned,
+        network=network,
+        meet=meet,
+        timeout=timeout,
+        first_timeout=first_timeout,
+        strict=strict,
+    )
+    rows = Frame(frame, columns, keras.config.floatx())
+    history = trainer.fit(rows, validation_data=rows if columns.marked else None, **fit)
+    return model, history, trainer.models
+
+
+def _copied(batch: Batch) -> tuple[Any, list[Any]]:
+    tree, arrays = serialization.flat(batch)
+    return tree, [np.array(array) for array in arrays]

@@ -1,0 +1,211 @@
+"""The names and shapes of a model's inputs and outputs, and the meaning of its outputs to Spark."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from choros.errors import BadInput
+from choros.spark.feature_columns import Columns
+from choros.types import Array
+
+Named = list[tuple[str, tuple[int | None, ...]]]
+KINDS = ("classification", "regression", "raw")
+_CLASSES = re.compile("crossentropy|categorical|hinge|nll", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a model, and the columns that are made of it.
+
+    Attributes:
+        kind: "classes" (a value for each class), "two" (the probability of the second of two), "value" (one number) or
+            "vector".
+        logits: bool. Whether the values of classes are to become probabilities.
+        prediction, probability, raw: str. Names of columns, "" for none.
+    """
+
+    kind: str
+    logits: bool
+    prediction: str
+    probability: str
+    raw: str
+
+    def columns(self, found: Array) -> dict[str, Array]:
+        """Return what the columns hold for a model's values of shape (rows, ...).
+
+        Example:
+            >>> Output("classes", False, "p", "", "").columns(np.array([[0.1, 0.9]]))
+            {'p': array([1.])}
+        """
+        values = found.reshape(len(found), -1)
+        made: dict[str, Array] = {}
+        if self.kind == "value":
+            made[self.prediction] = values[:, 0].astype("float64")
+        elif self.kind == "two":
+            second = values[:, 0].astype("float64")
+            raw = np.stack([-second, second], axis=1)
+            second = 1 / (1 + np.exp(-second)) if self.logits else second
+            made[self.prediction] = (second >= 0.5).astype("float64")
+            made[self.probability] = np.stack([1 - second, second], axis=1)
+            if self.logits:
+                made[self.raw] = raw
+        elif self.kind == "classes":
+            made[self.prediction] = values.argmax(axis=1).astype("float64")
+            made[self.probability] = softmax(values.astype("float64")) if self.logits else values
+            if self.logits:
+                made[self.raw] = values
+        else:
+            made[self.raw] = values
+        return {name: column for name, column in made.items() if name}
+
+    def names(self) -> list[tuple[str, bool]]:
+        """Return the names of the columns, and whether each is a vector."""
+        found = [(self.prediction, False)] if self.kind != "vector" else []
+        if self.kind in ("two", "classes"):
+            found.append((self.probability, True))
+        if self.kind == "vector" or (self.logits and self.kind != "value"):
+            found.append((self.raw, True))
+        return [(name, vector) for name, vector in found if name]
+
+
+def softmax(values: Array) -> Array:
+    """Return each row's exponentials, divided by their sum.
+
+    Example:
+        >>> softmax(np.zeros((1, 2))).tolist()
+        [[0.5, 0.5]]
+    """
+    raised = np.exp(values - values.max(axis=1, keepdims=True))
+    shares: Array = raised / raised.sum(axis=1, keepdims=True)
+    return shares
+
+
+def inputs_of(model: Any) -> Named | None:
+    """Return the names and row shapes of a model's inputs, None where it does not know them."""
+    try:
+        return [(str(one.name), tuple(one.shape[1:])) for one in model.inputs]
+    except (AttributeError, TypeError, ValueError):  # Keras' ways to say that it is not built
+        return None
+
+
+def outputs_of(model: Any) -> Named | None:
+    """Return the names and row shapes of a model's outputs, None where it does not know them."""
+    try:
+        names = list(getattr(model, "output_names", None) or [one.name for one in model.outputs])
+        given = getattr(model, "_outputs_struct", None)
+        if isinstance(given, dict) and len(given) == len(names):  # the keys are what losses and targets go by
+            names = sorted(given)
+        return [(str(name), tuple(one.shape[1:])) for name, one in zip(names, model.outputs, strict=True)]
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def classed(columns: Columns, model: Any) -> Columns:
+    """Return the columns with how many classes there are, for labels that a sparse loss takes as class numbers.
+
+    Args:
+        columns: as ``normalise`` made them of the model's outputs.
+        model: a compiled keras.Model.
+    """
+    from choros.backends.driver_model import pairs
+
+    outputs, y = outputs_of(model) or [], columns.y
+    if isinstance(y, list):  # a dict of losses goes by names
+        y = {name: one for (name, _), one in zip(outputs, y, strict=False)} if isinstance(model.loss, dict) else y
+    if isinstance(y, dict):
+        sizes = {y[name]: shape for name, shape in outputs if name in y}
+    else:
+        sizes = {one: shape for one, (_, shape) in zip(y if isinstance(y, list) else [y], outputs, strict=False)}
+    leaves = dict(columns.leaves)
+    for loss, name in pairs(model.loss, y):
+        shape = sizes.get(name)
+        if shape and shape[-1] and _takes_numbers(loss):
+            leaves[name] = replace(leaves[name], classes=shape[-1], ignored=getattr(loss, "ignore_class", None))
+    return replace(columns, leaves=leaves)
+
+
+def _takes_numbers(loss: Any) -> bool:
+    import keras
+
+    name, of_keras = "sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy
+    known = type(loss) is of_keras and getattr(loss, "axis", -1) == -1
+    return known or loss == name or loss is keras.losses.sparse_categorical_crossentropy
+
+
+def features_of(model: Any, features: Any) -> Any:
+    """Return the features as the model takes them: a list for a model whose inputs are a dict becomes one."""
+    given = getattr(model, "_inputs_struct", None)
+    inputs = inputs_of(model)
+    if isinstance(given, dict) and isinstance(features, (list, tuple)) and inputs and len(features) == len(inputs) > 1:
+        return dict(zip(given, features, strict=True))
+    return features
+
+
+def describe(
+    model: Any, task: str, prediction: Any, probability: Any, raw: Any, outputs: Named | None = None
+) -> list[Output]:
+    """Return what each output of a model means.
+
+    Args:
+        model: keras.Model, compiled or not.
+        task: "auto", or one of ``KINDS`` for all outputs.
+        prediction: name of a column, to which an output's own name is added where there are several; or a dict from
+            the outputs' names to columns. "" leaves it out.
+        probability: the same.
+        raw: the same.
+        outputs: the model's; None asks it.
+
+    Raises:
+        BadInput: there is no such task.
+    """
+    if task not in ("auto", *KINDS):
+        raise BadInput(f"task={task!r}: give 'auto', {', '.join(map(repr, KINDS))}.")
+    outputs = outputs or outputs_of(model) or [("", (None,))]
+    made = []
+    for number, (name, shape) in enumerate(outputs):
+        loss = _loss(model, number, name)
+        logits = bool(getattr(loss, "from_logits", False))
+        names = [_column(one, name, len(outputs)) for one in (prediction, probability, raw)]
+        units = int(np.prod([size or 1 for size in shape])) if shape else 1
+        made.append(Output(_kind(model, number, task, loss, shape, units), logits, *names))
+    return made
+
+
+def _kind(model: Any, number: int, task: str, loss: Any, shape: tuple[int | None, ...], units: int) -> str:
+    if task == "auto":
+        said = str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss or "")
+        activation = _activation(model, number)
+        classes = bool(_CLASSES.search(said)) or activation == "softmax" or (activation == "sigmoid" and units == 1)
+        task = "classification" if classes else "regression"
+    if task == "raw" or len(shape) > 1:
+        return "vector"
+    if task == "classification":
+        return "two" if units == 1 else "classes"
+    return "value" if units == 1 else "vector"
+
+
+def _activation(model: Any, number: int) -> str:
+    try:
+        operation = model.outputs[number]._keras_history.operation
+        return str(getattr(getattr(operation, "activation", operation), "__name__", ""))
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return ""
+
+
+def _loss(model: Any, number: int, name: str) -> Any:
+    loss = getattr(model, "loss", None)
+    if isinstance(loss, dict):
+        return loss.get(name)
+    if isinstance(loss, (list, tuple)):
+        return loss[number] if number < len(loss) else None
+    return loss
+
+
+def _column(asked: Any, name: str, several: int) -> str:
+    if isinstance(asked, dict):
+        return str(asked.get(name, ""))
+    return f"{asked}_{name}" if asked and several > 1 else str(asked or "")

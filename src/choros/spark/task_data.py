@@ -1,0 +1,99 @@
+"""The sources of a task's batches: the rows of a frame that it holds, or data that have travelled with the stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from choros.comm.group import Group
+from choros.data import ArraySource, HeldSource, serialization
+from choros.errors import BadInput
+from choros.spark.barrier import Task
+from choros.spark.row_store import Data
+from choros.training.spec import Job
+from choros.types import Array, Batch
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows of a frame, of which each task holds some.
+
+    Attributes:
+        first: (tree, arrays). Some rows, as ``packing.flat`` took them apart.
+    """
+
+    first: tuple[Any, list[Array]]
+
+    def sources(self, task: Task, job: Job, group: Group, alone: bool) -> tuple[Any, Any]:
+        """Return what to train on, and what to validate with or None.
+
+        Args:
+            task: this one.
+            job: what to do.
+            group: the tasks.
+            alone: whether this is a member of an ensemble.
+        """
+        first, floatx = _batch(self.first), job.keras["floatx"]
+        source = _held(task.data, task.rows, first, floatx, alone)
+        if task.validation is None or not any(task.validation_rows):
+            return source, None
+        validation: Any = _held(task.validation, task.validation_rows, first, floatx, alone)
+        # of those that meet alone, whoever ends an epoch last validates, by itself
+        return source, _all_of(validation, group) if job.alone else validation
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Arrays, names of files and code that have travelled with the stage, whole to each task.
+
+    Attributes:
+        arrays: list. code: list of bytes. As ``packing.pack`` made them.
+        seed: int. By which members of an ensemble divide the rows.
+    """
+
+    arrays: list[Array]
+    code: list[bytes]
+    seed: int
+
+    def sources(self, task: Task, job: Job, group: Group, alone: bool) -> tuple[Any, Any]:
+        """Return what to train on, and what to validate with or None."""
+        source = serialization.unpack(job.source, self.arrays, self.code)
+        if alone:
+            source = source.part(task.rank, task.size, self.seed)
+        return source, None if job.validation is None else serialization.unpack(job.validation, self.arrays, self.code)
+
+
+def _batch(flat: tuple[Any, list[Array]]) -> Batch:
+    tree, arrays = flat
+    rows = len(arrays[0])
+    return Batch(*serialization.nested(tree, arrays), rows=rows, total=rows)
+
+
+def _held(data: Data, counts: list[int], first: Batch, floatx: str, alone: bool) -> HeldSource:
+    own = ArraySource(data.x, data.y, data.weight, floatx) if data.rows else None
+    if alone:
+        counts = [data.rows]
+        if own is None:
+            raise BadInput("A member of an ensemble has no rows: give more rows, or fewer workers.")
+    return HeldSource(own, counts, first)
+
+
+def _all_of(held: HeldSource, group: Group) -> ArraySource:
+    """Return the rows of all ranks, for each of them."""
+    if group.size == 1:
+        assert held.inner is not None  # noqa: S101 - there are rows, and nobody else has any
+        return held.inner
+    own = held.inner
+    mine = held.first if own is None else Batch(own.x, own.y, own.sample_weight, rows=own.rows, total=own.rows)
+    tree, arrays = serialization.flat(mine)
+    whole = []
+    for array in arrays:
+        parts = []
+        for root, rows in enumerate(held.counts):
+            if rows:
+                there = array if group.rank == root else np.empty((rows, *array.shape[1:]), array.dtype)
+                parts.append(group.broadcast(np.ascontiguousarray(there), root))
+        whole.append(np.concatenate(parts))
+    return ArraySource(*serialization.nested(tree, whole))

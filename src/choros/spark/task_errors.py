@@ -1,0 +1,136 @@
+"""Errors of tasks in the caller's words: the worker's traceback, and none of the JVM's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import textwrap
+import time
+import zlib
+from typing import Any
+
+import choros.errors
+from choros.errors import BadInput, ChorosError, WorkerFailed
+from choros.launch.process.failure_report import failure, is_echo, raised
+
+_SAID = re.compile(r"<choros:([A-Za-z0-9+/=]+)>")
+_CANCELLED = re.compile(r"\bJob \d+ cancelled\b|\[OPERATION_CANCELED\b")
+_MOST = 16_000  # characters of a traceback
+_WAIT = 2.0  # seconds in which the task that failed first is heard first
+_ELSEWHERE = (
+    "The executors' Python needs what this one has: install it there (pip install 'choros[spark,jax]', or with "
+    "this one's backend), or ship an environment with spark.archives and PYSPARK_PYTHON."
+)
+
+
+class Cancelled(WorkerFailed):
+    """Somebody cancelled the job, who would not have it begin again."""
+
+
+class TaskFailed(RuntimeError):
+    """The error of a task, with all that the caller needs to know in its text."""
+
+
+def report(error: BaseException, rank: int, size: int) -> TaskFailed:
+    """Return the exception with which a task tells why it failed; one that only lost another waits a while first.
+
+    Args:
+        error: what was raised.
+        rank: int. Which one raised it.
+        size: int. How many there are.
+
+    Example:
+        >>> failed = report(ValueError("wrong"), 1, 2)
+        >>> str(translate(failed, 2)).partition(" on host")[0]
+        'worker 1 of 2 (counted from 0)'
+    """
+    event = raised(error)
+    event["traceback"] = str(event["traceback"])[-_MOST:]
+    if is_echo(event):
+        time.sleep(_WAIT)  # Spark ends this process as soon as the other one has failed
+    text = json.dumps({"rank": rank, "size": size, "event": event})
+    words = _short(f"worker {rank} of {size}: {event['type']}: {event['message']}")  # for those who read Spark's logs
+    return TaskFailed(f"{words} <choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
+
+
+def translate(error: BaseException, size: int) -> BaseException:
+    """Return what to raise for the exception with which a job ended.
+
+    Args:
+        error: of pyspark.
+        size: int. How many workers there were.
+    """
+    if isinstance(error, ChorosError) or type(error).__name__ in ("AnalysisException", "ParseException"):
+        return error
+    text = str(error)
+    told = [json.loads(zlib.decompress(base64.b64decode(one))) for one in dict.fromkeys(_SAID.findall(text))]
+    for one in sorted(told, key=lambda each: is_echo(each["event"])):
+        return _told(one)
+    if _CANCELLED.search(text):
+        return Cancelled(
+            "The training was cancelled in Spark (on its page, by cancelAllJobs, cancelJobGroup or interruptAll), and "
+            "does not begin again.",
+            rank=0,
+            traceback=text,
+        )
+    if "SPARK-24819" in text or "requires more slots" in text:
+        return BadInput(
+            f"This cluster cannot run {size} workers at once, which Spark found when it had waited for them: give "
+            "fewer workers, or more executors or cores."
+        )
+    if "SPARK-24942" in text:
+        return BadInput(
+            "Spark starts no workers that must run all at once with dynamic allocation: start the session with "
+            "spark.dynamicAllocation.enabled=false."
+        )
+    if "maxResultSize" in text:
+        return BadInput(
+            "The trained model is larger than what Spark lets tasks send to the driver: start the session with a "
+            "larger spark.driver.maxResultSize."
+        )
+    if missing := re.search(r"ModuleNotFoundError: No module named '([^']+)'", text):
+        return BadInput(f"An executor has no module {missing[1]!r}. {_ELSEWHERE}")
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return BadInput(f"The executors' Python is of another version than this one. {_ELSEWHERE}")
+    return _lost(text, size)
+
+
+def _told(one: dict[str, Any]) -> BaseException:
+    event = one["event"]
+    name = str(event["type"]).removeprefix("choros.errors.")
+    kind = getattr(choros.errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, BadInput):
+        return kind(str(event["message"]))
+    return failure(one["rank"], one["size"], event)
+
+
+def _lost(text: str, size: int) -> WorkerFailed:
+    """A task of which nothing was heard but what Spark says."""
+    rank = re.search(r"ResultTask\(\d+, (\d+)\)|[Tt]ask (\d+)(?:\.\d+)? in stage", text)
+    host = re.search(r"\(TID \d+\) \(([^ )]+) executor", text)
+    number = int(next(filter(None, rank.groups()), 0)) if rank else 0
+    python = re.findall(r"^\w[\w.]*(?:Error|Exception): .*$", text, re.MULTILINE)
+    ended = "Python worker exited unexpectedly" in text or "worker crashed" in text
+    lost = re.search(r"ExecutorLostFailure[^\n]*|[Ee]xecutor \S+ exited[^\n]*|Command exited with code \d+", text)
+    if ended or lost:
+        what = "its Python process was ended" if ended else "its executor was lost"
+        said = f" ({_short(lost[0])})" if lost else ""
+        why = (
+            "If memory ran out, give Spark more (spark.executor.memoryOverhead, spark.executor.pyspark.memory), or use "
+            "fewer workers or a smaller batch; the executor's stderr has the last word."
+        )
+    else:
+        what, said = "Spark ended it", f": {_short(python[0] if python else text)}"
+        why = "Look at what makes the frame first: frame.count() runs it alone."
+    where = f" on {host[1]}" if host else ""
+    return WorkerFailed(
+        f"worker {number} of {size} (counted from 0){where} failed; {what}{said}.\n\n{why}",
+        rank=number,
+        host=host[1] if host else "",
+        traceback=text,
+    )
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, 300, placeholder=" ...")

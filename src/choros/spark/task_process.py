@@ -1,0 +1,124 @@
+"""A task's Python process: its cores and devices, set before any framework is imported, and the caller's Keras."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import choros
+from choros.cluster.backend_choice import is_installed
+from choros.cluster.hardware import variables
+from choros.cluster.hardware.gpu_builds import AMD, NVIDIA
+from choros.cluster.hardware.gpus import VARIABLE, visible_gpus
+from choros.errors import BadInput, NoBackendError
+from choros.launch.process.hidden_packages import lean_keras_import
+from choros.spark.row_store import local_folder
+
+_FRAMEWORKS = ("jax", "torch", "tensorflow")
+
+
+def hold_back(context: Any) -> tuple[int, list[str]]:
+    """Keep this process to its task's cores and devices.
+
+    Args:
+        context: pyspark TaskContext.
+
+    Returns:
+        The number of cores, and the addresses of the GPUs that Spark gave this task.
+
+    Raises:
+        BadInput: a process that is used again has loaded a framework with other GPUs.
+    """
+    cores = max(int(context.cpus()), 1)
+    for name, value in variables(cores, keep=os.environ).items():
+        os.environ[name] = value
+    _keep_compiled()
+    given = context.resources().get("gpu")
+    gpus = list(given.addresses) if given is not None else []
+    if gpus:
+        shown, variable = ",".join(gpus), VARIABLE[AMD if visible_gpus(AMD, {}) else NVIDIA]
+        loaded = [name for name in _FRAMEWORKS if name in sys.modules]
+        if loaded and os.environ.get(variable) != shown:
+            raise BadInput(
+                f"A Python worker that has loaded {loaded[0]} with other GPUs got this task: start the session with "
+                "spark.python.worker.reuse=false."
+            )
+        os.environ[variable] = shown
+    return cores, gpus
+
+
+def _keep_compiled() -> None:
+    """Have JAX keep what it compiles where the application's files are, which Spark takes away with it.
+
+    Each run makes its step anew; of the same model it need not be compiled anew, whichever process runs the task.
+    """
+    if os.environ.get("SPARK_LOCAL_DIRS"):
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(local_folder(0), "choros-jax"))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+
+def same_version(version: str) -> None:
+    """Refuse a process with another choros than the caller's.
+
+    Raises:
+        BadInput: says which.
+    """
+    if choros.__version__ != version:
+        raise BadInput(
+            f"The executor on {os.uname().nodename} has choros {choros.__version__}, the caller {version}: they must "
+            "be the same, so install this one there, or ship it with spark.archives."
+        )
+
+
+def keras_here() -> dict[str, Any]:
+    """Return the backend and the settings of this process' Keras, for tasks."""
+    import keras
+
+    from choros.training.validation import keras_settings
+
+    return {"backend": keras.backend.backend(), "settings": keras_settings()}
+
+
+def keras_there(told: dict[str, Any]) -> None:
+    """Make this process' Keras like the caller's.
+
+    Args:
+        told: what ``keras_here`` said.
+
+    Raises:
+        BadInput: a process that is used again has loaded Keras with another backend.
+        NoBackendError: the caller's backend is not installed here.
+    """
+    if "keras" not in sys.modules:
+        if not is_installed(told["backend"]):
+            raise NoBackendError(
+                f"The executor on {os.uname().nodename} has no {told['backend']} ({sys.executable}), on which the "
+                f"caller's Keras runs: install it there (pip install 'choros[spark,{told['backend']}]'), or ship an "
+                "environment (python -m choros.spark.pack_environment)."
+            )
+        os.environ["KERAS_BACKEND"] = told["backend"]
+    with lean_keras_import():
+        import keras
+
+    if keras.backend.backend() != told["backend"]:
+        raise BadInput(
+            f"A Python worker has loaded Keras with {keras.backend.backend()}, the caller has {told['backend']}: set "
+            f"spark.executorEnv.KERAS_BACKEND={told['backend']}, or start the session with "
+            "spark.python.worker.reuse=false."
+        )
+    from choros.training.worker.main import configure_keras
+
+    configure_keras(told["settings"])
+
+
+def on_cpu_unless_given(resources: Mapping[str, Any]) -> None:
+    """Keep JAX on the CPU in a task that Spark gave no GPU; ``JAX_PLATFORMS`` of the user's own stays.
+
+    Args:
+        resources: of the task, by name, as ``TaskContext.resources()`` returns them.
+    """
+    if "gpu" not in resources:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -1,0 +1,165 @@
+"""A Spark task as a worker: join the others, train on the rows that it holds, return the result."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from choros.comm.bootstrap.init import join_by_sockets, leave
+from choros.comm.group import Group
+from choros.comm.single_rank_group import LocalGroup
+from choros.comm.tcp.auth_socket import dial
+from choros.comm.tcp.rpc import Channel
+from choros.errors import BadInput, ChorosError
+from choros.pickling import loads
+from choros.spark.barrier import Task
+from choros.spark.log_forwarding import Saying
+from choros.spark.task_data import Held, Sent
+from choros.spark.task_process import keras_there
+from choros.training.callback_runner import Conductor
+from choros.training.executors.remote_callbacks import RemoteCallbackRunner
+from choros.training.model_io.serialization import PackedModel
+from choros.training.payload import Parcel, shown
+from choros.training.spec import Job
+from choros.training.worker.main import redraw_member
+from choros.training.worker.remote_main import train_rank
+from choros.types import Array
+
+_DIAL = 5.0  # seconds to reach the caller for; who cannot runs the callbacks here
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A fit as it travels to the tasks.
+
+    Attributes:
+        job: Job. As JSON.
+        model: PackedModel.
+        keras: dict. The caller's Keras, see ``keras_here``.
+        weights: list of bytes. All that rank 0's model is to hold.
+        home: dict. Where the caller is to be reached.
+        callbacks: bytes or None. The user's callbacks by cloudpickle, for when it is not.
+        steps: int or None. Global batches in an epoch.
+        rows: Held or Sent. Where the batches come from.
+        watched: bool. Whether there are callbacks of the user's.
+        echo: bool. Whether the caller shows what the tasks print.
+    """
+
+    job: dict[str, Any]
+    model: PackedModel
+    keras: dict[str, Any]
+    weights: list[bytes]
+    home: dict[str, Any]
+    callbacks: bytes | None
+    rows: Held | Sent
+    steps: int | None = None
+    watched: bool = False
+    echo: bool = False
+
+    def __call__(self, task: Task) -> bytes:
+        """Train; rank 0 returns the record of the run and the weights, members of an ensemble each their own."""
+        if not task.gpus:
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        keras_there(self.keras)
+        job = Job(**self.job)
+        alone = job.ensemble
+        if alone:
+            job = _member(job, task.rank)
+        try:
+            with Saying(self.home, task.rank) if self.echo else nullcontext():
+                group: Group = LocalGroup()
+                if task.size > 1 and not alone:
+                    how = (task.swap, task.secret, task.address, job.first_timeout)
+                    group = join_by_sockets(task.rank, task.size, *how)
+                return self._train(task, job, group, alone)
+        finally:
+            leave()
+
+    def _train(self, task: Task, job: Job, group: Group, alone: bool) -> bytes:
+        rank = 0 if alone else task.rank
+        source, validation = self.rows.sources(task, job, group, alone)
+        if validation is None:
+            job = replace(job, validation=None)
+        conductors: list[Any] = []
+
+        def lead(model: Any) -> Any:
+            conductors.append(self._conductor(model, job, task))
+            return conductors[0]
+
+        def fresh(model: Any) -> None:
+            redraw_member(model, int(self.job["seed"]), task.rank)
+
+        parcel = Parcel(job, self.model, self.steps)
+        given = lambda: [np.frombuffer(one, np.uint8) for one in self.weights]  # noqa: E731
+        change = fresh if alone and task.rank else None
+        model, tallies, losses, met = train_rank(parcel, rank, lead, (source, validation), given, change)
+        if rank:
+            return b""
+        told: dict[str, Any] = {
+            "tallies": [tally.json() for tally in tallies],
+            "losses": losses,
+            "met": met,
+            "history": None,
+        }
+        if isinstance(conductors[0], Conductor):
+            history = conductors[0].history
+            told["history"] = {"epoch": list(history.epoch), "history": history.history}
+            told |= {"score": _score(history.history)}
+        arrays = shown(model)
+        head = json.dumps(told | {"sizes": [array.size for array in arrays]}, default=float).encode()
+        return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
+
+    def _conductor(self, model: Any, job: Job, task: Task) -> Any:
+        """Return the driver of the callbacks: the caller's if it can be reached, else callbacks that have travelled."""
+        if task.rank == 0 and not (job.workers == 1 and task.size > 1):
+            hello = {"rank": 0, "host": os.uname().nodename}
+            try:
+                end = dial(self.home["place"], bytes.fromhex(self.home["secret"]), hello, _DIAL)
+            except ChorosError:
+                pass
+            else:
+                return RemoteCallbackRunner(Channel(end, "The driver", self.home["timeout"]), model, job)
+        if self.watched and self.callbacks is None:
+            raise BadInput(
+                f"{os.uname().nodename} does not reach the driver at {self.home['place']}, and the callbacks cannot "
+                "travel: open that way, or give callbacks that cloudpickle can write."
+            )
+        return Conductor(model, loads(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
+
+
+def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
+    """Take apart what a task returned: what it told, and the weights as bytes."""
+    length = int.from_bytes(payload[:4], "little")
+    told: dict[str, Any] = json.loads(payload[4 : 4 + length])
+    arrays, at = [], 4 + length
+    for size in told["sizes"]:
+        arrays.append(np.frombuffer(payload, np.uint8, size, at))
+        at += size
+    return told, arrays
+
+
+def _member(job: Job, rank: int) -> Job:
+    """The work of one member of an ensemble: its own rows, its own order, nobody to meet."""
+    return replace(
+        job,
+        algorithm={"name": "Single"},
+        meet="together",
+        workers=1,
+        batch_size=-(-job.batch_size // job.workers),
+        seed=(job.seed + 7919 * rank) % 2**31,
+        averaged_metrics=[],
+    )
+
+
+def _score(history: dict[str, list[float]]) -> float:
+    """The last loss, of validation where there is one."""
+    for name in ("val_loss", "loss"):
+        if history.get(name):
+            return float(history[name][-1])
+    return float("inf")

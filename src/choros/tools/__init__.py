@@ -1,0 +1,1 @@
+"""Tools beside training: ``check``, ``doctor`` and ``demo``."""

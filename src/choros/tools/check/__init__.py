@@ -1,0 +1,120 @@
+"""``choros.check``: a user's model with 1, 2 and 3 workers and after a resume, compared with plain Keras ``fit``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from choros import algorithms
+from choros.data import StreamSource, make_source
+from choros.data.conversion import brings_targets
+from choros.errors import BadInput, UnknownAlgorithm
+from choros.tools.check.load import load_model, made_rows
+from choros.tools.check.report import CheckReport, Comparison, Difference
+from choros.tools.check.runs import Runs, Setting, few_rows
+from choros.training.executors.worker_pool import WorkerPool, check_workers
+from choros.training.validation import check_model, check_numbers
+
+__all__ = ["CheckReport", "Comparison", "Difference", "check", "load_model", "made_rows"]
+
+_OWN = ("x", "y", "verbose", "callbacks", "shuffle", "steps_per_epoch", "initial_epoch", "checkpoint", "resume")
+
+
+def check(  # noqa: D417 - those of fit are named together
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    algorithm: Any = "allreduce",
+    workers: Sequence[int] = (1, 2, 3),
+    resume: bool = True,
+    batch_size: int | None = None,
+    epochs: int = 2,
+    rows: int | None = None,
+    seed: int = 1,
+    tolerance: float = 1e-5,
+    pool: WorkerPool | None = None,
+    **options: Any,
+) -> CheckReport:
+    """Train a model in one process and with several workers, and compare weights, optimizer slots and metrics.
+
+    The reference is plain ``model.fit`` on the same global batches in the same order. AllReduce must equal it. Other
+    algorithms train otherwise by design, so of them only finite results and a resumed run are asked for. Random layers
+    and batch normalisation cannot be equal by bits with several workers: they are switched off in a copy of the model
+    where all are Keras' own, else the results must lie within the spread of one process with other seeds. The model
+    ends as it was given.
+
+    Args:
+        model: a compiled ``keras.Model``.
+        x, y, sample_weight: arrays or nested arrays, or ``x`` a ``keras.utils.PyDataset`` of global batches. Without
+            ``x``, rows are drawn by the shapes of the model's inputs and outputs.
+        algorithm: as in ``choros.Trainer``. Defaults to "allreduce".
+        workers: numbers of workers. Defaults to 1, 2 and 3.
+        resume: whether a run of the second number of workers is also cut in two by a checkpoint. Defaults to True.
+        batch_size: int. The global batch. Defaults to 16, or half of the rows where there are fewer than 32.
+        epochs: int, 2 or more with ``resume``. Defaults to 2.
+        rows: int. Rows used of those given, spread over all. Defaults to four batches and two rows.
+        seed: int. Of the order of the rows and of random layers. Defaults to 1.
+        tolerance: float. Largest difference that passes, divided by 1 + the reference's size. Ten times what another
+            order of the rows inside the batches changes passes too (rounding). Defaults to 1e-5; 2e-2 of a model that
+            computes in 16 bits.
+        pool: WorkerPool of as many workers as the largest number. Defaults to one for this check.
+        options: ``class_weight``, ``validation_data`` and such of ``fit``, given to both.
+
+    Returns:
+        The report. ``report.passed``, ``report.exit_code`` and ``print(report)`` tell the verdict.
+
+    Raises:
+        BadInput: arguments that cannot work. A model that a Trainer refuses is a verdict, not an error.
+        Exception: what plain ``model.fit`` raises, unchanged.
+
+    Example:
+        >>> import choros, keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> choros.check(model, x, x.sum(1), workers=(1, 2)).verdict  # doctest: +SKIP
+        'equal'
+    """
+    begun = time.perf_counter()
+    numbers = [check_workers(number) for number in workers]
+    check_model(model)
+    check_numbers(seed, 0, None, None, 1)
+    try:
+        method = algorithms.by_name(algorithm)
+    except algorithms.UnknownAlgorithmError as error:
+        raise UnknownAlgorithm(str(error)) from None
+    if not numbers or (resume and epochs < 2):
+        raise BadInput(f"workers={workers!r} and epochs={epochs!r}: give one number or more, and 2 epochs or more.")
+    if given := [name for name in _OWN if name in options]:
+        raise BadInput(f"check() sets {', '.join(given)} itself: leave that out.")
+    notes = []
+    if x is None:
+        x, y = made_rows(model)
+        notes.append("the rows were drawn at random by the shapes of the model's inputs and outputs: give x and y.")
+    if not brings_targets(x):
+        batch_size, (x, y, sample_weight) = few_rows(x, y, sample_weight, batch_size, rows)
+    source = make_source(x, y, sample_weight, options.get("class_weight"))
+    if isinstance(source, StreamSource):
+        raise BadInput("check() reads its rows several times: give arrays or a PyDataset, not a generator.")
+    setting = Setting((x, y, sample_weight), batch_size or 16, epochs, seed, tolerance, method, options)
+    lent = pool or WorkerPool(max(numbers), echo=False)
+    try:
+        runs = Runs(model, source, setting, lent, notes)
+        comparisons = runs.compare(numbers, resume)
+    finally:
+        if pool is None:
+            lent.close()
+    return CheckReport(
+        model.name,
+        lent.backend,
+        type(method).__name__,
+        source.rows or 0,
+        0 if brings_targets(x) else setting.batch_size,
+        epochs,
+        tuple(comparisons),
+        tuple(notes),
+        time.perf_counter() - begun,
+    )

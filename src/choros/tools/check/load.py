@@ -1,0 +1,104 @@
+"""A user's ``model.py``, and rows for a model without data."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from choros.errors import BadInput
+from choros.types import Array
+
+_BUILDERS = ("build", "make_model", "build_model")
+_ROWS = 66
+
+
+def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
+    """Run a Python file and return its model and its data.
+
+    The file defines ``model``, compiled, or a function ``build()`` or ``make_model()`` that returns one; and, where
+    rows should not be drawn, ``x`` and ``y`` (``sample_weight``) or a function ``data()`` that returns them.
+
+    Returns:
+        The model, and (x, y, sample_weight) or fewer, empty where the file has no data.
+
+    Raises:
+        BadInput: there is no such file, or no model in it.
+        Exception: what the file raises.
+    """
+    if not Path(path).is_file():
+        raise BadInput(f"There is no file {path}: give a Python file that defines `model` or `build()`.")
+    names = runpy.run_path(str(path), run_name="choros_check")
+    builder = next((names[name] for name in _BUILDERS if callable(names.get(name))), None)
+    model = names.get("model") if names.get("model") is not None else builder and builder()
+    if model is None:
+        raise BadInput(
+            f"{path} defines no `model` and no `build()` or `make_model()`: give it one of them, outside of any "
+            "`if __name__ == '__main__'` block, which is not run here."
+        )
+    if callable(names.get("data")):
+        data = names["data"]()
+        return model, tuple(data) if isinstance(data, (tuple, list)) else (data,)
+    if names.get("x") is None:
+        return model, ()
+    return model, (names["x"], names.get("y"), names.get("sample_weight"))
+
+
+def made_rows(model: Any, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
+    """Draw inputs and targets by the shapes and types of a model's inputs and outputs.
+
+    Unknown lengths are 8. Integers are drawn below the rows of the smallest Embedding; targets are class numbers where
+    the loss takes these, else numbers from 0 to 1 (of one-hot vectors for a categorical loss).
+
+    Args:
+        model: a compiled functional or sequential model.
+        rows: int. How many. Defaults to 66.
+        seed: int. Defaults to 0.
+
+    Returns:
+        (x, y), nested as the model's inputs and outputs.
+
+    Raises:
+        BadInput: the model has no symbolic inputs and outputs, as a subclassed one.
+    """
+    import keras
+
+    from choros.backends.driver_model import pairs
+
+    if isinstance(model, keras.Sequential):  # which has no .input before its first call
+        inputs, outputs = (tensors[0] if tensors else None for tensors in (model.inputs, model.outputs))
+    else:
+        inputs, outputs = getattr(model, "input", None), getattr(model, "output", None)
+    if inputs is None or outputs is None:
+        raise BadInput(f"The model {model.name!r} has no symbolic inputs, so no rows can be drawn: give x and y.")
+    random = np.random.default_rng(seed)
+    tables = [layer.input_dim for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+
+    def drawn(tensor: Any) -> Array:
+        shape = (rows, *(8 if size is None else size for size in tensor.shape[1:]))
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        if "int" in dtype:
+            return random.integers(0, min(tables, default=8), shape).astype(dtype)
+        return random.normal(size=shape).astype("float32" if dtype == "string" else dtype)
+
+    def target(loss: Any, tensor: Any) -> Array:
+        name = str(loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+        shape = (rows, *(8 if size is None else size for size in tensor.shape[1:]))
+        if "sparse_categorical" in name:
+            return random.integers(0, shape[-1], shape[:-1])
+        if "categorical" in name:
+            return np.eye(shape[-1], dtype="float32")[random.integers(0, shape[-1], shape[:-1])]
+        if "binary" in name:
+            return random.integers(0, 2, shape).astype("float32")
+        return random.uniform(size=shape).astype("float32")
+
+    x = keras.tree.map_structure(drawn, inputs)
+    if not isinstance(outputs, (dict, list, tuple)):
+        return x, target(pairs(model.loss, outputs)[0][0], outputs)
+    if isinstance(outputs, dict):
+        losses = model.loss if isinstance(model.loss, dict) else dict.fromkeys(outputs, model.loss)
+        return x, {name: target(losses.get(name), tensor) for name, tensor in outputs.items()}
+    several = model.loss if isinstance(model.loss, (list, tuple)) else [model.loss] * len(outputs)
+    return x, [target(loss, tensor) for loss, tensor in zip(several, outputs, strict=True)]

@@ -1,0 +1,115 @@
+"""State of a model between runs: variables, optimizers, random layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from choros.backends import seed_state
+from choros.training.model_io.serialization import copy_model
+from choros.types import Array
+
+_RATES = ("rate", "stddev", "dropout", "recurrent_dropout", "_dropout")
+
+
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """Return the model's optimizers by the name of the attribute that holds each."""
+    import keras
+
+    named = {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
+    held = {id(value) for value in named.values()}
+    if model.optimizer is not None and id(model.optimizer) not in held:
+        named["optimizer"] = model.optimizer
+    return {name: value for name, value in named.items() if not name.startswith("__")}
+
+
+class Snapshot:
+    """A copy of all that training changes in a model; ``restore`` puts it back.
+
+    Args:
+        model: a built ``keras.Model``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.model_values = values(model.variables)
+        self.optimizers = {
+            name: (values(optimizer.variables) if optimizer.built else None, optimizer.get_config())
+            for name, optimizer in optimizers_of(model).items()
+        }
+
+    def restore(self) -> None:
+        """Set every variable to its value at the time of the copy, and reset metrics."""
+        assign(self.model.variables, self.model_values)
+        for name, optimizer in optimizers_of(self.model).items():
+            kept, config = self.optimizers[name]
+            if kept is not None:
+                assign(optimizer.variables, kept)
+            elif optimizer.built:
+                setattr(self.model, name, type(optimizer).from_config(config))
+        self.model.reset_metrics()
+        self.model.stop_training = False
+
+
+def values(variables: list[Any]) -> list[Array]:
+    """Return copies of variables as numpy arrays."""
+    import keras
+
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def assign(variables: list[Any], arrays: list[Array]) -> None:
+    """Set variables from numpy arrays."""
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(array)
+
+
+def fold_seeds(model: Any, seed: int) -> None:
+    """Seed the random layers as a Trainer's rank 0 does for ``fit(seed=)``."""
+    for index, state in enumerate(seed_state.find(model)):
+        state.assign(seed_state.mix(values([state])[0], index, 0, seed))
+
+
+def random_layers(model: Any) -> list[Any]:
+    """Return the layers that draw random numbers of their own while training."""
+    drawing = []
+    for layer in model._flatten_layers():
+        inner = {id(v) for sub in layer._flatten_layers(include_self=False) for v in seed_state.find(sub)}
+        if any(id(v) not in inner for v in seed_state.find(layer)) and not _is_off(layer):
+            drawing.append(layer)
+    return drawing
+
+
+def batch_statistics(model: Any) -> list[Any]:
+    """Return the layers that normalise by the mean and variance of their worker's share of a batch."""
+    import keras
+
+    layers = model._flatten_layers()
+    return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable]
+
+
+def switched_off(model: Any) -> Any:
+    """Return a copy without random layers and batch statistics, or None where that cannot be made.
+
+    Rates of Keras' own random layers are 0 in the copy, and batch normalisation is frozen. The model is unchanged.
+
+    Raises:
+        NotSerializable: the model cannot travel to a worker.
+    """
+    copy = copy_model(model)
+    for layer in copy._flatten_layers():
+        if str(type(layer).__module__).startswith("keras."):
+            for name in _RATES:
+                if isinstance(vars(layer).get(name), float):
+                    setattr(layer, name, 0.0)
+    if not copy.optimizer.built:  # else its slots would no longer fit
+        for layer in batch_statistics(copy):
+            layer.trainable = False
+    return None if random_layers(copy) or batch_statistics(copy) else copy
+
+
+def _is_off(layer: Any) -> bool:
+    """Tell whether a layer of Keras has a seed and rates of zero."""
+    rates = [vars(layer)[name] for name in _RATES if isinstance(vars(layer).get(name), (int, float))]
+    return str(type(layer).__module__).startswith("keras.") and bool(rates) and not any(rates)

@@ -1,0 +1,103 @@
+"""The table of a comparison: its columns are named once, here, for the terminal and for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from choros.tools.demo.report.results import Report, Result
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its title, how wide it is at least, what a result shows in it, and what it means."""
+
+    title: str
+    width: int
+    show: Callable[[Result], str]
+    meaning: str
+
+
+def decimal(value: float, places: int) -> str:
+    """Format a number, or a dash where there is none.
+
+    Example:
+        >>> decimal(1234.5, 1), decimal(float("nan"), 1)
+        ('1,234.5', '–')
+    """
+    return f"{value:,.{places}f}" if math.isfinite(value) else "–"
+
+
+def percent(share: float) -> str:
+    """Format a share of one as a percentage.
+
+    Example:
+        >>> percent(0.0123), percent(0)
+        ('1.2 %', '0 %')
+    """
+    if not math.isfinite(share):
+        return "–"
+    return "0 %" if share == 0 else f"{100 * share:.1f} %"
+
+
+COLUMNS = (
+    Column("F1", 6, lambda r: decimal(r.f1, 4), "weighted F1 on the rows held back"),
+    Column("accuracy", 8, lambda r: decimal(r.mean("accuracy"), 4), "share classified rightly of the rows held back"),
+    Column("train s", 7, lambda r: decimal(r.seconds, 2), "seconds to train, without start-up"),
+    Column("samples/s", 9, lambda r: decimal(r.mean("samples_per_second"), 0), "rows trained a second, all workers"),
+    Column("exchanges", 9, lambda r: decimal(r.mean("exchanges"), 0), "meetings, summed over the workers"),
+    Column("staleness", 9, lambda r: decimal(r.mean("staleness"), 2), "merges by others since a worker saw the centre"),
+    Column("exchanging", 10, lambda r: percent(r.mean("exchanging")), "share of the time spent exchanging"),
+    Column("waiting", 7, lambda r: percent(r.mean("waiting")), "share of the time spent waiting for data"),
+)
+
+
+def marks(report: Report, result: Result) -> str:
+    """Return "best F1", "fastest", both or neither."""
+    titles = (("best F1", report.best), ("fastest", report.fastest))
+    return ", ".join(title for title, name in titles if result.algorithm == name)
+
+
+def summary(error: str, limit: int = 160) -> str:
+    r"""Return the first line of an error, cut where it is too long for a table.
+
+    Example:
+        >>> summary("WorkerFailed: rank 1 was killed.\nIts output: ...")
+        'WorkerFailed: rank 1 was killed.'
+    """
+    line = error.strip().split("\n", 1)[0].strip()
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def text_table(report: Report) -> str:
+    """Return the comparison as text for a terminal, the highest F1 first.
+
+    Args:
+        report: Report.
+
+    Returns:
+        Lines without a last newline. An algorithm that failed has its error in place of its figures.
+
+    Example:
+        >>> from choros.tools.demo.report.results import Run, Setting
+        >>> print(text_table(Report(Setting("x"), (Result("Single", "never", error="BadData: no rows"),))))
+        algorithm      F1  accuracy  train s  samples/s  exchanges  staleness  exchanging  waiting
+        ---------  ------  --------  -------  ---------  ---------  ---------  ----------  -------
+        Single     failed: BadData: no rows
+    """
+    name_width = max([len("algorithm"), *(len(r.algorithm) for r in report.results)])
+    shown = [(r, [c.show(r) for c in COLUMNS]) for r in report.ranked()]
+    widths = [max([c.width, *(len(cells[i]) for r, cells in shown if r.runs)]) for i, c in enumerate(COLUMNS)]
+
+    def line(name: str, cells: list[str], mark: str = "") -> str:
+        parts = [name.ljust(name_width), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))]
+        return "  ".join(parts) + (f"  <- {mark}" if mark else "")
+
+    lines = [line("algorithm", [c.title for c in COLUMNS]), line("-" * name_width, ["-" * w for w in widths])]
+    for result, cells in shown:
+        if result.runs:
+            lines.append(line(result.algorithm, cells, marks(report, result)))
+        if result.failed:
+            lines.append(f"{result.algorithm.ljust(name_width)}  failed: {summary(result.error)}")
+    return "\n".join(lines)

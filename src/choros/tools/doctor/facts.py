@@ -1,0 +1,125 @@
+"""Facts that one rank finds about itself with the standard library alone, so that it works where nothing else does."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from choros.cluster import Place, why
+from choros.cluster.hardware import cpu_features, keras_backend, physical_cores, usable_cores, version
+from choros.cluster.hardware.gpus import count_gpus
+from choros.cluster.hardware.interfaces import interfaces
+from choros.cluster.hardware.thread_env import NAMES
+from choros.comm.bootstrap.select import MPI, SHARED, choose
+from choros.errors import BadInput
+from choros.tools.doctor import limits, network_facts
+
+# What one rank says of itself, as JSON holds it.
+Facts = dict[str, Any]
+
+LIBRARIES = ("choros", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "mpi4py")
+DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+SUBMITTED = "CHOROS_SUBMIT_CPU"  # what the processor of the machine that submitted the job can do
+_UNDERLYING = ("SLURM_JOB_ID", "SLURM_NTASKS", "PBS_JOBID", "PBS_NODEFILE", "LSB_JOBID", "LSB_DJOB_NUMPROC")
+_NODES = Path("/sys/devices/system/node")
+_MOST_NAMES = 64
+# Launchers whose own process beside the rank has what the job was given; that of srun has the whole machine.
+_TELLING = ("choros", "openmpi", "mpich", "mvapich", "torchrun")
+
+
+def look(place: Place) -> Facts:
+    """Everything that a rank can say of itself without meeting the others.
+
+    Args:
+        place: this process's.
+
+    Returns:
+        What JSON can hold.
+
+    Example:
+        >>> found = look(Place())
+        >>> found["rank"], found["size"], found["cores"]["usable"] == list(usable_cores())
+        (0, 1, True)
+    """
+    host = platform.node()
+    group, engine = _group(place)
+    return {
+        **{name: getattr(place, name) for name in ("rank", "size", "local_rank", "local_size", "launcher")},
+        "hosts": list(place.hosts),
+        "why": why(),
+        "group": group,
+        "engine": engine,
+        "host": host,
+        "machine": host,  # until the ranks meet
+        "scheduler": {name: os.environ[name] for name in _UNDERLYING if os.environ.get(name)},
+        "cores": _cores(place),
+        "threads": {name: os.environ[name] for name in NAMES if os.environ.get(name)},
+        "memory": limits.memory(),
+        "shm": limits.shared_memory(),
+        "files": limits.open_files(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "backend": keras_backend(),
+        "features": list(cpu_features()),
+        "submitted": os.environ.get(SUBMITTED, "").split(),
+        "devices": {name: os.environ[name] for name in DEVICES if name in os.environ},
+        "gpus": max(count_gpus(), len(list(Path("/dev").glob("nvidia[0-9]*")))),  # also where no driver answers
+        "directory": _directory(),
+        "interfaces": interfaces(),
+        "fabrics": network_facts.fabrics(),
+        "network": network_facts.variables(),
+        "names": network_facts.look_up([host, *[name for name in place.hosts if name != host][:_MOST_NAMES]]),
+    }
+
+
+def _group(place: Place) -> tuple[str, str]:
+    """In what the ranks meet, in words and as the name of an engine."""
+    if place.size == 1:
+        return "none needed: one rank", ""
+    try:
+        choice = choose(place)
+    except BadInput as error:
+        return f"none: {error}", ""
+    return choice.words, {SHARED: "shared memory", MPI: "MPI"}.get(choice.kind, "the package's")
+
+
+def _cores(place: Place) -> dict[str, Any]:
+    """The cores that this rank may use, and what there is beside them."""
+    allotted: list[int] = []
+    if place.launcher in _TELLING and hasattr(os, "sched_getaffinity"):
+        try:
+            allotted = sorted(os.sched_getaffinity(os.getppid()))
+        except OSError:
+            allotted = []
+    return {
+        "usable": list(usable_cores()),
+        "physical": len(physical_cores()),
+        "machine": os.cpu_count() or 1,
+        "allotted": allotted,
+        "numa": _numa(),
+        "quota": limits.quota(),
+    }
+
+
+def _numa(nodes: Path = _NODES) -> list[list[int]]:
+    """The cores of each NUMA node that has some."""
+    found = []
+    for folder in sorted(nodes.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+        try:
+            text = (folder / "cpulist").read_text().strip()
+        except OSError:
+            continue
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+        if cores := [core for each in ends for core in range(each[0], each[-1] + 1)]:
+            found.append(cores)
+    return found
+
+
+def _directory() -> dict[str, Any]:
+    try:
+        path = os.getcwd()
+        found = os.stat(path)
+    except OSError as error:  # it was removed
+        return {"path": f"gone ({error.strerror})", "inode": 0}
+    return {"path": path, "inode": found.st_ino}

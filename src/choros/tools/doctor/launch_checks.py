@@ -1,0 +1,85 @@
+"""``choros doctor -n 4``: starts the ranks itself, and puts together what is left of them where they cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from choros.launch.call_io import create
+from choros.launch.local_job import Wish, check_outside, start
+from choros.launch.process.rank_supervisor import Outcome
+from choros.tools.doctor.findings import Seen
+from choros.tools.doctor.rank_check import HAND
+from choros.tools.doctor.report import summary
+
+
+def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
+    """Start ranks of ``choros doctor`` on this machine, as ``choros run`` would.
+
+    Args:
+        size: how many.
+        options: of ``choros doctor``, for each of them.
+
+    Returns:
+        The report: that of rank 0, else what can be said from what each rank left.
+
+    Raises:
+        BadInput: this process is a rank itself.
+    """
+    check_outside("run choros doctor without -n there")
+    memories: list[int] = []
+    try:
+        memories += [create("choros-doctor") for _ in range(size)]
+        outcome = start(
+            [sys.executable, "-P", "-m", "choros", "doctor", *options],
+            Wish(size),
+            own=[{HAND: str(fd)} for fd in memories],
+            own_fds=[[fd] for fd in memories],
+            announce=False,
+        )
+        if outcome.signal:
+            signal.raise_signal(outcome.signal)  # now that the ranks have ended, what it does to this process
+            raise KeyboardInterrupt
+        return _put_together(size, outcome, [_read(fd) for fd in memories])
+    finally:
+        for fd in memories:
+            os.close(fd)
+
+
+def _put_together(size: int, outcome: Outcome, left: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rank 0's report, if it has one and nobody died; else one of what the ranks left."""
+    whole = left[0].get("report")
+    died = [
+        {
+            "rank": rank,
+            "host": platform.node(),
+            "kind": "died",
+            "text": f"Rank {rank} of {size} on {platform.node()}",
+            "signal": ended.signal,
+            "exit": ended.exit,
+            "tail": output,
+        }
+        for rank, ended, output in outcome.failed
+        if ended.signal or not (whole or left[rank].get("troubles"))
+    ]
+    if whole is not None and not died:
+        return dict(whole)
+    ranks = next((one["ranks"] for one in left if len(one.get("ranks", ())) == size), None)
+    own = [each for one in left for each in one.get("ranks", ())[:1]] if ranks is None else ranks
+    troubles = [trouble for one in left for trouble in one.get("troubles", ())]
+    return summary(Seen(size, own, troubles=[*died, *troubles]))
+
+
+def _read(fd: int) -> dict[str, Any]:
+    """Return what a rank wrote; nothing if it wrote none, or died while it wrote."""
+    text = os.pread(fd, os.fstat(fd).st_size, 0)
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
+    return found

@@ -1,0 +1,127 @@
+"""Rules about what must be the same on all ranks: versions, backend, working directory, processor features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from choros.launch.process.failure_report import signalled
+from choros.tools.doctor.facts import Facts
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, alike, made
+
+_SHOWN = 8
+
+
+def versions(seen: Seen) -> Iterator[Finding]:
+    """Libraries of different versions."""
+    for name in dict.fromkeys(name for each in seen.ranks for name in each["versions"]):
+        (usual, _), *others = alike(seen.ranks, partial(_version, name))
+        for value, some in others:
+            yield made(
+                ERROR,
+                "versions",
+                some,
+                f"{{at}}: {name} {value or 'is not installed'}, where the others have {usual or 'none'}.",
+                "Give all ranks one environment: the same virtual environment or container, found first on PATH and "
+                "PYTHONPATH on every host.",
+            )
+
+
+def backends(seen: Seen) -> Iterator[Finding]:
+    """Different backends, or one that is not installed."""
+    if not seen.ranks:
+        return
+    (usual, _), *others = alike(seen.ranks, _backend)
+    for value, some in others:
+        yield made(
+            ERROR,
+            "backend",
+            some,
+            f"{{at}}: Keras' backend is {value}, where the others have {usual}.",
+            f"Export the same KERAS_BACKEND to all ranks, such as KERAS_BACKEND={usual} (mpiexec -x or -genv, srun "
+            "--export=ALL), or have one keras.json.",
+        )
+    known = ("jax", "torch", "tensorflow")
+    for value, some in alike(seen.ranks, _backend):
+        lacking = [each for each in some if value in known and not each["versions"].get(value)]
+        if lacking:
+            yield made(
+                ERROR,
+                "no-backend",
+                lacking,
+                f"{{at}}: Keras would take {lacking[0]['backend']}, which is not installed.",
+                f"pip install 'choros[{value}]', or set KERAS_BACKEND to one that is.",
+            )
+
+
+def directories(seen: Seen) -> Iterator[Finding]:
+    """Other working directories, or the same name for different ones."""
+    if not seen.ranks:
+        return
+    (usual, same), *others = alike(seen.ranks, lambda each: each["directory"]["path"])
+    for value, some in others:
+        yield made(
+            WARNING,
+            "directory",
+            some,
+            f"{{at}}: the working directory is {value}, where the others have {usual}.",
+            "Start all ranks in one directory (mpiexec -wdir, srun --chdir), or name files by their whole path.",
+        )
+    _, *apart = alike(same, lambda each: each["directory"]["inode"])
+    for _, some in apart:
+        yield made(
+            WARNING,
+            "directory",
+            some,
+            f"{{at}}: the working directory {usual} is another one than that of the other ranks, under the same name.",
+            "Work in a directory that all hosts share, or copy data and scripts to each host and write by rank 0.",
+        )
+
+
+def processors(seen: Seen) -> Iterator[Finding]:
+    """A processor that can do less than that of the machine that submitted the job, or than the other hosts'."""
+    cause, remedy = signalled("SIGILL")
+    lacking = [each for each in seen.ranks if each["features"] and _lacks(each)]
+    for missing, some in alike(lacking, _lacks):
+        yield made(
+            ERROR,
+            "processor",
+            some,
+            f"{{at}}: the processor has no {_few(missing)}, which the submitting machine's has; what was built there "
+            f"ends by SIGILL here ({cause}).",
+            remedy,
+        )
+    if lacking or not seen.ranks:
+        return
+    (usual, _), *others = alike(seen.ranks, lambda each: tuple(each["features"]))
+    for value, some in others:
+        if missing := sorted(set(usual) - set(value)):
+            yield made(
+                WARNING,
+                "processor",
+                some,
+                f"{{at}}: the processor has no {_few(missing)}, which the other hosts' have; programs that were "
+                "compiled there and kept end by SIGILL here.",
+                "Choose hosts of one kind (srun --constraint), or give each kind its own cache of compiled programs.",
+            )
+
+
+def _version(name: str, each: Facts) -> str:
+    return str(each["versions"].get(name, ""))
+
+
+def _backend(each: Facts) -> str:
+    return str(each["backend"]).partition(" ")[0]
+
+
+def _lacks(each: Facts) -> tuple[str, ...]:
+    """Return the processor features that the submitting machine has and this one lacks."""
+    return tuple(sorted(set(each["submitted"]) - set(each["features"])))
+
+
+def _few(names: tuple[str, ...] | list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+RULES: tuple[Rule, ...] = (versions, backends, directories, processors)

@@ -1,0 +1,180 @@
+"""Cores and threads: ranks that share cores, threads that outnumber them, cores that nobody uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from choros.tools.doctor.facts import Facts
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, alike, made
+
+_MANY = 4  # cores of a rank from which one thread is too few
+_OMP = "OMP_NUM_THREADS"
+
+
+def threads_of(each: Facts) -> int:
+    """Return the number of threads that a rank's library runs: the one set, else one for each core.
+
+    Example:
+        >>> threads_of({"threads": {"OMP_NUM_THREADS": "8"}, "cores": {"usable": [0, 1]}})
+        8
+    """
+    return _number(each["threads"].get(_OMP)) or len(each["cores"]["usable"])
+
+
+def _number(text: str | None) -> int:
+    first = (text or "").split(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
+
+
+def crowded(seen: Seen) -> Iterator[Finding]:
+    """More ranks than cores, on a whole machine or on the cores that they are bound to."""
+    for some in seen.machines():
+        named: set[int] = set()
+        for cores in sorted({tuple(each["cores"]["usable"]) for each in some}, key=len):
+            inside = [each for each in some if set(each["cores"]["usable"]) <= set(cores) and each["rank"] not in named]
+            if len(inside) <= len(cores):
+                continue
+            named |= {each["rank"] for each in inside}
+            all_cores = some[0]["cores"]["machine"]
+            share = f"{{at}}: {len(inside)} ranks run on {_cores(len(cores))} ({_few(cores)})"
+            if len(some) > all_cores:
+                yield made(
+                    ERROR,
+                    "oversubscribed",
+                    inside,
+                    f"{share}, which is all that the host has.",
+                    f"Start at most {all_cores} ranks on a host like it (-n {all_cores}, --ppn, --ntasks-per-node), or "
+                    "take more hosts.",
+                )
+            else:
+                yield made(
+                    ERROR,
+                    "bound-together",
+                    inside,
+                    f"{share}, of the host's {all_cores}.",
+                    "Give each rank cores of its own: choros run does; mpiexec --bind-to core (MPICH: -bind-to core), "
+                    "srun --cpu-bind=cores --cpus-per-task=K; or ask for more cores, or start fewer ranks.",
+                )
+
+
+def together(some: list[Facts]) -> list[list[Facts]]:
+    """The ranks of a machine that have cores in common, directly or through others."""
+    found: list[tuple[set[int], list[Facts]]] = []
+    for each in some:
+        cores, members = set(each["cores"]["usable"]), [each]
+        for other in [one for one in found if one[0] & cores]:
+            found.remove(other)
+            cores, members = cores | other[0], other[1] + members
+        found.append((cores, members))
+    return [members for _, members in found]
+
+
+def union(some: list[Facts]) -> set[int]:
+    """The cores that any of the ranks may use."""
+    return {core for each in some for core in each["cores"]["usable"]}
+
+
+def threads(seen: Seen) -> Iterator[Finding]:
+    """More threads than cores."""
+    told: set[int] = set()
+    for (name, value, count), some in alike(
+        [{"name": name, "each": each} for each in seen.ranks for name in each["threads"]],
+        lambda one: (one["name"], one["each"]["threads"][one["name"]], len(one["each"]["cores"]["usable"])),
+    ):
+        if _number(value) > count:
+            ranks = [one["each"] for one in some]
+            told |= {each["rank"] for each in ranks}
+            yield made(
+                ERROR,
+                "threads",
+                ranks,
+                f"{{at}}: {name}={value}, but each rank has {_cores(count)}.",
+                f"Set {name}={count}, or unset it and start the ranks with choros run, which sets it.",
+            )
+    busy = {rank for finding in crowded(seen) for rank in finding.ranks}
+    for some in (part for machine in seen.machines() for part in together(machine)):
+        cores, run = len(union(some)), sum(map(threads_of, some))
+        if len(some) > 1 and run > cores and not (told | busy) & {each["rank"] for each in some}:
+            torch = any(str(each["backend"]).startswith("torch") for each in some)
+            yield made(
+                ERROR if torch else WARNING,
+                "threads",
+                some,
+                f"{{at}} share {_cores(cores)} and run {run} threads in all"
+                + (", which on PyTorch wait for each other by spinning." if torch else "."),
+                f"Export {_OMP}={max(cores // len(some), 1)} (and NPROC, TF_NUM_INTRAOP_THREADS), or bind each rank to "
+                "cores of its own; choros run does both.",
+            )
+
+
+def idle(seen: Seen) -> Iterator[Finding]:
+    """One thread, as torchrun sets it, where a rank has many cores; or ranks bound to few of those they were given."""
+    for some in (part for machine in seen.machines() for part in together(machine)):
+        share = len(union(some)) // len(some)
+        few = [each for each in some if each["threads"].get(_OMP) and threads_of(each) * _MANY <= share]
+        if few:
+            torchrun = " (torchrun sets it)" if few[0]["launcher"] == "torchrun" else ""
+            yield made(
+                WARNING,
+                "idle-cores",
+                few,
+                f"{{at}}: {_OMP}={few[0]['threads'][_OMP]}{torchrun}, but each rank has {_cores(share)}.",
+                f"Export {_OMP}={share} before the launcher.",
+            )
+    for some in seen.machines() if len(seen.ranks) == seen.size else []:
+        mine, given = len(union(some)), max(len(each["cores"]["allotted"]) for each in some)
+        if 0 < 2 * mine <= given:
+            yield made(
+                WARNING,
+                "idle-cores",
+                some,
+                f"{{at}}: bound to {_cores(mine)} in all, of the {given} that their launcher has.",
+                f"Bind wider: Open MPI binds a rank to one core unless told --bind-to none or --map-by slot:PE="
+                f"{max(given // len(some), 1)}; MPICH: -bind-to none; or take taskset away.",
+            )
+
+
+def numa(seen: Seen) -> Iterator[Finding]:
+    """Ranks that are bound across NUMA nodes though they would fit into one."""
+    across = []
+    for each in seen.ranks:
+        cores, nodes = set(each["cores"]["usable"]), [set(node) for node in each["cores"]["numa"]]
+        touched = [node for node in nodes if node & cores]
+        if len(touched) > 1 and len(cores) < each["cores"]["machine"] and len(cores) <= max(map(len, nodes)):
+            across.append(each)
+    if across:
+        yield made(
+            WARNING,
+            "numa",
+            across,
+            "{at}: bound to cores of several NUMA nodes, so half of the memory is far.",
+            "Bind each rank within one: mpiexec --map-by numa --bind-to numa, srun --cpu-bind=ldoms, under PALS "
+            "--cpu-bind list:...",
+        )
+
+
+def quota(seen: Seen) -> Iterator[Finding]:
+    """A control group that allows less processor time than threads would take; the affinity does not show it."""
+    for some in seen.machines():
+        allowed = min((each["cores"]["quota"] for each in some if each["cores"]["quota"]), default=0.0)
+        run = sum(map(threads_of, some))
+        if allowed and run > 1.5 * allowed:
+            yield made(
+                ERROR,
+                "quota",
+                some,
+                f"{{at}}: the container or control group allows the time of {allowed:g} cores, but {run} threads run.",
+                f"Ask for more (resources.limits.cpu, docker --cpus, CPUQuota), or export {_OMP}="
+                f"{max(int(allowed // len(some)), 1)}" + (", or start fewer ranks." if len(some) > allowed else "."),
+            )
+
+
+def _cores(count: int) -> str:
+    return f"{count} core" + ("s" if count > 1 else "")
+
+
+def _few(cores: tuple[int, ...]) -> str:
+    return ",".join(map(str, cores[:8])) + (",..." if len(cores) > 8 else "")
+
+
+RULES: tuple[Rule, ...] = (crowded, threads, idle, numa, quota)

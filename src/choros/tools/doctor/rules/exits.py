@@ -1,0 +1,127 @@
+"""Rules about what has ended or has not started: ranks, the processes beside them, and their trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from choros.launch.process.failure_report import signalled
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, made, spell
+from choros.tools.doctor.smoke_processes import EXACT
+
+_SECOND = ("PeerFailed", "MeetingTimeout", "Broken pipe")  # what only follows from another rank's end
+_MEET = "Start the job with choros run, or with the mpiexec or srun of the MPI that mpi4py uses, on enough memory."
+_MISSING = "See what it printed last, and whether its host can be reached. A longer time to come is --timeout."
+
+
+def _ended(end: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how a process ended, and what to do."""
+    name = str(end.get("signal", ""))
+    if name:
+        cause, remedy = signalled(name)
+        return f"was ended by {name}" + (f" ({cause})" if cause else ""), remedy
+    last = str(end.get("tail", "")).splitlines()[-1:]
+    return f"exited with code {end.get('exit')}" + (f": {last[0]}" if last else ""), ""
+
+
+def _name(end: Mapping[str, Any], otherwise: str) -> str:
+    return str(end.get("signal") or otherwise).lower()
+
+
+def troubles(seen: Seen) -> Iterator[Finding]:
+    """Ranks without a place, that cannot load what they need, that do not meet, or that died."""
+    died = [one for one in seen.troubles if one["kind"] in ("died", "probe")]
+    met: dict[str, list[Mapping[str, Any]]] = {}
+    for one in seen.troubles:
+        if one["kind"] in ("died", "probe"):
+            how, remedy = _ended(one)
+            what = f"{one['text']} {how}."
+            known = remedy or "The last lines that it printed say why; install the library again, or load its module."
+            yield Finding(ERROR, _name(one, one["kind"]), what, known, (one["rank"],), (one["host"],))
+        elif not (one["kind"] == "lost" and died):
+            met.setdefault(one["kind"] if one["kind"] == "lost" else one["kind"] + one["text"], []).append(one)
+    for some in met.values():
+        first = some[0]
+        ranks = tuple(sorted({one["rank"] for one in some}))
+        hosts = tuple(dict.fromkeys(one["host"] for one in some))
+        missing = tuple(first.get("missing", ()))
+        if first["kind"] == "lost":
+            yield Finding(ERROR, "missing", first["text"], _MISSING, missing or ranks, hosts)
+            continue
+        what, _, remedy = str(first["text"]).partition(". ")
+        name = "singleton" if "the ranks would train apart" in what else first["kind"]
+        who = f"{spell(ranks)} on {', '.join(hosts)}"
+        what = what if what.lower().startswith(who.lower()) else f"{who}: {what}"
+        yield Finding(ERROR, name, f"{what[0].upper()}{what[1:].rstrip('.')}.", remedy or _MEET, ranks, hosts)
+
+
+def trainings(seen: Seen) -> Iterator[Finding]:
+    """Trainings that died, failed, took too long or gave other weights than numpy."""
+    bad: dict[tuple[str, str], list[tuple[int, Mapping[str, Any]]]] = {}
+    for rank, ends in seen.smoke.items():
+        for end in ends:
+            if fault := _fault(end):
+                bad.setdefault((end["backend"], fault), []).append((rank, end))
+    first = {backend for backend, fault in bad if fault in ("died", "failed", "differs")}
+    for (backend, fault), some in bad.items():
+        if fault in ("second", "late") and backend in first:
+            continue
+        ranks = [rank for rank, _ in some]
+        end = some[0][1]
+        facts = [each for each in seen.ranks if each["rank"] in ranks]
+        how, remedy = _ended(end)
+        if fault == "differs":
+            how = f"gave weights that differ by {end['difference']:.3g} from numpy's"
+            remedy = "Do not train with it there: install the backend again, and look at the host's memory and devices."
+        elif fault == "late":
+            how, remedy = "did not end in time", "See whether its files lie on a slow disk, or give --smoke-timeout."
+        yield made(
+            ERROR,
+            _name(end, "training") if fault == "died" else "training",
+            facts,
+            f"the training on {backend} by {{at}} {how}.",
+            remedy
+            or f"Try it alone: KERAS_BACKEND={backend} python -m choros.tools.doctor.smoke_train; install the backend "
+            "again.",
+        )
+
+
+def _fault(end: Mapping[str, Any]) -> str:
+    if end["signal"]:
+        return "died"
+    if end["late"]:
+        return "late"
+    if end["difference"] is None:
+        return "second" if any(word in end["tail"] for word in _SECOND) else "failed"
+    return "" if end["difference"] <= EXACT else "differs"
+
+
+def sums(seen: Seen) -> Iterator[Finding]:
+    """Sums of the group that are wrong."""
+    wrong = [each for each in seen.ranks if each["rank"] in seen.measures.get("wrong", ())]
+    if wrong:
+        yield made(
+            ERROR,
+            "sums",
+            wrong,
+            "{at} got wrong sums from the others.",
+            "Memory, network or the MPI library is broken there: choose other hosts, and tell their administrators.",
+        )
+
+
+def alone(seen: Seen) -> Iterator[Finding]:
+    """One process in an allocation for several."""
+    for each in seen.ranks:
+        under = each["scheduler"]
+        many = next((under[name] for name in ("SLURM_NTASKS", "LSB_DJOB_NUMPROC") if name in under), "1")
+        if each["launcher"] == "single" and many.isdecimal() and int(many) > 1:
+            yield made(
+                WARNING,
+                "alone",
+                [each],
+                f"{{at}} is one process in an allocation for {many}: what a job's own shell runs is no rank.",
+                "Start the ranks: srun choros doctor, or mpiexec choros doctor.",
+            )
+
+
+RULES: tuple[Rule, ...] = (troubles, trainings, sums, alone)

@@ -1,0 +1,145 @@
+"""Rules about limits of a rank: memory, shared memory, open files; and devices that several ranks were given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from choros.launch.process.failure_report import amount
+from choros.tools.doctor.facts import Facts
+from choros.tools.doctor.findings import ERROR, NEED, WARNING, Finding, Rule, Seen, made, room
+
+_SPACE = 16_000_000_000  # bytes of addresses: the libraries reserve far more than they take
+_SHM = 128_000_000  # bytes for each rank in /dev/shm: a container has 64 MB unless told otherwise
+_FILES, _FILES_A_RANK = 256, 8
+
+
+def memory(seen: Seen) -> Iterator[Finding]:
+    """Less memory for each rank than a training takes."""
+    peaks = [int(end["peak"]) for ends in seen.smoke.values() for end in ends]
+    need = max([NEED // 2 if peaks else NEED, *peaks])
+    for some in seen.machines():
+        left = room(some)
+        space = next((each for each in some if each["memory"]["address_space"] is not None), None)
+        if space is not None and space["memory"]["address_space"] < _SPACE:
+            yield made(
+                ERROR,
+                "memory",
+                some,
+                f"{{at}}: the address space is limited to {amount(space['memory']['address_space'])}, and the "
+                "libraries reserve more than that.",
+                "ulimit -v unlimited; limit memory by a control group (the batch system's --mem) instead.",
+            )
+        elif left < need:
+            where, remedy = _least(some)
+            yield made(
+                ERROR,
+                "memory",
+                some,
+                f"{{at}}: {amount(left)} of memory is left for each rank {where}, and a small training takes "
+                f"{amount(need)}.",
+                remedy,
+            )
+
+
+def _least(some: list[Facts]) -> tuple[str, str]:
+    """Return the smallest limit of memory, and what to do."""
+    found = some[0]["memory"]
+    if found["limit"] is not None and found["limit"] - found["used"] < (found["available"] or 0):
+        return (
+            f"by the control group's limit of {amount(found['limit'])}",
+            "Ask for more memory (--mem, resources.limits.memory, docker --memory), or start fewer ranks on a host.",
+        )
+    return (
+        f"on the host, which has {amount(found['total'] or 0)}",
+        "End what else runs there, start fewer ranks on a host, or take hosts with more memory.",
+    )
+
+
+def shared_memory(seen: Seen) -> Iterator[Finding]:
+    """A small /dev/shm: MPI libraries, NCCL and PyTorch's loaders die of SIGBUS when it is full."""
+    for some in seen.machines():
+        small = [each for each in some if each["shm"] is not None and each["shm"]["free"] < _SHM * len(some)]
+        if small:
+            shm = small[0]["shm"]
+            by_mpi = small[0]["engine"] == "MPI"
+            yield made(
+                ERROR if by_mpi else WARNING,
+                "shared-memory",
+                small,
+                f"{{at}}: /dev/shm has {amount(shm['free'])} free of {amount(shm['total'])}; MPI, NCCL and PyTorch's "
+                "DataLoader end by SIGBUS when it is full.",
+                "Make it larger: docker --shm-size=2g or --ipc=host, an emptyDir with medium: Memory at /dev/shm, "
+                "mount -o remount,size=50% /dev/shm; and remove what earlier jobs left there.",
+            )
+
+
+def open_files(seen: Seen) -> Iterator[Finding]:
+    """Too few open files for a job of this size."""
+    need = _FILES + _FILES_A_RANK * seen.size
+    few = [each for each in seen.ranks if 0 <= each["files"]["soft"] < need]
+    if few:
+        files = few[0]["files"]
+        free = files["hard"] < 0 or files["hard"] >= need
+        hard = "" if free else " (the hard limit must be raised too)"
+        yield made(
+            ERROR,
+            "open-files",
+            few,
+            f"{{at}}: {files['soft']} open files are allowed, and a job of this size takes {need}.",
+            f"ulimit -n {need} in the job script{hard}.",
+        )
+
+
+def devices(seen: Seen) -> Iterator[Finding]:
+    """Several ranks of a machine that were given the same GPU."""
+    for some in seen.machines():
+        for name in dict.fromkeys(name for each in some for name in each["devices"]):
+            owners: dict[str, list[Facts]] = {}
+            for each in some:
+                for device in _devices(each["devices"].get(name, "")):
+                    owners.setdefault(device, []).append(each)
+            shared = {device: ranks for device, ranks in owners.items() if len(ranks) > 1}
+            if not shared:
+                continue
+            ranks: dict[int, Any] = {each["rank"]: each for given in shared.values() for each in given}
+            lists = {each["devices"].get(name, "") for each in some}
+            if len(lists) == 1 and len(owners) >= len(some):
+                continue  # each rank chooses the one of its local rank (choros.cluster.device_choice)
+            yield made(
+                WARNING if len(owners) >= len(some) else ERROR,
+                "devices",
+                list(ranks.values()),
+                f"{{at}}: {name} gives several ranks the same GPU ({', '.join(list(shared)[:8])})"
+                + (", from lists that differ." if len(lists) > 1 else "."),
+                "Show each rank one of its own (srun --gpus-per-task=1), or show all ranks the same list with a GPU "
+                "for each; to share GPUs all the same: choros run --share-gpus.",
+            )
+
+
+def unseen(seen: Seen) -> Iterator[Finding]:
+    """GPUs of a host that the backend in use does not see, as it was installed for processors alone."""
+    blind = []
+    for each in seen.ranks:
+        using = str(each["backend"]).partition(" ")[0]
+        hidden = any(not _devices(value) for value in each["devices"].values())
+        ends = [end for end in seen.smoke.get(each["rank"], ()) if end["backend"] == using]
+        if each["gpus"] and not hidden and ends and ends[0].get("gpus") == 0:
+            blind.append(each)
+    if blind:
+        name = str(blind[0]["backend"]).partition(" ")[0]
+        yield made(
+            WARNING,
+            "no-gpu",
+            blind,
+            f"{{at}}: {name} sees none of the host's {blind[0]['gpus']} GPUs.",
+            f"Install {name} with its GPU support (choros[jax-cuda], choros[tensorflow-cuda], a CUDA build of torch), "
+            "or set CUDA_VISIBLE_DEVICES= where GPUs are not wanted.",
+        )
+
+
+def _devices(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip() not in ("", "-1", "NoDevFiles")]
+
+
+RULES: tuple[Rule, ...] = (memory, shared_memory, open_files, devices, unseen)

@@ -1,0 +1,179 @@
+"""The network: variables that name no interface or the wrong one, names that cannot be looked up, a slow network."""
+
+from __future__ import annotations
+
+import ipaddress
+import statistics
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from choros.tools.doctor.facts import Facts
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, alike, made
+
+# Variables that hold names of interfaces; those of NCCL and RCCL hold the beginnings of names.
+_BEGINNINGS = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")
+_NAMES = (
+    *_BEGINNINGS,
+    "CHOROS_NETWORK",
+    "GLOO_SOCKET_IFNAME",
+    "UCX_NET_DEVICES",
+    "FI_TCP_IFACE",
+    "FI_SOCKETS_IFACE",
+    "OMPI_MCA_btl_tcp_if_include",
+)
+_LINK = 4.0  # times slower than the others: by chance it is not
+_SHARE = 0.02  # of the fastest interface's speed: far below what any library reaches on it
+
+
+def named(variable: str, value: str, each: Facts) -> list[dict[str, Any]] | None:
+    """The interfaces that a variable means on a rank's host.
+
+    Args:
+        variable: its name.
+        value: what it holds: names, or networks such as ``10.0.0.0/8``, with commas between.
+        each: the rank's facts.
+
+    Returns:
+        The interfaces; None where it names devices of another kind, or all but some.
+
+    Example:
+        >>> host = {"interfaces": [{"name": "eth0", "addresses": ["10.0.0.1"]}], "fabrics": []}
+        >>> [named("CHOROS_NETWORK", value, host) for value in ("10.0.0.0/8", "ib0")]
+        [[{'name': 'eth0', 'addresses': ['10.0.0.1']}], []]
+    """
+    if value.startswith("^") or value.strip() in ("", "all"):
+        return None
+    beginnings = variable in _BEGINNINGS and not value.startswith("=")
+    found = []
+    for word in (one.strip() for one in value.removeprefix("=").split(",")):
+        name = word.partition(":")[0]
+        if name in each["fabrics"]:
+            return None
+        for interface in each["interfaces"]:
+            fits = interface["name"] == name or (beginnings and interface["name"].startswith(name))
+            if fits or _within(word, interface["addresses"]):
+                found.append(interface)
+    return found
+
+
+def _within(word: str, addresses: list[str]) -> bool:
+    with suppress(ValueError):
+        network = ipaddress.ip_network(word, strict=False)
+        return any(ipaddress.ip_address(address) in network for address in addresses)
+    return False
+
+
+def interfaces(seen: Seen) -> Iterator[Finding]:
+    """Variables that name an interface that is not there, is down, or leads nowhere."""
+    several = len(seen.machines()) > 1
+    for variable in _NAMES:
+        having = [each for each in seen.ranks if each["network"].get(variable)]
+        for (value, problem), some in alike(having, partial(_wrong, variable, several)):
+            if problem:
+                there = ", ".join(one["name"] for one in some[0]["interfaces"] if one["up"] and not one["loopback"])
+                yield made(
+                    ERROR,
+                    "interface",
+                    some,
+                    f"{{at}}: {variable}={value} {problem}.",
+                    f"Set {variable} to one of {there or 'none'} there (choros doctor lists them), or unset it.",
+                )
+
+
+def _wrong(variable: str, several: bool, each: Facts) -> tuple[str, str]:
+    """Return a variable's value, and what is wrong with it."""
+    value = each["network"][variable]
+    found = named(variable, value, each)
+    if found is None:
+        return value, ""
+    if not found:
+        return value, "names no interface of the host"
+    if not any(one["up"] and one["addresses"] for one in found):
+        return value, "names an interface that is down or has no address"
+    alone = several and all(one["loopback"] for one in found)
+    return value, "names the loopback, which reaches no other host" if alone else ""
+
+
+def names(seen: Seen) -> Iterator[Finding]:
+    """Names of hosts that cannot be looked up, or lead back to where one is."""
+    several = len(seen.machines()) > 1
+    for each in (some[0] for some in seen.machines()):
+        unknown = [name for name, addresses in each["names"].items() if not addresses]
+        if unknown:
+            yield made(
+                ERROR if several or len(each["hosts"]) > 1 else WARNING,
+                "host-name",
+                [each],
+                f"{{at}}: {', '.join(unknown[:8])} cannot be looked up, and libraries that meet by name wait in vain.",
+                "Add it to /etc/hosts or the site's name service on every host, or correct the host's name.",
+            )
+    back = {each["rank"]: _back(each) for each in (some[0] for some in seen.machines()) if several}
+    some = [each for each in seen.ranks if back.get(each["rank"])]
+    if some:
+        led = dict.fromkeys(address for each in some for address in back[each["rank"]])
+        yield made(
+            WARNING,
+            "host-name",
+            some,
+            f"{{at}}: the host's own name leads to {', '.join([*led][:8])}, where no other host finds it. Choros takes "
+            "the interface's address, but libraries that look their own name up (JAX's and PyTorch's gloo) do not.",
+            "Write the network's address before the name in /etc/hosts, where Debian has 127.0.1.1; for PyTorch it is "
+            "enough to name the interface (export GLOO_SOCKET_IFNAME=eth0).",
+        )
+
+
+def _back(each: Facts) -> list[str]:
+    """The addresses of a host's own name, where all are its loopback's and the backend may look it up."""
+    own: list[str] = each["names"].get(each["host"], [])
+    named = any(each["network"].get(variable) for variable in ("CHOROS_NETWORK", "GLOO_SOCKET_IFNAME"))
+    if named and not each["backend"].startswith("jax"):  # JAX asks no variable
+        return []
+    return own if all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in own) else []
+
+
+def rate(seen: Seen) -> Iterator[Finding]:
+    """Hosts that meet by a network far below what their interfaces could do, all of them."""
+    speeds = [_fastest(each) for each in seen.ranks]
+    found = seen.measures.get("links", {})
+    if not found or not all(speeds):
+        return
+    reached = statistics.median(found.values()) * 8
+    if reached < _SHARE * min(speeds) * 1e6:
+        yield made(
+            WARNING,
+            "slow-network",
+            seen.ranks,
+            f"{{at}}: the ranks meet by a network that gives {reached * 1e-9:.2g} Gbit/s, where the hosts' fastest "
+            f"interfaces have {min(speeds) / 1e3:g} Gbit/s.",
+            "The traffic takes another interface: name the fast one (UCX_NET_DEVICES, FI_TCP_IFACE, "
+            "OMPI_MCA_btl_tcp_if_include, NCCL_SOCKET_IFNAME), or load the MPI that is built for this network.",
+        )
+
+
+def links(seen: Seen) -> Iterator[Finding]:
+    """A host whose network is far slower than that of most others."""
+    found: dict[int, float] = {int(rank): rate for rank, rate in seen.measures.get("links", {}).items()}
+    if len(found) < 3:
+        return  # of two nobody can say whose it is
+    usual = statistics.median(found.values())
+    slow = [each for each in seen.ranks if each["rank"] in found and found[each["rank"]] * _LINK < usual]
+    if slow:
+        least = min(found[each["rank"]] for each in slow)
+        yield made(
+            ERROR,
+            "slow-network",
+            slow,
+            f"{{at}}: the network gives {least * 8e-9:.2g} Gbit/s to the better neighbour, where most hosts have "
+            f"{usual * 8e-9:.2g} Gbit/s.",
+            "Look there at which interface the traffic takes (ip route, the variables in the report) and at its speed "
+            "(ethtool, ibstatus); leave the host out until it is mended.",
+        )
+
+
+def _fastest(each: Facts) -> int:
+    return max((one["speed"] for one in each["interfaces"] if one["up"] and not one["loopback"]), default=0)
+
+
+RULES: tuple[Rule, ...] = (interfaces, names, links, rate)

@@ -1,0 +1,79 @@
+"""Rules about slow ranks and wrong clocks: only what was seen each time, and is far outside of chance."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, made
+from choros.tools.doctor.rules.cores import crowded
+
+SLOW_WALL, SLOW_CPU = 1.8, 1.6  # times the others: from here on a rank is looked at again,
+ATTEMPTS, MISSES = 5, 1  # so often in all, and told where it was slow each time but one
+_MUCH = 2.5  # times the others: an error
+_SKEW = 0.1  # seconds
+
+
+def slowest(seconds: Sequence[float]) -> tuple[int, float]:
+    """Return the slowest rank, and its time divided by the median; of two ranks the faster one is the median.
+
+    Example:
+        >>> slowest([1.0, 5.0]), slowest([2.0])
+        ((1, 5.0), (0, 1.0))
+    """
+    rank = max(range(len(seconds)), key=lambda each: seconds[each])
+    return rank, seconds[rank] / max(statistics.median_low(seconds), 1e-9)
+
+
+def slow(seen: Seen) -> Iterator[Finding]:
+    """A rank for which all others wait."""
+    attempts = seen.measures.get("work", [])
+    busy = {rank for finding in crowded(seen) for rank in finding.ranks}
+    if len(attempts) < ATTEMPTS:
+        return
+    for kind, limit in (("cpu", SLOW_CPU), ("wall", SLOW_WALL)):
+        found = [slowest(attempt[kind]) for attempt in attempts]
+        rank = statistics.mode(each for each, _ in found)
+        slower = [times for each, times in found if each == rank and times >= limit]
+        if len(slower) >= ATTEMPTS - MISSES and rank not in busy:
+            some, times = [each for each in seen.ranks if each["rank"] == rank], statistics.median(slower)
+            if kind == "cpu":
+                why = "Its processor itself is slower"
+                remedy = (
+                    "Look at its clock, temperature and power limit there (turbostat, nvidia-smi -q), choose hosts of "
+                    "one kind, or an algorithm in which nobody waits (AEASGD, ADAG)."
+                )
+            else:
+                why = "Something else runs on its cores, or it is stopped now and then"
+                remedy = (
+                    "Look there with top for what else runs; ask for whole hosts (--exclusive), bind ranks to cores of "
+                    "their own, and end what earlier jobs left."
+                )
+            yield made(
+                ERROR if times >= _MUCH else WARNING,
+                "slow-rank",
+                some,
+                f"{{at}} takes {times:.1f} times as long as the others for the same computation. {why}.",
+                remedy,
+            )
+            return
+
+
+def clock(seen: Seen) -> Iterator[Finding]:
+    """Clocks that differ by more than anything that measures them."""
+    bounds = seen.measures.get("clock", [])
+    for each in seen.ranks:
+        least, most = bounds[each["rank"]] if each["rank"] < len(bounds) else (0.0, 0.0)
+        if least > _SKEW or most < -_SKEW:
+            by = f"{least:.2f} s ahead of" if least > _SKEW else f"{-most:.2f} s behind"
+            yield made(
+                WARNING,
+                "clock",
+                [each],
+                f"{{at}}: the clock is at least {by} rank 0's.",
+                "Have it set by NTP or chrony on every host (timedatectl); until then times in logs, traces and on "
+                "files do not compare.",
+            )
+
+
+RULES: tuple[Rule, ...] = (slow, clock)

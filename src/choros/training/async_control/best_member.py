@@ -1,0 +1,115 @@
+"""The best member of an Ensemble at an epoch's end, whole, kept for callbacks while the members go on.
+
+There are two slots, for an epoch and the next one, as ``training/async_control/center_snapshots.py`` has them. A member
+that ends an epoch writes the slot where it is better than those that ended that epoch before. It first waits until the
+callbacks of the epoch before the last one have run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from choros.comm.shm.segment import Segment, align
+from choros.data import serialization
+from choros.training.async_control.center_snapshots import SLOTS
+from choros.training.async_control.control_block import Noticeboard
+from choros.types import Array
+
+_HEAD = 16  # words: bytes of a slot, then of each slot its epoch + 1, the member's rank and its score
+_WORDS = 3
+
+
+class Best:
+    """Both slots, in one segment.
+
+    Args:
+        segment: Segment. Made by ``create``, or attached.
+        entries: layout of what ``Replica.snapshot`` returns.
+        board: Noticeboard, whose lock guards the slots.
+
+    Example:
+        >>> entries, nbytes = packing.layout([np.zeros(2)])
+        >>> board = Noticeboard.create(2, 1, 1)
+        >>> kept = Best(Best.create(nbytes), entries, board)
+        >>> kept.put(3, 0, 0.5, lambda: [np.ones(2)])
+        >>> kept.put(3, 1, 0.7, lambda: [np.zeros(2)])
+        >>> kept.put(3, 1, math.nan, lambda: [np.zeros(2)])
+        >>> kept.rank(3), kept.read(3)[0].tolist(), kept.read(None)[0].tolist(), kept.read(2)
+        (0, [1.0, 1.0], [1.0, 1.0], None)
+        >>> kept.close()
+        >>> board.close()
+    """
+
+    def __init__(self, segment: Segment, entries: Any, board: Noticeboard) -> None:
+        self.segment, self.entries, self.board = segment, entries, board
+        self._head = segment.array(np.float64, _HEAD, 0)
+        each = int(self._head[0])
+        self._slots = [segment.array(np.uint8, each, 8 * _HEAD + i * each) for i in range(SLOTS)]
+
+    @staticmethod
+    def create(nbytes: int) -> Segment:
+        """Make both slots, empty, for a model of so many bytes."""
+        each = align(max(nbytes, 1))
+        segment = Segment.create(8 * _HEAD + SLOTS * each, "choros-best")
+        segment.array(np.float64, _HEAD, 0)[0] = each
+        return segment
+
+    def put(self, epoch: int, rank: int, score: float, snapshot: Callable[[], list[Array]]) -> None:
+        """Keep a member as it is at an epoch's end, if it is the best of those that have ended it.
+
+        Args:
+            epoch: int.
+            rank: int. The member's.
+            score: its loss, of validation where there is one.
+            snapshot: returns all that its model and its optimizer hold; called only where that is kept.
+        """
+        head = self._place(epoch)
+        mine = order(score, rank)
+        with self.board.locked():
+            if int(head[0]) == epoch + 1 and order(float(head[2]), int(head[1])) <= mine:
+                return
+            head[0] = 0
+            serialization.write(self.entries, snapshot(), self._slots[epoch % SLOTS])
+            head[:] = epoch + 1, rank, score
+
+    def rank(self, epoch: int) -> int:
+        """Return whose member is kept of an epoch that all have ended."""
+        return int(self._place(epoch)[1])
+
+    def read(self, epoch: int | None) -> list[Array] | None:
+        """Return a copy of what is kept of an epoch, or of the latest one; None where nothing is."""
+        with self.board.locked():
+            if epoch is None:
+                epoch = max(int(self._place(i)[0]) for i in range(SLOTS)) - 1
+            if epoch < 0 or int(self._place(epoch)[0]) != epoch + 1:
+                return None
+            return [np.array(view) for view in serialization.views(self.entries, self._slots[epoch % SLOTS])]
+
+    def _place(self, epoch: int) -> Array:
+        first = 1 + _WORDS * (epoch % SLOTS)
+        words: Array = self._head[first : first + _WORDS]
+        return words
+
+    def close(self) -> None:
+        """Free the segment."""
+        self._slots, self._head = [], np.empty(0)
+        self.segment.close()
+
+
+def order(score: float, rank: int) -> tuple[float, int]:
+    """Return by what members are compared: the lowest loss is the best, and what is no number is the worst."""
+    return (math.inf if math.isnan(score) else score), rank
+
+
+def best_of(scores: Sequence[float]) -> int:
+    """Return the rank of the best member.
+
+    Example:
+        >>> best_of([math.nan, 0.5, 0.5])
+        1
+    """
+    return min(range(len(scores)), key=lambda rank: order(scores[rank], rank))

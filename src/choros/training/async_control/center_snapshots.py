@@ -1,0 +1,146 @@
+"""The center as it was at an epoch's end, kept for callbacks while workers that wait for nobody go on.
+
+There are two slots, for an epoch and the next one. Who ends an epoch writes its slot, validates what is in it and
+reports. Before it writes, it waits until the callbacks of the epoch before the last one have run: so what callbacks
+read is what was validated, and slow callbacks never need more memory than two copies of the vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from choros.comm.shm.futex import fence
+from choros.comm.shm.segment import Segment, align
+from choros.types import Array
+
+SLOTS = 2
+
+
+def has_room(board: Any, first: int, epoch: int) -> bool:
+    """Tell whether the slot of an epoch may be written: callbacks have seen what is in it, or never will.
+
+    Args:
+        board: Noticeboard.
+        first: int. The first epoch of the run.
+        epoch: int. Whose center is to be kept.
+    """
+    before = epoch - SLOTS
+    return before < first or board.opened > before or (board.stopped and epoch >= board.last)
+
+
+_HEAD = 8  # words: length of the vector, of the moving statistics, bytes of a value, then the epoch of each slot + 1
+_EPOCHS = 3
+
+
+class Slots(Protocol):
+    """The calls that a worker makes of ``Snapshots``, on the same host or another."""
+
+    def put(self, epoch: int, vector: Array, others: Array) -> None:
+        """Keep the center of an epoch's end."""
+        ...
+
+    def read(self, epoch: int, vector: Array, others: Array) -> bool:
+        """Copy the center of an epoch's end out; False where it is not kept."""
+        ...
+
+
+class Snapshots:
+    """Both slots, in one segment.
+
+    Args:
+        segment: Segment. Made by ``create``, or attached.
+
+    Example:
+        >>> kept = Snapshots.create(np.zeros(2), np.zeros(0))
+        >>> kept.put(3, np.ones(2), np.zeros(0))
+        >>> out = np.zeros(2)
+        >>> kept.read(3, out, np.zeros(0)), kept.read(2, out, np.zeros(0)), out.tolist()
+        (True, False, [1.0, 1.0])
+        >>> kept.close()
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._head = segment.array(np.int64, _HEAD, 0)
+        size, others, itemsize = (int(value) for value in self._head[:3])
+        dtype = np.dtype(f"f{itemsize}")
+        each = align((size + others) * itemsize)
+        flat = [segment.array(dtype, size + others, 8 * _HEAD + i * each) for i in range(SLOTS)]
+        self._slots = [(both[:size], both[size:]) for both in flat]
+
+    @classmethod
+    def create(cls, vector: Array, others: Array) -> Snapshots:
+        """Make both slots, empty, for vectors of these sizes and this dtype (float32 or float64)."""
+        nbytes = 8 * _HEAD + SLOTS * align((vector.size + others.size) * vector.itemsize)
+        segment = Segment.create(nbytes, "choros-snapshots")
+        segment.array(np.int64, _HEAD, 0)[:3] = vector.size, others.size, vector.itemsize
+        return cls(segment)
+
+    def put(self, epoch: int, vector: Array, others: Array) -> None:
+        """Keep the center of an epoch's end, in place of the one two epochs before; an older one is not taken."""
+        tag = self._head[_EPOCHS + epoch % SLOTS :][:1]
+        if int(tag[0]) > epoch + 1:
+            return
+        tag[0] = 0
+        fence()
+        for mine, given in zip(self._slots[epoch % SLOTS], (vector, others), strict=True):
+            mine[:] = given
+        fence()
+        tag[0] = epoch + 1
+
+    def read(self, epoch: int, vector: Array, others: Array) -> bool:
+        """Copy the center of an epoch's end into ``vector`` and ``others``; False where it is not kept."""
+        if int(self._head[_EPOCHS + epoch % SLOTS]) != epoch + 1:
+            return False
+        fence()
+        vector[:], others[:] = self._slots[epoch % SLOTS]
+        return True
+
+    def blank(self) -> tuple[Array, Array]:
+        """Return memory of the vectors' sizes, for ``read``."""
+        vector, others = self._slots[0]
+        return np.empty_like(vector), np.empty_like(others)
+
+    def close(self) -> None:
+        """Free the segment."""
+        self._slots, self._head = [], np.empty(0, np.int64)
+        self.segment.close()
+
+
+class FarSnapshots:
+    """The slots of another host.
+
+    Args:
+        line: Channel to the host that has them.
+    """
+
+    def __init__(self, line: Any) -> None:
+        self._line = line
+
+    def put(self, epoch: int, vector: Array, others: Array) -> None:
+        """Keep the center of an epoch's end there."""
+        self._line.ask({"op": "put snapshot", "epoch": epoch}, [vector, others])
+
+    def read(self, epoch: int, vector: Array, others: Array) -> bool:
+        """Copy the center of an epoch's end out; False where it is not kept."""
+        head, arrays = self._line.ask({"op": "read snapshot", "epoch": epoch})
+        if head["kept"]:
+            vector[:], others[:] = arrays
+        return bool(head["kept"])
+
+    def close(self) -> None:
+        """Hold nothing: the channel is the center's."""
+
+
+def answer(kept: Snapshots, head: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
+    """Answer one question of ``FarSnapshots``; None where it is none of its own."""
+    if head["op"] == "put snapshot":
+        kept.put(int(head["epoch"]), *arrays)
+        return {}, []
+    if head["op"] == "read snapshot":
+        vector, others = kept.blank()
+        held = kept.read(int(head["epoch"]), vector, others)
+        return {"kept": held}, [vector, others] if held else []
+    return None, []

@@ -1,0 +1,163 @@
+"""Detection of hung workers where workers do not wait for each other, so that the others' steps do not show a hang."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from choros.comm.shm.group_header import last_at_barriers
+from choros.comm.shm.segment import Segment
+from choros.errors import MeetingTimeout
+from choros.training.async_control.center_snapshots import has_room
+from choros.types import Array
+
+_OFTEN = 1.0  # seconds between two looks, but for callbacks
+
+
+class Hangs:
+    """The times of the workers' last steps, by the heartbeats on the noticeboard.
+
+    A worker that has yet to do its first step is starting up, and none of these. Nor is one that waits: for all to end
+    an epoch, where that is asked for, or, in an Ensemble, for callbacks of an epoch that others have yet to end.
+
+    Args:
+        board: Noticeboard.
+        job: Job.
+    """
+
+    def __init__(self, board: Any, job: Any) -> None:
+        self.board, self.job = board, job
+        self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
+        self.looked = time.monotonic()
+        self.beats, self.moved = board.beats(), np.full(job.workers, self.looked)
+
+    def look(self) -> None:
+        """Read the heartbeats.
+
+        What passed while nobody looked, as in a long callback, does not count: ranks that ended meanwhile have yet to
+        be heard.
+        """
+        now, beats = time.monotonic(), self.board.beats()
+        self.moved += max(now - self.looked - _OFTEN, 0.0)
+        self.looked = now
+        fresh = beats != self.beats
+        self.beats = beats
+        self.moved[[*np.flatnonzero(fresh), *self._waiting()]] = now
+        self.starting -= set(np.flatnonzero(fresh).tolist())
+
+    def late(self, seconds: float, done: Collection[int]) -> list[int]:
+        """Return the ranks that have done no step for so long, but for those that are done."""
+        stepping = set(np.flatnonzero(self.beats).tolist()) - self.starting - set(done)
+        return [rank for rank in sorted(stepping) if time.monotonic() - self.moved[rank] > seconds]
+
+    def forgive(self, rank: int | None = None) -> None:
+        """Count from now for one rank, or for all: it may have waited for callbacks."""
+        self.moved[slice(None) if rank is None else rank] = time.monotonic()
+
+    def began_anew(self, rank: int) -> None:
+        """Have a rank start up: it has a new process."""
+        self.beats[rank] = self.board.beats()[rank]
+        self.starting.add(rank)
+        self.forgive(rank)
+
+    def finished(self) -> list[int]:
+        """Return the ranks that have ended the last epoch."""
+        last = self.job.epochs - self.job.initial_epoch - 1
+        return [rank for rank in range(self.job.workers) if self.board.ended(last, rank)]
+
+    def _waiting(self) -> list[int]:
+        board, job = self.board, self.job
+        if job.whole_epochs:
+            index = max(board.opened - job.initial_epoch, 0)
+            over = index >= job.epochs - job.initial_epoch
+            return [] if over else [rank for rank in range(job.workers) if board.ended(index, rank)]
+        if not job.ensemble:  # of others only who ends an epoch last waits for callbacks, which come next
+            return []
+        ending = (job.initial_epoch + board.epochs_ended(rank) for rank in range(job.workers))
+        return [rank for rank, epoch in enumerate(ending) if not has_room(board, job.initial_epoch, epoch)]
+
+
+def hung_rank(beats: Array, group: Segment | None) -> int:
+    """Return the rank that hangs, where ranks wait for each other.
+
+    Args:
+        beats: steps done by each rank.
+        group: the segment of their group. None without one: then the rank with the fewest steps.
+    """
+    last = None if group is None else last_at_barriers(group, len(beats))
+    return int(np.argmin(beats)) if last is None else last
+
+
+class JobHangs:
+    """Detection of hung asynchronous ranks by another rank of their job.
+
+    Args:
+        board: Noticeboard or FarBoard.
+        job: Job.
+        rank: int. This rank.
+        hosts: names of the ranks' hosts.
+    """
+
+    def __init__(self, board: Any, job: Any, rank: int, hosts: Sequence[str]) -> None:
+        self.hangs, self.board, self.job, self.rank, self.hosts = Hangs(board, job), board, job, rank, hosts
+        self._begun = self._looked = time.monotonic()
+        self._stopped: float | None = None  # when this rank first saw that training is to stop
+
+    def check(self) -> None:
+        """Look at the heartbeats, if the last look was a second ago.
+
+        Raises:
+            MeetingTimeout: a rank hangs; ``missing`` holds its number.
+        """
+        if time.monotonic() - self._looked >= _OFTEN and (late := self._late()):
+            raise MeetingTimeout(self._text(late), tuple(late))
+
+    @contextmanager
+    def watching(self, give_up: Callable[[str], None]) -> Iterator[None]:
+        """Look at the heartbeats in a thread, while this rank waits for the others to end.
+
+        Args:
+            give_up: has this rank's wait raise an error with that text.
+        """
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_OFTEN):
+                if late := self._late():
+                    give_up(self._text(late))
+                    return
+
+        thread = threading.Thread(target=watch, name="choros-hangs", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(self.job.timeout)  # it may be asking the host of the board, whose line is not for two threads
+
+    def _late(self) -> list[int]:
+        """Return the ranks that hang. Ranks that end early, as training stops, have ``first_timeout`` seconds."""
+        self._looked = now = time.monotonic()
+        self.hangs.look()
+        finished = {*self.hangs.finished(), self.rank}
+        if self.board.stopped:
+            self._stopped = self._stopped or now
+            over = now - self._stopped > self.job.first_timeout
+            return [rank for rank in range(self.job.workers) if over and rank not in finished]
+        late = self.hangs.late(self.job.timeout, finished)
+        if now - self._begun > self.job.first_timeout:
+            late += [rank for rank in np.flatnonzero(self.hangs.beats == 0).tolist() if rank not in finished]
+        return late
+
+    def _text(self, late: Sequence[int]) -> str:
+        ranks = " and ".join(f"rank {rank} on {self.hosts[rank]}" for rank in late)
+        return (
+            f"{ranks} of {self.job.workers} made no step for {self.job.timeout:g} s (before the first one, or after a "
+            f"stop, {self.job.first_timeout:g} s). Its process is stopped, or waits for a disk or a lock: see what it "
+            "printed. The limits are the Trainer's timeout= and first_timeout=."
+        )

@@ -1,0 +1,222 @@
+"""A host's server of its part of the center: ``python -m choros.training.async_control.shard_server``.
+
+The host's first rank starts it. A process of its own, so that it answers while that rank computes: a thread would wait
+for Python's lock. It maps the same memory as the ranks of the host, and ends when the rank that started it does. When
+it ends before, that rank starts
+another one: all that there is to know lies in that memory, and the rank has the port open meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from choros import algorithms
+from choros.cluster.hardware import raise_descriptors
+from choros.comm.shm.segment import Segment
+from choros.comm.tcp.auth_socket import Door, listener
+from choros.comm.tcp.rpc import Channel
+from choros.errors import PeerFailed
+from choros.launch.process.failure_report import signalled
+from choros.param_server import sharded_snapshot
+from choros.param_server.shard_service import ServedCentre
+from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.epoch_log import Mail
+from choros.training.async_control.remote_control import answer
+
+_ENDS = 5.0  # seconds in which a server ends
+_LOOK = 1.0  # seconds between two looks whether it lives, where its pipe does not tell
+_AGAIN = 3  # how often another one is started
+
+
+class Server:
+    """The server of this host, as the rank that started it holds it; another one, where that has died.
+
+    Args:
+        told: JSON of what it is to do.
+        fds: descriptors that it inherits.
+        rank: int. Who starts it.
+
+    Attributes:
+        place: str. Where the others reach it, also the next one.
+
+    Raises:
+        PeerFailed: it could not start; what it said is above.
+    """
+
+    def __init__(self, told: dict[str, Any], fds: Sequence[int], rank: int = 0) -> None:
+        self._who = f"rank {rank} on {os.uname().nodename}"
+        port, self._heard = listener(told["address"])
+        self.place = f"{told['address']}:{port}"
+        self._told, self._fds = {**told, "heard": self._heard}, [*fds, self._heard]
+        self._lock, self._closing = threading.Lock(), False
+        self._process = self._start()
+        assert self._process.stdout is not None  # noqa: S101 - a pipe, as asked
+        if not self._process.stdout.readline():
+            self.close()
+            raise PeerFailed(f"The server of the centre on {os.uname().nodename} did not start: see what it printed.")
+        threading.Thread(target=self._watch, name="choros-server", daemon=True).start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "choros.training.async_control.shard_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=self._fds,
+            env={**os.environ, "CHOROS_WORKER": "server"},
+        )
+        assert process.stdin is not None  # noqa: S101 - a pipe, as asked
+        with suppress(BrokenPipeError):  # it has died already
+            process.stdin.write(json.dumps(self._told).encode() + b"\n")
+            process.stdin.flush()
+        return process
+
+    def _watch(self) -> None:
+        """Wait for its end; where that was not wanted, start another one, but not for ever."""
+        for turn in range(1, _AGAIN + 2):
+            if not self._has_died():
+                return
+            with self._lock:
+                if self._closing:
+                    return
+                before = self._process
+                _shut(before)
+                what = self._next(turn)
+            fate = f"the server of the centre (process {before.pid}) {_fate(before.returncode)}"
+            print(f"choros: {self._who}: {fate}; {what}", file=sys.stderr, flush=True)
+            if self._process is before:
+                return
+
+    def _next(self, turn: int) -> str:
+        """Start another one, if there may be so many; returns what was done, in words."""
+        why = f"another one was started {_AGAIN} times"
+        try:
+            if turn <= _AGAIN:
+                self._process = self._start()
+                return f"process {self._process.pid} goes on with the same centre, restart {turn} of {_AGAIN}"
+        except OSError as error:
+            why = f"no other one could be started ({error})"
+        self._give_up()
+        return f"{why}, so the job ends: see what ends the servers on this host"
+
+    def _has_died(self) -> bool:
+        """Wait until it has ended; False where it was to."""
+        with self._lock:
+            if self._closing:
+                return False
+            process, poll = self._process, select.poll()
+            assert process.stdout is not None  # noqa: S101 - a pipe, as asked
+            poll.register(process.stdout.fileno(), select.POLLHUP)
+        while not self._closing:
+            if poll.poll(_LOOK * 1e3):  # its end of the pipe was closed
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_ENDS)
+                    return True
+                process.kill()
+            elif process.poll() is not None:
+                return True
+        return False
+
+    def _give_up(self) -> None:
+        """Hear no more: who asks then knows that nobody will answer."""
+        if self._heard >= 0:
+            os.close(self._heard)
+            self._heard = -1
+
+    def close(self) -> None:
+        """End it; all workers have left."""
+        with self._lock:
+            self._closing = True
+            self._give_up()
+            process = self._process
+        if process.stdin is not None:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        try:
+            process.wait(_ENDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(_ENDS)
+        _shut(process)
+
+
+def _shut(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _fate(code: int) -> str:
+    """Return how a process ended, in words.
+
+    Example:
+        >>> _fate(1)
+        'ended with exit code 1, see what it printed'
+    """
+    if code >= 0:
+        return f"ended with exit code {code}, see what it printed"
+    name = signal.Signals(-code).name
+    cause, _ = signalled(name)
+    return f"was ended by {name}" + (f" ({cause})" if cause else "")
+
+
+def main() -> int:
+    """Serve until the rank that started this process closes its end.
+
+    Returns:
+        0.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # what is sent to a whole job is for its ranks to judge
+    raise_descriptors()
+    told = json.loads(sys.stdin.buffer.readline())
+    if told["cores"]:
+        os.sched_setaffinity(0, told["cores"])
+    rule = algorithms.from_config(told["algorithm"])
+    segment, kept = Segment(told["centre"]), Segment(told["kept"])
+    workers, lock = int(told["workers"]), threading.Lock()
+    notes: tuple[Noticeboard, Mail] | None = None
+    if told["board"] is not None:
+        board = Noticeboard(Segment(told["board"]), workers, told["epochs"], told["values"])
+        kept_epochs = Snapshots(Segment(told["snapshots"])) if told["snapshots"] is not None else None
+        notes = board, Mail(Segment(told["mail"]), board, kept_epochs)
+
+    def guest(rank: int, channel: Channel) -> None:
+        centre = ServedCentre(segment, rule, rank, workers, kept, told["timeout"])
+
+        def reply(head: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+            if notes is not None:
+                with lock:  # the board's own lock keeps processes apart, not threads
+                    said, back = answer(*notes, head, arrays)
+                if said is not None:
+                    return said, back
+            return sharded_snapshot.answer(centre, head, arrays) or centre.answer(head, arrays)
+
+        channel.answer(reply)
+
+    def welcome(door: Door) -> None:
+        while True:
+            hello, end = door.next(threading.TIMEOUT_MAX)
+            rank = int(hello["rank"])
+            channel = Channel(end, f"rank {rank} on {hello['host']}", told["timeout"])
+            threading.Thread(target=guest, args=(rank, channel), daemon=True).start()
+
+    door = Door(told["address"], bytes.fromhex(told["secret"]), heard=told["heard"])  # never closed: the rank's too
+    threading.Thread(target=welcome, args=(door,), daemon=True).start()
+    print(door.place, flush=True)
+    sys.stdin.buffer.read()
+    os._exit(0)  # guests of a job that was given up may still be there
+
+
+if __name__ == "__main__":
+    sys.exit(main())

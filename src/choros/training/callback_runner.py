@@ -1,0 +1,406 @@
+"""The conductor drives the caller's Keras callbacks from what rank 0 reports, on the model that was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from choros.backends import seed_state
+from choros.backends.callback_settings import Settings, Values
+from choros.backends.driver_model import marks, same_mark
+from choros.backends.host_values import to_host
+from choros.backends.metrics import slices_of
+from choros.backends.optimizers import learning_rates, optimizer_variables
+from choros.errors import BadInput, warn
+from choros.training.lazy_weights import LazyWeights, holds_tensors
+from choros.training.spec import GO_ON, Orders
+from choros.types import Array
+
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_ONLY_WEIGHTS = (
+    "Asynchronous workers take only learning rates and weights from callbacks. Set it in on_train_begin or between two "
+    "calls of fit, or use a synchronous algorithm (AllReduce, LocalSGD, Averaging ...)."
+)
+
+
+class Conductor:
+    """Runs callbacks once, in the caller; finds out what they changed, so that the workers can be told.
+
+    Args:
+        model: the model that was given to the Trainer.
+        callbacks: what the user passed, a list, one callback or a ``CallbackList``.
+        verbose: 0, 1 or 2, as in Keras.
+        epochs, steps: int. As Keras' ``set_params`` has them; steps may be None.
+        first: int. The first epoch's batch that training begins with.
+
+    Attributes:
+        fetch: brings weights into the model, before callbacks that may read them: those of the end of an epoch, or the
+            latest for None.
+        kept: where training goes on, puts into the model what it goes on from, and tells whether that has what
+            callbacks do at the epoch's beginning. None where training begins.
+        lazy: LazyWeights of the model.
+        alone: bool. Whether workers wait for nobody, and so take no learning rate but the compiled optimizer's.
+    """
+
+    def __init__(
+        self, model: Any, callbacks: Any, verbose: int, epochs: int, steps: int | None, first: int = 0
+    ) -> None:
+        import keras
+
+        self.model = model
+        self.fetch: Callable[[int | None], None] = lambda epoch: None
+        self.kept: Callable[[], bool] | None = None
+        given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+        given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+        self.user = [c for c in given if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))]
+        for callback in self.user:
+            if hasattr(callback, "at_once"):  # BeforeTimeLimit ends this process when the workers are done
+                callback.at_once = False
+        self.list = keras.callbacks.CallbackList(
+            given,
+            add_history=True,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=epochs,
+            steps=steps,
+            model=model,
+        )
+        self.history: Any = model.history
+        self.per_batch = any(_wants_batches(callback) for callback in self.user)  # one wants every batch
+        self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}  # epochs reported before their time
+        self.told: dict[int, Orders] = {}  # by epoch that has ended, what was decided: for those that end it again
+        self.epoch: int | None = None
+        self.epochs, self.steps, self.first, self.alone = epochs, steps, first, False
+        self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
+        self.lazy = LazyWeights(model, self._touch)
+        self._before: list[Array] = []  # the weights before callbacks could change them, once touched
+        self._slots: list[Any] = []  # likewise marks of the optimizers' variables
+        self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
+        self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
+        self._settings: Settings | None = None
+        self._shown: list[Array] = []  # what callbacks were shown of metrics, once they touch them
+        self._scheduled = False  # whether the learning rate was a schedule when training began
+        self._trained: list[int] = []  # ids of the variables that were trained when training began
+        self._compiled: tuple[Any, Any] = (None, None)  # the optimizer and the losses when training began
+        self._read: Values = {}  # the settings as they were last looked at
+        self._glance: list[Any] = []
+        self._given: Values = {}  # all settings that callbacks have changed in this fit
+        self._warned: set[str] = set()  # what callbacks have set, and no worker takes
+        self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
+        self.step = -1  # the batch whose beginning was told last
+        self.logs: dict[str, float] = {}
+
+    # -- what Keras' fit would call
+    def begin(self, epoch: int) -> Orders:
+        """Training and its first epoch begin; what callbacks do then may be in what was kept already.
+
+        Called again, when new workers have started: return the settings that workers got so far, and run no callback.
+        """
+        if self._settings is not None:
+            return Orders(settings=self._given)
+        self.model.stop_training = False
+        self._settings, self._scheduled = Settings(self.model), self._has_schedule()
+        self._read, self._glance = self._settings.read(), self._settings.glance()
+        self._trained = list(map(id, self.model.trainable_variables))
+        self._compiled = self.model.optimizer, self.model._compile_loss
+        begun = self._go_on()
+        before = self._state()
+        self.list.on_train_begin()
+        self._look_at_callbacks()
+        if epoch < self.epochs:
+            self.epoch = epoch
+            self.list.on_epoch_begin(epoch)
+            self._begin_batch(self.first)
+        again = begun and self._go_on()
+        orders = Orders(bool(self.model.stop_training)) if again else self._orders(before, started=False)
+        self._given = self._settings.to_begin_with() | orders.settings
+        return replace(self._after_a_batch(orders), settings=self._given)
+
+    def _after_a_batch(self, orders: Orders) -> Orders:
+        """Return orders that end synchronous training after the next batch, as in Keras, instead of before it."""
+        return orders if self.alone else replace(orders, stop=False, leave=orders.stop)
+
+    def _go_on(self) -> bool:
+        """Bring into the model what callbacks are to find in it, where training goes on; see ``kept``."""
+        if self.kept is None or not self.user:
+            return False
+        self.fetch(None)
+        return self.kept()
+
+    def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
+        """Rank 0 has done a step; the orders are for the next one."""
+        if not self.per_batch:
+            if epoch == self.epoch:  # a worker that waits for nobody may be in the next one
+                self.list.on_train_batch_end(step, logs)
+            return Orders()
+        watched = self.lazy.watches_rate
+        rate = self._seen[1] if watched else self._rate()
+        self._before, self._slots, self._shown = [], [], []
+        if self._eager:
+            self._touch()
+        self.lazy.arm()
+        try:
+            self._begin_batch(step)
+            self._end_batch(step, logs)
+            stop = self.lazy.stopped
+            if not stop and (self.steps is None or step + 1 < self.steps):
+                self._begin_batch(step + 1)  # which trains this batch also where it stops, as in Keras
+        finally:
+            self.lazy.rest()
+        quiet = watched and not (self._before or self._eager or self.lazy.rate_used)
+        if quiet and (self._settings is None or self._settings.glance() == self._glance):
+            return Orders(True) if stop else GO_ON
+        return replace(self._orders((rate, self._before)), stop=stop, reset=self._were_reset())
+
+    def _touch(self) -> None:
+        """A callback is about to read or set weights: fetch them, and remember what they were."""
+        if not self._before:
+            self.fetch(None)
+            self._before = to_host(self._weights())
+            self._slots = self._marks()
+
+    def _look_at_callbacks(self) -> None:
+        """See whether one that wants every batch holds what shows weights past the model's objects."""
+        if self.per_batch:
+            self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
+            self.lazy.collect()
+            self._eager = any(_wants_batches(each) and holds_tensors(each, self.model) for each in self.user)
+
+    def _begin_batch(self, step: int) -> None:
+        if self.per_batch and step != self.step:
+            for callback in self._of_batches:
+                callback.on_train_batch_begin(step, logs={})
+        self.step = step
+
+    def _end_batch(self, step: int, logs: dict[str, float]) -> None:
+        if not set(map(type, logs.values())) <= {float}:
+            self.list.on_train_batch_end(step, _arrays(logs))
+            return
+        logs = dict(sorted(logs.items()))  # Keras' order
+        for callback in self._of_batches:
+            callback.on_train_batch_end(step, logs=logs)
+
+    def show_metrics(self, held: Sequence[float]) -> None:
+        """Give the variables of the model's metrics the values that callbacks are to find in them, given flat."""
+        variables = self.model.metrics_variables
+        slices = slices_of(variables)
+        if not held or slices[-1].stop != len(held):  # they may be too many, or of a model that was compiled again
+            return
+        flat = np.array(held)
+        for variable, where in zip(variables, slices, strict=True):
+            variable.assign(flat[where].reshape(tuple(variable.shape)).astype(variable.dtype))
+        self._shown = to_host(variables)
+
+    def _were_reset(self) -> bool:
+        """Return whether a callback of a batch has reset all metrics, once it was shown what they hold.
+
+        Warn of other changes of metrics, which no worker takes.
+        """
+        now = to_host(self.model.metrics_variables)
+        if not self._shown or _equal(now, self._shown):
+            return False
+        self.model.reset_metrics()
+        all_reset = _equal(now, to_host(self.model.metrics_variables))
+        if not all_reset:
+            self._warn_ignored(
+                "metrics",
+                "Workers take only model.reset_metrics(), of all metrics, after a batch of a synchronous fit.",
+            )
+        return all_reset
+
+    def epoch_end(self, epoch: int, logs: dict[str, float], held: Sequence[float] = ()) -> Orders:
+        """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn.
+
+        One that ends again, as workers were started again, is told what was decided the first time.
+
+        Args:
+            epoch: int. Which.
+            logs: its logs.
+            held: what the variables of the metrics hold then, flat.
+        """
+        if epoch in self.told:
+            return self.told[epoch]
+        self.waiting[epoch] = logs, held
+        orders = Orders()
+        while self.epoch is not None and self.epoch in self.waiting:
+            ended = self.epoch
+            latest = self._end(ended, *self.waiting.pop(ended))
+            orders = orders.then(latest)
+            self.told[ended] = orders
+        return orders
+
+    def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> Orders:
+        logs = _arrays(logs)
+        if self.user:
+            self.fetch(epoch)
+            self.show_metrics(held)
+        before = self._state()
+        self.logs = logs
+        if any(name.startswith("val_") for name in logs):
+            self.list.on_test_begin()
+            self.list.on_test_end({name[4:]: value for name, value in logs.items() if name.startswith("val_")})
+        self.list.on_epoch_end(epoch, dict(logs))
+        self._look_at_callbacks()
+        self.epoch = epoch + 1 if epoch + 1 < self.epochs else None
+        if self.model.stop_training:
+            self.epoch = None
+            return self._orders(before)
+        if self.epoch is not None:
+            if held:
+                self.model.reset_metrics()
+            self.list.on_epoch_begin(self.epoch)
+            self._begin_batch(0)
+        orders = self._orders(before)
+        return replace(orders, stop=False) if self.per_batch else self._after_a_batch(orders)
+
+    def end(self) -> None:
+        """Training has ended, with the last weights in the model."""
+        self.lazy.disarm()
+        self.list.on_train_end(self.logs)
+
+    # -- what callbacks changed
+    def _state(self) -> tuple[float, list[Array]]:
+        if not self.user:
+            return 0.0, []
+        self._slots = self._marks()
+        return self._rate(), to_host(self._weights())
+
+    def _weights(self) -> list[Any]:
+        """Return the variables that count as weights: drawing random numbers in a callback changes none of them.
+
+        Slots are none, and the learning rates of the optimizers that the model holds besides the compiled one are some.
+        """
+        left_out = {id(variable) for variable in [*seed_state.find(self.model), *optimizer_variables(self.model)]}
+        rates = learning_rates(self.model)
+        return [*(variable for variable in self.model.variables if id(variable) not in left_out), *rates]
+
+    def _changed_settings(self) -> Values:
+        """Return the settings that callbacks have changed since this was last asked."""
+        if self._settings is None:
+            return {}
+        changed = self._settings.changed(self._read)
+        self._read |= changed
+        self._glance = self._settings.glance()
+        return changed
+
+    def _marks(self) -> list[Any]:
+        """Return marks of the optimizers' variables, to tell later which ones a callback has set.
+
+        Keras' own callback that changes places with averages in them is left out.
+        """
+        import keras
+
+        if any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self.user):
+            return []
+        return marks(optimizer_variables(self.model))
+
+    def _set_slots(self) -> list[int]:
+        """Return the places of the optimizers' variables that a callback has set, but for learning rates."""
+        before, self._slots = self._slots, []
+        if not before:
+            return []
+        variables = optimizer_variables(self.model)
+        return [
+            place
+            for place, (variable, old, new) in enumerate(zip(variables, before, marks(variables), strict=False))
+            if variable.path.rpartition("/")[2] != "learning_rate" and not same_mark(old, new)
+        ]
+
+    def _warn_ignored(self, what: str, remedy: str) -> None:
+        """Warn, once for each thing, that workers do not take what a callback has set."""
+        if what not in self._warned:
+            self._warned.add(what)
+            warn(f"A callback has set {what}, which has no effect on the workers. {remedy}")
+
+    def _rate(self) -> float:
+        if not self.user:
+            return 0.0
+        rate = self.model.optimizer.learning_rate
+        value = getattr(rate, "value", rate)
+        if value is not self._seen[0] or self._mutable:  # reading costs, at every batch
+            self._seen = (value, float(to_host([rate])[0]))
+        return self._seen[1]
+
+    def _has_schedule(self) -> bool:
+        """Return whether the rate follows from the count of steps, which a callback may have set."""
+        import keras
+
+        return not isinstance(self.model.optimizer.learning_rate, keras.Variable)
+
+    def _orders(self, before: tuple[float, list[Array]], started: bool = True) -> Orders:
+        stop = bool(self.model.stop_training)
+        if not self.user:
+            return Orders(stop)
+        optimizer, losses = self._compiled
+        if self.model.optimizer is not optimizer or self.model._compile_loss is not losses:
+            raise BadInput(
+                "A callback has replaced the optimizer or compiled the model again, which workers do not hear of: end "
+                "this fit, compile, and call fit again."
+            )
+        settings, slots = self._changed_settings(), self._set_slots()
+        if list(map(id, self.model.trainable_variables)) != self._trained:
+            raise BadInput(
+                "A callback has changed which variables are trained (trainable = ...), which workers do not hear of: "
+                "end this fit, set it, compile, and call fit again."
+            )
+        if self._settings is not None and (functions := self._settings.replaced_functions()):
+            self._warn_ignored(_names(functions), "Set functions before fit.")
+        if started and self.alone and (slots or settings):
+            paths = [optimizer_variables(self.model)[place].path for place in slots]
+            self._warn_ignored(_names([*paths, *settings]), _ONLY_WEIGHTS)
+            settings, slots = {}, []
+        self._given |= settings
+        rate, weights = self._rate(), before[1]
+        scheduled = self._has_schedule()
+        if scheduled and not self._scheduled:
+            raise BadInput(
+                "A callback has replaced the learning rate by a schedule, which workers do not hear of: give the "
+                "optimizer the schedule before fit, or set a number (LearningRateScheduler)."
+            )
+        set_anew = rate != before[0] and math.isfinite(rate) and not scheduled
+        orders = Orders(stop, rate if set_anew else None, slots=slots, settings=settings)
+        if not weights:  # no callback has touched them
+            return orders
+        now = to_host(self._weights())
+        changed = [
+            not np.array_equal(old, new, equal_nan=old.dtype.kind == "f") for old, new in zip(weights, now, strict=True)
+        ]
+        held = len(learning_rates(self.model))
+        if held and started and self.alone and any(changed[-held:]):
+            raise BadInput(
+                "A callback has set the learning rate of a second optimizer, which asynchronous workers do not hear "
+                "of: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."
+            )
+        return replace(orders, weights=any(changed))
+
+
+def _equal(left: Sequence[Array], right: Sequence[Array]) -> bool:
+    return len(left) == len(right) and all(map(np.array_equal, left, right))
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3]))
+
+
+def _arrays(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return logs with arrays in the place of lists, as a metric of several values is logged."""
+    return {name: np.array(value, np.float32) if isinstance(value, list) else value for name, value in logs.items()}
+
+
+def _wants_batches(callback: Any) -> bool:
+    """Tell whether a callback overrides a batch hook (Keras' own that only seem to are known)."""
+    import keras
+
+    if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
+        return bool(callback.save_freq != "epoch")
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return bool(callback.update_freq != "epoch")
+    base = keras.callbacks.Callback
+    return any(
+        getattr(type(callback), hook, None) is not getattr(base, hook) or hook in vars(callback)
+        for hook in _BATCH_HOOKS
+    )

@@ -1,0 +1,343 @@
+"""The collection of the ranks' states: kept in memory, and written by a thread while training goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from choros.backends.driver_model import assign_average, assign_optimizer, assign_vectors, flat_vectors
+from choros.backends.optimizers import model_variables
+from choros.consistency.model_fingerprint import first_difference, layers_of, named
+from choros.consistency.rank_agreement import digest, optimizer_of
+from choros.data.array_source import ArraySource
+from choros.errors import BadInput, CheckpointFailed
+from choros.training.checkpoint import Checkpoint
+from choros.training.checkpoint.snapshot import Part, State
+from choros.training.spec import Job
+from choros.types import Array
+
+# Of a job, what must not change.
+_SAME = ("algorithm", "meet", "workers", "batch_size", "steps", "shuffle", "metric_values")
+_WORDS = {"metric_values": "numbers that its metrics keep"}
+_WRITTEN = 600.0  # seconds in which a state is on the disk
+
+
+class Saver:
+    """One fit's. The state in which all ranks left off last is at ``latest``.
+
+    Args:
+        checkpoint: Checkpoint, or None: states are kept in memory only.
+
+    Attributes:
+        latest: State, or None.
+        asked: bool. Whether the latest state is the one with which this process was asked to end.
+        busy: float. Seconds of a processor that writing took.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self.checkpoint = checkpoint
+        self.latest: State | None = None
+        self.asked = False
+        self.busy = 0.0
+        self._run: dict[str, Any] = {}
+        self._epochs = 0
+        self._coming: dict[tuple[int, int], dict[int, Part]] = {}
+        self._waiting: State | None = None
+        self._error: BaseException | None = None
+        self._wake, self._ending = threading.Condition(), False
+        self._thread: threading.Thread | None = None
+
+    # -- before training
+    def begin(
+        self, job: Job, facts: Callable[[], dict[str, Any]], resume: bool, restarts: int, lead: bool = True
+    ) -> Job:
+        """Return the job as it is to be run: what is kept when, and from where it goes on.
+
+        Args:
+            job: as it was asked for.
+            facts: gives, of model and data, what must be the same when training goes on.
+            resume: whether to go on from the newest checkpoint.
+            restarts: how often workers may be started again.
+            lead: whether this process writes, and says what is done.
+
+        Raises:
+            BadInput: the checkpoint is another training's.
+            CheckpointFailed: none can be written.
+        """
+        if self.checkpoint is None and not restarts:
+            return job
+        rule = (
+            self.checkpoint.rule | {"asks": True, "signals": list(self.checkpoint.signals)}
+            if self.checkpoint is not None
+            else {}
+        )
+        job, self._epochs = replace(job, keep=rule), job.epochs
+        told = {name: getattr(job, name) for name in _SAME} | facts()
+        self._run = json.loads(json.dumps(told, default=named))
+        if self.checkpoint is not None and lead:
+            self.checkpoint.store.try_out()
+        saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None
+        if saved is not None:
+            self.check(saved.facts["run"], saved.path)
+            self.latest = State.of(saved.facts, saved.arrays)
+            if job.fold_seed not in (None, saved.facts["seed"]):
+                raise BadInput(
+                    f"{saved.path} is of a training with seed={saved.facts['seed']!r}; this one has {job.fold_seed!r}. "
+                    "Give that one, or none."
+                )
+            job = replace(job, seed=saved.facts["seed"])
+            place = f"epoch {saved.facts['epoch'] + 1}, batch {saved.facts['batch']}"
+            what = "it is over" if saved.facts["over"] else f"it goes on with {place}"
+            self._say(lead, f"training was kept in {saved.path}: {what}")
+        elif resume and self.checkpoint is not None:
+            self._say(lead, f"there is no checkpoint in {self.checkpoint.store.directory}: training begins")
+        self._run = {**self._run, "seed": job.seed}
+        return self.onward(job, again=False)
+
+    @staticmethod
+    def _say(lead: bool, text: str) -> None:
+        if lead:
+            print(f"choros: {text}", file=sys.stderr, flush=True)
+
+    def check(self, then: dict[str, Any], path: Any) -> None:
+        """Refuse a checkpoint of another training.
+
+        Raises:
+            BadInput: names what differs.
+        """
+        for name, now in self._run.items():
+            if name == "layers":
+                if problem := first_difference(then.get(name, now), now):
+                    raise BadInput(
+                        f"{path} is of a training of another model than this one: {problem}. Go on with the same "
+                        "model, or give another directory."
+                    )
+            elif then.get(name) != now:
+                word, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
+                raise BadInput(
+                    f"{path} is of a training with {word}={was!r}; this one has {new!r}. Go on with the same settings "
+                    "and data, or give another directory."
+                )
+
+    def onward(self, job: Job, again: bool = True) -> Job:
+        """Return the job that goes on from the latest state."""
+        if self.latest is None:
+            return job
+        facts = self.latest.facts
+        epoch = job.epochs if facts["over"] else facts["epoch"]
+        return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=again)
+
+    def optimizer(self, rank: int = 0) -> list[Array]:
+        """Return a rank's optimizer variables in the latest state of an asynchronous run; [] where it has none."""
+        latest = None if self.latest is None else self.latest.parts.get(rank)
+        return [] if latest is None else latest[1].get("optimizer", [])
+
+    def averages(self) -> dict[int, tuple[int, Array]]:
+        """Return the rows trained and the moving average of the weights of each rank that has one in that state."""
+        parts = {} if self.latest is None else self.latest.parts
+        return {
+            rank: (facts["rows"], groups["average"][0])
+            for rank, (facts, groups) in parts.items()
+            if groups.get("average")
+        }
+
+    def show(self, model: Any) -> bool:
+        """Put the latest state into the caller's model: weights and optimizer, where rank 0 left them.
+
+        Args:
+            model: keras.Model, of which the callbacks are.
+
+        Returns:
+            Whether it has what callbacks do at the beginning of its epoch.
+        """
+        assert self.latest is not None  # noqa: S101 - only what goes on is shown
+        facts, (_, groups) = self.latest.facts, self.latest.parts[0]
+        rate = model.optimizer.learning_rate
+        if "model" in groups:
+            for variable, value in zip(model_variables(model), groups["model"], strict=True):
+                variable.assign(value)
+        elif (kept := kept_rate(facts)) is not None and hasattr(rate, "assign"):  # none where it follows a schedule
+            rate.assign(kept)
+        if optimizer := self.optimizer():
+            assign_optimizer(model, optimizer)
+        if averages := self.averages():
+            assign_average(model, mean_of(averages))
+        if center := groups.get("shown") or groups.get("meeting"):
+            assign_vectors(model, center[0], flat_vectors(model)[1])
+        return bool(facts.get("begun", True))
+
+    # -- while training
+    def take(self, rank: int, part: Part, asked: bool, workers: int) -> bool:
+        """Take what a rank left; True when that makes a state whole."""
+        place = part[0]["epoch"], part[0]["batch"]
+        coming = self._coming.setdefault(place, {})
+        coming[rank] = part
+        if len(coming) < workers:
+            return False
+        self._coming = {at: parts for at, parts in self._coming.items() if at > place}
+        facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
+        self.kept(State(facts, coming), asked)
+        return True
+
+    def forget(self) -> None:
+        """Forget what came of a state that will never be whole."""
+        self._coming = {}
+
+    def kept(self, state: State, asked: bool = False) -> None:
+        """Keep a whole state, and have it written.
+
+        Raises:
+            CheckpointFailed: an earlier one could not be written.
+        """
+        self.look()
+        state.facts.setdefault("begun", state.facts["epoch"] < self._epochs)  # callbacks were told of that epoch
+        self.latest, self.asked = state, asked
+        if self.checkpoint is None:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="choros-checkpoint", daemon=True)
+            self._thread.start()
+        with self._wake:
+            self._waiting = state  # in the place of one that is still waiting
+            self._wake.notify_all()
+
+    def look(self) -> None:
+        """Raise what the writing thread met."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self) -> None:
+        assert self.checkpoint is not None  # noqa: S101 - for the type checker
+        while True:
+            with self._wake:
+                while self._waiting is None and not self._ending:
+                    self._wake.wait(60.0)
+                state, self._waiting = self._waiting, None
+            if state is None:
+                return
+            begun = time.thread_time()
+            try:
+                facts, arrays = state.flat()
+                seed = self._run["seed"]
+                run = {name: value for name, value in self._run.items() if name != "seed"}
+                self.checkpoint.store.save({**facts, "run": run, "seed": seed}, arrays)
+            except BaseException as error:
+                self._error = error
+            self.busy += time.thread_time() - begun
+
+    def flush(self) -> None:
+        """Return when all is written.
+
+        Raises:
+            CheckpointFailed: it could not be.
+        """
+        with self._wake:
+            self._ending = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join(_WRITTEN)
+            if self._thread.is_alive():
+                raise CheckpointFailed(f"A checkpoint is still being written after {_WRITTEN:.0f} s: is the disk well?")
+            self._thread = None
+        self._ending = False
+        self.look()
+
+    @contextmanager
+    def listening(self, then: Any = lambda: None) -> Iterator[None]:
+        """Listen to the signals of the checkpoint, if there is one, and write all to the end."""
+        if self.checkpoint is None:
+            yield
+            return
+        try:
+            with self.checkpoint.listening(then):
+                yield
+        except BaseException:
+            with suppress(Exception):
+                self.flush()
+            raise
+        self.flush()
+
+    def leave(self) -> SystemExit:
+        """Return what ends this process, once the state is on the disk."""
+        assert self.checkpoint is not None  # noqa: S101 - only a checkpoint asks for it
+        self.flush()
+        facts = self.latest.facts if self.latest is not None else {"epoch": 0, "batch": 0}
+        where = self.checkpoint.store.directory
+        text = f"choros: asked to end: epoch {facts['epoch'] + 1}, batch {facts['batch']}, is saved in {where}"
+        print(text, file=sys.stderr, flush=True)
+        return SystemExit(self.checkpoint.code())
+
+
+def mean_of(averages: dict[int, tuple[int, Array]]) -> Array:
+    """Return the mean of the workers' moving averages, weighted by the rows that each trained.
+
+    Args:
+        averages: by rank: rows trained, moving average.
+    """
+    rows = np.array([count for count, _ in averages.values()], np.float64)
+    mean: Array = np.average([average for _, average in averages.values()], 0, rows if rows.any() else None)
+    return mean
+
+
+def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
+    """Return what differs of two that do: of lists as long as each other the first place, with its name.
+
+    Example:
+        >>> unlike("variables", [[3], [4, 5]], [[3], [4, 6]])
+        ('variables[1]', [4, 5], [4, 6])
+        >>> unlike("variables", [[3]], [[3], [4, 6]])
+        ('number of variables', 1, 2)
+        >>> unlike("optimizer", ["Adam", {"beta_1": 0.9}], ["Adam", {"beta_1": 0.8}])
+        ("optimizer[1]['beta_1']", 0.9, 0.8)
+    """
+    if isinstance(one, list) and isinstance(other, list):
+        if len(one) != len(other):
+            return f"number of {name}", len(one), len(other)
+        at: Any = next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    elif isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        at = next(at for at in one if one[at] != other[at])
+    else:
+        return name, one, other
+    if name == "variables":
+        return f"{name}[{at}]", one[at], other[at]
+    return unlike(f"{name}[{at!r}]", one[at], other[at])
+
+
+def facts_of(model: Any, source: Any) -> dict[str, Any]:
+    """Return what must be the same of model and data when training goes on."""
+    facts = {
+        "layers": layers_of(model),
+        "rows": source.rows,
+        "variables": [[list(each.shape), str(np.dtype(each.dtype).name)] for each in model_variables(model)],
+        "backend": _backend(),
+        "optimizer": optimizer_of(model.optimizer),
+        "loss": named(model.loss),
+    }
+    if isinstance(source, ArraySource):  # what else yields batches may do so at random
+        facts["first rows"] = digest(source.sample(32))
+    return facts
+
+
+def _backend() -> str:
+    import keras
+
+    return str(keras.backend.backend())
+
+
+def kept_rate(facts: dict[str, Any]) -> float | None:
+    """Return the learning rate that callbacks had set when the state was kept, or None.
+
+    Args:
+        facts: of a checkpoint; older ones have 0 under another name where no rate was set.
+    """
+    rate: float | None = facts.get("ordered_rate", facts.get("rate") or None)
+    return rate

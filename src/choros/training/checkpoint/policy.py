@@ -1,0 +1,153 @@
+"""``Checkpoint``: the directory and the schedule of checkpoints, and the signals that request one."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from choros.errors import AGAIN, BadInput
+from choros.training.checkpoint.store import Store
+
+
+class Checkpoint:
+    """Writes checkpoints of ``Trainer.fit`` to a directory. ``fit(resume=True)`` resumes from the newest one.
+
+    For a synchronous run, a checkpoint holds the model, every worker's optimizer and random state, the algorithm's
+    state, the position in the epoch and the metrics up to there. A resumed run ends with the same bits as one that was
+    never stopped, on the same backend, with the same settings and data. For an asynchronous run it holds the center
+    variable, the algorithm's state, its clock and each worker's position. The workers' optimizers then start from their
+    initial state.
+
+    A scheduler's warning (SIGTERM, SIGUSR1, SIGUSR2, or the time in ``CHOROS_STOP_AT``) makes ``fit`` write a
+    checkpoint and raise ``SystemExit``: with code 0 if the job's script requeues the job (``CHOROS_REQUEUE``), else
+    with 75.
+
+    Args:
+        directory: str or path. Used by this training alone. In a job, all ranks must see it.
+        every: "epoch"; or an int, a number of global batches (also at each epoch's end); or a ``datetime.timedelta``.
+            A checkpoint is always written at the end of training. Defaults to "epoch".
+        keep: int. The number of checkpoints to keep. Defaults to 3.
+        signals: names of the signals that request a checkpoint and the end of training. Defaults to SIGTERM, SIGUSR1
+            and SIGUSR2.
+
+    Raises:
+        BadInput: an argument, or ``CHOROS_STOP_AT``, has no valid value.
+
+    Example:
+        >>> Checkpoint("state", every=timedelta(seconds=30)).rule
+        {'seconds': 30.0}
+        >>> Checkpoint("state", every=100).rule
+        {'batches': 100}
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        every: str | int | timedelta = "epoch",
+        keep: int = 3,
+        signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGUSR2"),
+    ) -> None:
+        self.store = Store(directory, keep)
+        self.signals = tuple(dict.fromkeys(signals))
+        unknown = [name for name in self.signals if name not in signal.Signals.__members__]
+        if unknown:
+            raise BadInput(f"{', '.join(unknown)} is no signal: give names such as SIGTERM.")
+        if refused := [name for name in self.signals if name in ("SIGKILL", "SIGSTOP")]:
+            raise BadInput(f"{', '.join(refused)} cannot be caught by a process: give other signals, such as SIGTERM.")
+        self.rule: dict[str, Any] = rule_of(every)
+        self._end = stop_time()
+        self._told = False
+
+    @property
+    def asked(self) -> bool:
+        """True if a signal or the time limit requests the end of training."""
+        return self._told or time.time() >= self._end
+
+    @contextmanager
+    def listening(self, then: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Handle the signals within this context, and call ``then`` at each of them.
+
+        Python handles signals in the main thread alone: elsewhere this has no effect. At the end the earlier handlers
+        are installed again. A handler that a C library had installed cannot be: the signal gets its default action.
+        """
+        self._told = False
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._told = True
+            then()
+
+        before: dict[signal.Signals, Any] = {}
+        try:
+            if threading.current_thread() is threading.main_thread():
+                for number in dict.fromkeys(signal.Signals[name] for name in self.signals):
+                    before[number] = signal.getsignal(number)
+                    signal.signal(number, handle)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def code(self) -> int:
+        """Return the exit code of a process that was asked to end. Create the file that makes the script requeue."""
+        script = os.environ.get("CHOROS_REQUEUE", "")
+        if not script:
+            return AGAIN
+        try:
+            Path(script).touch()
+        except OSError as error:
+            host = os.uname().nodename
+            text = f"{script} could not be created on {host} ({error.strerror or error}), so the job is not requeued"
+            print(f"choros: {text}: this process ends with code {AGAIN}.", file=sys.stderr, flush=True)
+            return AGAIN
+        return 0
+
+
+def stop_time() -> float:
+    """Return the time limit in ``CHOROS_STOP_AT``, in seconds since 1970; infinity if there is none.
+
+    Raises:
+        BadInput: it is not a number.
+    """
+    text = os.environ.get("CHOROS_STOP_AT", "")
+    try:
+        seconds = float(text or "inf")
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise BadInput(f"CHOROS_STOP_AT={text}: give a time in seconds since 1970 (date +%s), or unset it.")
+    return seconds
+
+
+def rule_of(every: Any) -> dict[str, Any]:
+    """Return the schedule of checkpoints as JSON values.
+
+    Example:
+        >>> rule_of("epoch")
+        {}
+    """
+    if every == "epoch":
+        return {}
+    if isinstance(every, timedelta) and every > timedelta(0):
+        return {"seconds": every.total_seconds()}
+    if isinstance(every, int) and not isinstance(every, bool) and every > 0:
+        return {"batches": every}
+    raise BadInput(f"every={every!r}: give 'epoch', a number of global batches, or a datetime.timedelta.")
+
+
+def checkpoint_of(given: Any) -> Checkpoint | None:
+    """Return a ``Checkpoint`` of the argument of ``fit(checkpoint=)``: a ``Checkpoint``, a directory, or None."""
+    if given is None or isinstance(given, Checkpoint):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return Checkpoint(given)
+    raise BadInput(f"checkpoint={given!r}: give a directory, or choros.Checkpoint(directory, every=..., keep=...).")

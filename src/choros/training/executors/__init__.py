@@ -1,0 +1,1 @@
+"""Executors of a fit: local workers, remote ranks, a job that runs already."""

@@ -1,0 +1,185 @@
+"""The line by which rank 0, elsewhere, reaches the callbacks of the process that called ``fit``."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from choros.backends.host_values import to_host
+from choros.backends.optimizers import model_variables
+from choros.cluster.hardware.network_address import head_address
+from choros.comm.tcp.auth_socket import Door
+from choros.comm.tcp.rpc import Channel
+from choros.errors import ChorosError, MeetingTimeout, PeerFailed
+from choros.training.callback_runner import Conductor
+from choros.training.payload import put, shown
+from choros.training.spec import Job
+
+Told = tuple[dict[str, Any], list[Any]]
+
+
+class Line(ABC):
+    """The caller's end. Ranks are spoken with in threads; what is for the callbacks waits for ``next`` and ``obey``.
+
+    Args:
+        model: the given model.
+        job: Job.
+        conductor: of the callbacks.
+
+    Attributes:
+        latest: list. The weights that came last, as ``shown`` made them.
+        hosts: dict. The hosts of the ranks that have come.
+        begun: bool. Whether training has begun.
+    """
+
+    def __init__(self, model: Any, job: Job, conductor: Conductor) -> None:
+        self.model, self.job, self.conductor = model, job, conductor
+        self.latest: list[Any] = []
+        self.hosts: dict[int, str] = {}
+        self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = queue.Queue()
+        self.begun = False
+        self._later: deque[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = deque()
+        self._asking: queue.Queue[Told | None] | None = None  # rank 0's, where it can be asked for its weights
+        conductor.fetch = self.fetch
+
+    def fetch(self, epoch: int | None) -> None:
+        """Bring into the model the weights that came last; in the middle of an epoch rank 0 is asked for them.
+
+        Raises:
+            PeerFailed: it has gone.
+            MeetingTimeout: it does not answer.
+        """
+        if epoch is None and self._asking is not None:
+            self._asking.put(({"show": True}, []))
+            limit = time.monotonic() + self.job.timeout
+            while True:
+                heard = self._hear(0.5)
+                if heard is not None and heard[0] == 0 and heard[1]["event"] == "weights":
+                    _, event, self.latest, self._asking = heard
+                    self.conductor.show_metrics(event["held"])
+                    break
+                if heard is not None:
+                    self._later.append(heard)
+                if heard is not None and heard[0] == 0 and heard[1]["event"] in ("failed", "gone"):
+                    raise PeerFailed("rank 0 has ended while a callback read its weights: see what it printed.")
+                if time.monotonic() > limit:
+                    raise MeetingTimeout(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")
+        put(self.model, self.latest)
+
+    @contextmanager
+    def opened(self, network: str, here: bool) -> Iterator[dict[str, Any]]:
+        """Let ranks in, some of them on this host or not; gives what they need to come: place, secret and timeout."""
+        secret = secrets.token_bytes(32)
+        self.hosts, self._came = {}, queue.Queue()
+        with Door(head_address(network, here), secret) as door:
+            threading.Thread(target=self._welcome, args=(door,), name="choros-home", daemon=True).start()
+            yield {"place": door.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
+
+    def _welcome(self, door: Door) -> None:
+        while True:
+            try:
+                hello, end = door.next(threading.TIMEOUT_MAX)
+            except ChorosError:
+                return
+            rank, host = int(hello["rank"]), str(hello["host"])
+            self.hosts[rank] = host
+            channel = Channel(end, f"rank {rank} on {host}", self.job.first_timeout)
+            guest = (rank, channel, self._came, bool(hello.get("aside")))
+            threading.Thread(target=self._guest, args=guest, name="choros-rank", daemon=True).start()
+
+    def _guest(self, rank: int, channel: Channel, came: queue.Queue[Any], aside: bool) -> None:
+        def reply(head: dict[str, Any], arrays: list[Any]) -> Told:
+            if "said" in head:
+                self.heard(rank, str(head["said"]))
+                return {}, []
+            if "ask" in head:
+                return self.tell(head["ask"], rank)
+            back: queue.Queue[Told | None] = queue.Queue()
+            came.put((rank, head, [np.array(array) for array in arrays], back))
+            if came is not self._came:  # nobody reads these any more
+                self._dismiss(came)
+            try:
+                told = back.get(timeout=threading.TIMEOUT_MAX)
+            except queue.Empty:
+                raise MeetingTimeout("The callbacks did not end.") from None
+            if told is None:
+                raise PeerFailed("It has ended the run.")
+            return told
+
+        channel.answer(reply)
+        if not aside:
+            came.put((rank, {"event": "gone"}, [], queue.Queue()))
+
+    def dismiss(self) -> None:
+        """Answer no rank any more: those that wait for an answer, or ask later, hear that the run has ended."""
+        came, self._came = self._came, queue.Queue()
+        while self._later:
+            self._later.popleft()[3].put(None)
+        self._asking = None
+        self._dismiss(came)
+
+    @staticmethod
+    def _dismiss(came: queue.Queue[Any]) -> None:
+        with suppress(queue.Empty):
+            while True:
+                came.get_nowait()[3].put(None)
+
+    @abstractmethod
+    def tell(self, what: str, rank: int) -> Told:
+        """Answer what a rank asks for before it trains."""
+
+    def heard(self, rank: int, text: str) -> None:
+        """Show a line that a rank printed."""
+        print(f"[{rank}] {text}", flush=True)
+
+    def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
+        """Return what a rank says next: its number, what, arrays, and where to answer; None where none does."""
+        return self._later.popleft() if self._later else self._hear(timeout)
+
+    def _hear(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
+        try:
+            return self._came.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def obey(self, head: dict[str, Any], arrays: list[Any], back: queue.Queue[Told | None]) -> None:
+        """Run the callbacks of an event, and answer what they decided.
+
+        Args:
+            head: what has happened.
+            arrays: the weights, if they came along.
+            back: where rank 0 waits for the answer.
+        """
+        self.latest = arrays or self.latest
+        if head["event"] == "begin":
+            orders = self.conductor.begin(head["epoch"])
+            self.begun = True
+        elif head["event"] == "batch":
+            self._asking = back
+            orders = self.conductor.batch(head["epoch"], head["step"], head["logs"])
+            back, self._asking = self._asking, None
+        else:
+            orders = self.conductor.epoch_end(head["epoch"], head["logs"], head["held"])
+        told = {"orders": vars(orders), "epoch": self.conductor.epoch}
+        back.put((told, shown(self.model) if orders.variables else []))
+
+    def last(self) -> list[Any]:
+        """Return the last weights that came, else the given ones: those of ``model.trainable_variables``."""
+        if not self.latest:
+            return to_host(self.model.trainable_variables)
+        variables = model_variables(self.model)
+        own = to_host(variables)
+        put(self.model, self.latest)
+        found = to_host(self.model.trainable_variables)
+        for variable, value in zip(variables, own, strict=True):
+            variable.assign(value)
+        return found

@@ -1,0 +1,508 @@
+"""A Trainer inside a job: the ranks were started by ``choros run`` (or a scheduler), and each joins as what it is.
+
+Nothing is started. Every rank runs the same script with the same model; rank 0's weights are the ones that count, and
+rank 0 drives the callbacks. Ranks of one host meet in its memory, and those of several as
+``training/worker/comm_setup.py`` says.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from choros.backends.devices import choose_devices
+from choros.backends.driver_model import assign_optimizer, assign_vectors
+from choros.backends.host_values import to_host
+from choros.backends.optimizers import model_variables
+from choros.comm.bootstrap.init import give_up, join
+from choros.comm.gather_bytes import collect
+from choros.comm.group import Group
+from choros.comm.hierarchical_group import hosts_of
+from choros.comm.single_rank_group import LocalGroup
+from choros.consistency.rank_agreement import agree, facts_of
+from choros.data import FileSource
+from choros.errors import PeerFailed
+from choros.param_server.shared_memory import SharedCentre
+from choros.training.async_control.center_snapshots import SLOTS
+from choros.training.async_control.hang_detection import JobHangs
+from choros.training.async_control.optimizer_states import Ended
+from choros.training.async_control.quiesce import HostsKeeper, Resting
+from choros.training.async_control.recovery import state_of
+from choros.training.async_control.supervisor import CentreKeeper
+from choros.training.callback_runner import Conductor
+from choros.training.checkpoint.manager import Saver
+from choros.training.checkpoint.snapshot import Part, State, packed, unpacked
+from choros.training.run_record import RunRecord
+from choros.training.spec import Job, Orders, Plan, Show, Tally
+from choros.training.worker.comm_setup import meet
+from choros.training.worker.context import Held, Run, vectors
+from choros.training.worker.loops import mean_average, train
+from choros.training.worker.setup import adding, build_replica, met_in, seed_replica
+from choros.types import Array
+
+_STALL = 60.0  # seconds after which a rank that waits for another one says so
+_CALLBACKS = 7 * 86400.0  # seconds that ranks wait for callbacks at an epoch's end, or for slower ranks that make steps
+_LOOK = 0.05  # seconds between two looks of rank 0 at what other ranks have left for it
+_REST = 5.0  # seconds without a step of any rank of this host, after which rank 0 waits for all as the others do
+
+
+class JoinedReporter:
+    """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
+
+    def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any, saver: Any = None) -> None:
+        self.saver: Saver = saver or Saver(None)
+        self.keeper: CentreKeeper | None = None  # rank 0's, of the centre
+        self.resting: Resting | None = None  # another rank's, where the centre is between hosts
+        self.hangs: JobHangs | None = None  # of asynchronous ranks
+        self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
+        self.together = run.job.together
+        self.losses: list[tuple[float, int, float]] = []
+        self.held: Held | None = None  # what this rank trains, while callbacks have the model
+        self.metrics: list[Array] = []  # likewise what its metrics hold
+        self.show: Show | None = None  # writes the weights of the middle of an epoch
+        self.set: list[Array] = []  # rank 0's variables as the callbacks left them
+        self.orders = Orders()  # what the callbacks of the last batch decided
+        self.looked = 0.0
+        self.ended = Ended()  # what rank 0's optimizer held at epochs' ends
+
+    def begin(self) -> Orders:
+        """All are ready: training begins."""
+        with self.aside():
+            orders = self.conductor.begin(self.run.job.initial_epoch)
+        return self.obey(self.spread([vars(orders), None])[0])
+
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> Orders:
+        """Rank 0 has done a step; together, where callbacks want each, all do what they decide."""
+        orders = Orders()
+        if logs is not None:
+            self.show = show
+            with self.aside(lazy=True):
+                orders = self.conductor.batch(epoch, step, logs)
+            self.show = None
+            if not self.together:
+                self.command(orders)
+                self.read_mail()
+        if self.together and self.run.job.per_batch:
+            return self.spread_orders(orders)
+        return orders
+
+    def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
+        """Run the callbacks of a step in this process, while the other ranks calculate."""
+        self.show = show
+        with self.aside(lazy=True):
+            self.orders = self.conductor.batch(epoch, step, logs)
+        self.show = None
+
+    def decided(self, show: Show) -> Orders:
+        """Return what they decided."""
+        return self.orders
+
+    def spread_orders(self, orders: Orders) -> Orders:
+        """Take rank 0's orders, and return them."""
+        return self.obey(self.spread([vars(orders), None])[0])
+
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> Orders:
+        """An epoch has ended: together all wait for the orders, alone the logs are left for all to read."""
+        if not self.together:
+            if logs is not None:
+                self.mail.leave(epoch, logs, seconds, held)
+            if self.lead:
+                self.read_mail()
+            return Orders()
+        orders = Orders()
+        if self.lead and logs is not None:
+            orders = self.record(epoch, logs, seconds, held)
+        told, logs, seconds = self.spread([vars(orders), logs, seconds])
+        if not self.lead and logs is not None:
+            self.record(epoch, logs, seconds, [])
+        return self.obey(told)
+
+    def record(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> Orders:
+        """Keep an epoch's loss, and run the callbacks of its end."""
+        if "loss" in logs:
+            self.losses.append((seconds, epoch, logs["loss"]))
+        with self.aside():
+            return self.conductor.epoch_end(epoch, logs, held)
+
+    @contextmanager
+    def aside(self, lazy: bool = False) -> Iterator[None]:
+        """Let callbacks have the model, which is this rank's own too: keep what they set, and put back what was.
+
+        Args:
+            lazy: whether they may leave it alone; then it is held when they touch it.
+        """
+        if not (self.lead and self.conductor.user):
+            yield
+            return
+        self.held = None
+        if not lazy:
+            self._hold()
+        try:
+            yield
+            if self.held is not None:
+                self.set = to_host(model_variables(self.run.replica.model))
+        finally:
+            if self.held is not None:
+                self.run.put_back(self.held)
+                for variable, value in zip(self.run.replica.model.metrics_variables, self.metrics, strict=False):
+                    variable.assign(value)
+                self.held = None
+
+    def _hold(self) -> None:
+        import keras
+
+        self.held = self.run.hold()
+        if keras.backend.backend() != "jax":  # there a replica keeps them outside of the model, whose arrays are gone
+            self.metrics = to_host(self.run.replica.model.metrics_variables)
+
+    def fetching(self) -> None:
+        """Callbacks are about to touch the model: hold what this rank trains, and write the weights for them."""
+        if self.held is None:
+            self._hold()
+            if self.show is not None:
+                self.conductor.show_metrics(self.show())
+
+    def command(self, orders: Orders) -> None:
+        """Give rank 0's orders to those who wait for nobody."""
+        if orders.weights and self.run.centre is not None:
+            with self.run.aside():
+                self.run.take(self.set, orders)
+                self.run.centre.replace(*self.run.vectors())
+        self.run.board.order(orders, self.conductor.epoch)
+
+    def read_mail(self) -> None:
+        """Run the callbacks of epochs whose logs have come."""
+        for epoch, logs, seconds, held in self.mail.take():
+            orders = self.record(epoch, logs, seconds, held)
+            if self.lead:
+                self.command(orders)
+                self.run.board.open(epoch + 1)
+                if self.keeper is not None:
+                    self.keeper.ended()
+
+    def keep(self, part: Part, asked: bool) -> None:
+        """Bring each rank's state to rank 0, and to no other; where somebody asked for the end, end when written.
+
+        Raises:
+            SystemExit: on every rank, if asked.
+        """
+        group = self.run.group
+        parts = collect(group, packed(part))
+        if self.lead:
+            facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
+            self.saver.kept(State(facts, {rank: unpacked(each) for rank, each in enumerate(parts)}), asked)
+        if asked:
+            leaving = self.saver.leave() if self.lead else SystemExit(0)
+            code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
+            raise Leaving(code)
+
+    def optimizer(self, part: Part) -> None:
+        """Rank 0 holds the caller's model itself: it keeps what callbacks are to see of an epoch's end."""
+        epoch = part[0]["epoch"]
+        self.ended.put(0, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
+
+    def look(self) -> None:
+        """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""
+        if self.together or time.monotonic() - self.looked <= _LOOK:
+            return
+        self.looked = time.monotonic()
+        if self.lead:
+            self.read_mail()
+            if self.hangs is not None:
+                self.hangs.check()
+        if self.keeper is not None:
+            self.keeper.look()
+            if self.run.board.asked:
+                self.keeper.keep(asked=True)
+                code = self.saver.leave().code
+                self.run.board.leave_with(code if isinstance(code, int) else 1)
+                self.keeper.let_go()
+        if self.resting is not None:
+            self.resting.look()
+        self.leave()
+
+    def leave(self) -> None:
+        """End this process, where all that wait for nobody are to.
+
+        Raises:
+            SystemExit: they are.
+        """
+        code = self.run.board.code if self.saver.checkpoint is not None else None
+        if code is not None:
+            if self.resting is not None:
+                self.resting.done()
+            raise Leaving(code)
+
+    def see_out(self) -> None:
+        """Rank 0 has done its steps: run the callbacks of the epochs that others end, until all have ended or rest."""
+        moved, beats, job = time.monotonic(), b"", self.run.job
+        while not self.run.board.stopped and self.conductor.epoch is not None:
+            room = self.conductor.epoch + SLOTS >= job.epochs  # no other rank will have to wait for callbacks
+            if time.monotonic() - moved > (_REST if room else job.timeout):
+                break
+            latest = self.run.board.beats().tobytes()
+            moved, beats = (moved if latest == beats else time.monotonic()), latest
+            self.look()
+            time.sleep(_LOOK)
+
+    def wait_for_all(self) -> None:
+        """Wait until all ranks have arrived. An asynchronous rank waits as long as the others make steps.
+
+        Raises:
+            PeerFailed: a rank has ended, or hangs.
+        """
+        if self.hangs is None:
+            self.base.barrier()
+            return
+        before, self.base.timeout = self.base.timeout, _CALLBACKS
+        try:
+            with self.hangs.watching(give_up):
+                self.base.barrier()
+        finally:
+            self.base.timeout = before
+
+    def spread(self, mine: list[Any]) -> list[Any]:
+        """Return what rank 0 says, after its callbacks, which may take as long as they like.
+
+        Its death is noticed at once. Callbacks that never return are not: a warning says which rank is waited for.
+        """
+        group = self.run.group if self.together else self.base
+        before, group.timeout = group.timeout, _CALLBACKS
+        try:
+            said: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
+        finally:
+            group.timeout = before
+        return said
+
+    def obey(self, told: dict[str, Any]) -> Orders:
+        """Take the variables that rank 0's orders are about, and return the orders, of which the loop does the rest."""
+        orders = Orders(**told)
+        if orders.variables:
+            group = self.run.group if self.together else self.base
+            mine = self.set if self.lead else self.run.replica.snapshot()
+            self.run.take([group.broadcast(value) for value in mine], orders)
+            if orders.weights and self.lead and self.run.centre is not None:
+                self.run.centre.replace(*self.run.vectors())
+            if not self.together:
+                group.barrier()
+        return orders
+
+
+def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
+    """Train as one rank of a job; every rank ends with the same weights in its model, and the record of the run.
+
+    Args:
+        plan: what this rank was asked for.
+        rank: int.
+        replica: what a job of one rank trains with, kept by the caller; None makes it.
+    """
+    tallies, losses, met = run(plan, rank, replica)
+    return RunRecord.of(plan.algorithm, plan.job.meet, tallies, 0.0, losses, met)
+
+
+def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
+    """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
+    saver = plan.saver or Saver(None)
+    base, job = _join(plan, rank)
+    made = None
+    if replica is None:
+        made = replica = _build_replica(plan, job, rank)
+    _start_alike(replica, base, job, rank, saver)
+    buffers = vectors(replica)
+    meeting = meet(base, job, plan.algorithm, *buffers)
+    for each in (base, meeting.group):
+        each.warn_after = min(each.warn_after, _STALL)
+    one = Run(
+        rank, job, plan.algorithm, replica, plan.source, plan.validation, meeting.group, None, meeting.board, None,  # type: ignore[arg-type]
+        meeting.centre, plan.begun,
+    )  # fmt: skip
+    one.reporter = reporter = JoinedReporter(one, plan.conductor, base, meeting.mail, saver)
+    if saver.latest is not None and not job.alone:
+        one.state = saver.latest.of_rank(rank)
+    if job.alone:
+        one.snapshots = meeting.mail.snapshots
+        hosts = [name.decode() for name in base.gather(platform.node().encode())]
+        reporter.hangs = JobHangs(meeting.board, job, rank, hosts)
+        if saver.checkpoint is not None:
+            _keep_states(reporter, meeting.centre)
+    plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
+    try:
+        with saver.listening(meeting.board.ask):
+            with told_of_an_exit(rank, job.workers):
+                train(one)
+            _wait_for_the_others(reporter)
+        tallies = _end(reporter, plan.model, buffers)
+    finally:
+        meeting.close()
+        if made is not None:
+            made.close()
+    met = "nothing" if job.ensemble else met_in(meeting.group, meeting.centre)
+    return tallies, reporter.losses, met
+
+
+def _join(plan: Plan, rank: int) -> tuple[Group, Job]:
+    """Join the other ranks and compare their arguments. Return the group and the common job."""
+    job = plan.job
+    if job.workers == 1:
+        return LocalGroup(), job
+    base = join(rank, job.workers, job.first_timeout)
+    base.timeout = job.first_timeout
+    facts = facts_of(plan.model, plan.source, plan.validation, job.batch_size)
+    job = agree(base, job, facts, plan.model)
+    for source in (plan.source, plan.validation):
+        decode_together(base, source)
+    return base, job
+
+
+def _build_replica(plan: Plan, job: Job, rank: int) -> Any:
+    devices = choose_devices(job.devices[rank]) if job.devices else []
+    return build_replica(
+        plan.model,
+        plan.source.sample(job.batch_size),
+        adding(job, plan.algorithm),
+        job.averaged_metrics,
+        devices,
+        clone=plan.written.unpack,
+    )
+
+
+def _start_alike(replica: Any, base: Group, job: Job, rank: int, saver: Saver) -> None:
+    """Give all ranks the variables of rank 0, and each rank random numbers of its own."""
+    if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
+        replica.set_optimizer_state(optimizer)
+    replica.restore([base.broadcast(value) for value in replica.snapshot()])
+    seed_replica(replica, job, rank)
+
+
+def _keep_states(reporter: JoinedReporter, centre: Any) -> None:
+    """Have rank 0 write checkpoints of the center; begin at the latest one, where there is one."""
+    one, saver = reporter.run, reporter.saver
+    between = not isinstance(centre, SharedCentre)
+    if one.rank == 0:
+        kind = HostsKeeper if between else CentreKeeper
+        reporter.keeper = kind(centre, one.board, saver, one.job, reporter.conductor)
+        reporter.keeper.slots_of = lambda rank: (
+            {"rows": one.tally.rows},
+            {"optimizer": one.replica.optimizer_state()},
+        )
+    elif between:
+        reporter.resting = Resting(one.board, one.rank, one.job.timeout)
+    reporter.base.barrier()
+    state_of(centre).look_again(centre)
+    one.again = saver.latest is not None
+
+
+def _fetch(reporter: JoinedReporter, model: Any, buffers: tuple[Array, Array], epoch: int | None) -> None:
+    """Bring the weights of an epoch's end into the model for callbacks, or the latest ones for None."""
+    one = reporter.run
+    reporter.fetching()
+    if one.centre is not None:
+        trainable, others = buffers
+        if epoch is None or one.snapshots is None or not one.snapshots.read(epoch, trainable, others):
+            one.centre.read(trainable, others)
+        assign_vectors(model, trainable, others)
+        kept = None if epoch is None else reporter.ended.optimizer(epoch)
+        assign_optimizer(model, kept or one.replica.optimizer_state())
+    elif one.latest:
+        for variable, value in zip(model_variables(model), one.latest, strict=True):
+            variable.assign(value)
+
+
+def _wait_for_the_others(reporter: JoinedReporter) -> None:
+    """Wait until all ranks have trained; rank 0 runs callbacks meanwhile."""
+    if reporter.resting is not None:
+        reporter.resting.done()
+    if reporter.run.job.alone and reporter.lead:
+        reporter.see_out()
+    try:
+        reporter.wait_for_all()
+    except PeerFailed:
+        reporter.leave()
+        raise
+
+
+def _end(reporter: JoinedReporter, model: Any, buffers: tuple[Array, Array]) -> list[Tally]:
+    """Leave the trained weights and the history in every rank; return the tallies of all ranks."""
+    one, base, saver = reporter.run, reporter.base, reporter.saver
+    replica, centre = one.replica, one.centre
+    if centre is not None:
+        reporter.read_mail()
+        if reporter.keeper is not None:
+            reporter.keeper.keep()
+            saver.flush()
+        trainable, others = buffers
+        centre.read(trainable, others)
+        replica.set(trainable)
+        replica.set_others(others)
+        if replica.averages:
+            replica.set_average(mean_average(replica, base, one.tally.rows))
+            replica.finish()
+        if (rate := one.board.rate()) is not None:  # of callbacks that ran after this rank's last exchange
+            replica.learning_rate = rate
+    for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
+        variable.assign(value)
+    code = _ending(reporter.conductor)
+    for variable in model_variables(model):  # a callback may have set them at the end
+        variable.assign(base.broadcast(np.array(to_host([variable])[0])))
+    _share_history(base, reporter.conductor)
+    if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
+        raise SystemExit(left)
+    return [Tally(**json.loads(text)) for text in base.gather(json.dumps(one.tally.json()).encode())]
+
+
+class Leaving(SystemExit):
+    """All ranks end, as somebody asked them to, with all that was learnt saved."""
+
+
+@contextmanager
+def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
+    """Have a rank that ends in the middle of training by ``sys.exit`` end as one that fails: others wait for it."""
+    try:
+        yield
+    except Leaving:
+        raise
+    except SystemExit as ending:
+        print(
+            f"choros: rank {rank} of {size} on {platform.node()} ended in the middle of training, by "
+            f"sys.exit({ending.code!r}), which ends the job",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.excepthook(SystemExit, ending, ending.__traceback__)  # Python would not
+        raise
+
+
+def _ending(conductor: Conductor) -> int | None:
+    """Run the last callbacks; return the code with which one of them ends this process, for all ranks to do alike."""
+    try:
+        conductor.end()
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else 1
+    return None
+
+
+def _share_history(base: Group, conductor: Any) -> None:
+    """Give every rank rank 0's history: its callbacks may have stopped, or added to the logs."""
+    own = getattr(conductor, "history", None)
+    said = json.dumps(None if own is None else [own.epoch, own.history], default=float)
+    told = json.loads(base.gather(said.encode())[0])
+    if told is not None and own is not None and base.rank:
+        own.epoch, own.history = told
+
+
+def decode_together(group: Group, source: Any) -> None:
+    """Give all ranks of a host what the first of them has decoded of files, and decodes."""
+    source = getattr(source, "inner", source)
+    files = isinstance(source, FileSource)
+    said = group.gather(source.spill.path.encode() if files else b"")
+    for ranks in hosts_of(group):
+        if files and group.rank in ranks[1:]:
+            source.join(said[ranks[0]].decode())

@@ -1,0 +1,600 @@
+"""The caller's side of a run on worker processes: send the job, follow it, bring the result home."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from choros.backends import averages_of
+from choros.backends.base import large_frozen
+from choros.backends.driver_model import (
+    assign_average,
+    assign_optimizer,
+    assign_vectors,
+    assign_views,
+    flat_vectors,
+    host_views,
+    split_vector,
+)
+from choros.backends.optimizers import model_variables, optimizer_variables
+from choros.backends.replica_state import Groups
+from choros.comm.shm.group import SharedGroup
+from choros.comm.shm.segment import Segment
+from choros.data import StreamSource, serialization
+from choros.errors import BadInput, MeetingTimeout, PeerFailed, WorkerFailed
+from choros.param_server.shared_memory import SharedCentre
+from choros.training.async_control.best_member import Best, best_of
+from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.hang_detection import Hangs, hung_rank
+from choros.training.async_control.optimizer_states import Ended
+from choros.training.async_control.supervisor import Nurse
+from choros.training.checkpoint.manager import Saver, mean_of
+from choros.training.checkpoint.snapshot import Part, from_blobs, to_blobs
+from choros.training.executors.batch_channel import BatchLine
+from choros.training.executors.restart_policy import Mender
+from choros.training.executors.shared_weights import SharedWeights
+from choros.training.executors.stream_feeder import Feeder
+from choros.training.executors.worker_pool import WorkerPool
+from choros.training.model_io.serialization import PackedModel, copy_model
+from choros.training.run_record import RunRecord
+from choros.training.spec import GO_ON, Job, Orders, Plan, Tally
+from choros.training.worker.setup import create_meeting
+from choros.types import Array
+
+_SECOND_HAND = (
+    "choros.errors.PeerFailed",
+    "choros.errors.MeetingTimeout",
+)  # errors that only tell of another rank's failure
+_LOOK = 0.25  # seconds between two looks at heartbeats while records of batches come
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """The data of a job: the model's pickle, arrays of the model and then of the sources, and sources' blobs."""
+
+    model: PackedModel
+    arrays: list[Array]
+    blobs: list[bytes]
+
+    def load(self, plan: Plan, here: bool = True) -> Job:
+        """Take a plan's sources apart; returns its job, which then says where their parts are.
+
+        Args:
+            plan: what to do.
+            here: whether it is for workers of this machine, with which files share what they decode.
+        """
+        source, *_ = serialization.pack(plan.source, self.arrays, self.blobs, here)
+        validation = None
+        if plan.validation is not None:
+            validation, *_ = serialization.pack(plan.validation, self.arrays, self.blobs, here)
+        return replace(plan.job, source=source, validation=validation)
+
+
+class Engine:
+    """One run. Make it, ``run()`` it once.
+
+    Args:
+        plan: what to do, its job knowing where the parts of its sources are.
+        cargo: Cargo.
+        pool: WorkerPool with at least ``job.workers`` workers.
+        restarts: how often failed workers may be started again.
+    """
+
+    def __init__(self, plan: Plan, cargo: Cargo, pool: WorkerPool, restarts: int = 0) -> None:
+        self.model, self.algorithm, self.job, self.conductor = plan.model, plan.algorithm, plan.job, plan.conductor
+        self.first_job, self.started = plan.job, 0.0
+        self.cargo, self.workers, self.begun, self.ranks = cargo, pool, plan.begun, range(plan.job.workers)
+        self.stream = plan.source if isinstance(plan.source, StreamSource) else None
+        self.members: dict[int, tuple[float, list[Array]]] = {}
+        self.losses: dict[int, tuple[float, int, float]] = {}
+        self.slots: dict[int, list[Array]] = {}  # by rank, of asynchronous ones: their optimizers' variables
+        self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
+        self.ended, self.goes_on = Ended(), False  # the same, as it was at epochs' ends; from a checkpoint
+        self.saver: Saver = plan.saver or Saver(None)
+        self.mender = Mender(restarts, plan.job.workers)
+        self.given: list[Array] = []
+        self.kept = False  # whether ``given`` stays as it is when the model changes
+        self.nurse: Nurse | None = None
+        self.hangs: Hangs | None = None  # where workers do not wait for each other
+        self.ready: set[int] = set()
+        self.asking: int | None = None  # the rank that waits for what callbacks of a batch decide
+        self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events that came while weights were fetched
+        self.departed: list[tuple[int, dict[str, Any], Any]] = []  # deaths of workers whose work was done
+
+    # -- the segments
+    def open(self) -> None:
+        """Make the segments: board, weights, data, and the group's or the centre's."""
+        self.asking = None
+        self.later.clear()
+        self.departed.clear()
+        job = self.job
+        self.variables = model_variables(self.model)
+        now = host_views(self.variables)
+        self.given = self.given or list(now)
+        place = {id(variable): index for index, variable in enumerate(self.variables)}
+        self.places = [place[id(variable)] for variable in optimizer_variables(self.model)]
+        initial = [now[index] for index in self.places]
+        if job.alone:  # a rank's own are kept until it sends others, and on PyTorch a view changes with its variable
+            initial = [np.array(array) for array in initial]
+        self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
+        self.averages = self.saver.averages()
+        self.ended, self.goes_on = Ended(), self.saver.latest is not None
+        for index, array in zip(self.places, self.slots[0], strict=True):
+            now[index] = array
+        self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
+        self.weights = SharedWeights.create(now, [place[id(variable)] for variable in large_frozen(self.model)])
+        if not job.alone:
+            self.slots = {}
+        self.entries, self.data_bytes = serialization.layout(self.cargo.arrays)
+        self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
+        for entry, array in zip(self.entries, self.cargo.arrays, strict=True):
+            self.data.write(array, entry["offset"])
+        self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
+        self.feeder = None if self.stream is None else Feeder(self.stream, job)
+        self.line = BatchLine() if job.together and job.per_batch else None
+        self.hangs = None if job.together else Hangs(self.board, job)
+        self.centre: SharedCentre | None = None
+        self.snapshots: Snapshots | None = None
+        if job.alone and self.meeting is not None:
+            self.centre = SharedCentre(self.meeting, self.algorithm, None, job.workers)
+            self.nurse = Nurse(self, self.centre)
+            if job.watched:
+                self.snapshots = Snapshots.create(*flat_vectors(self.model))
+        self.best = Best(Best.create(self.weights.nbytes), self.weights.entries, self.board) if job.ensemble else None
+
+    def close(self) -> None:
+        """Let the segments go."""
+        if self.line is not None:
+            self.pool.unwatch(self.line.records)
+        parts = (self.feeder, self.centre, self.snapshots, self.best, self.line, self.board, self.weights, self.data)
+        for part in (*parts, self.meeting):
+            if part is not None:
+                part.close()
+
+    # -- the run
+    def run(self) -> RunRecord:
+        """Train; returns the record of the run, with the model trained.
+
+        Raises:
+            WorkerFailed: a worker raised, died or hung.
+        """
+        with self.workers.lent(), self.saver.listening(self.ask):
+            self.conductor.fetch = self.fetch
+            self.conductor.lazy.stays = True  # the workers have models of their own
+            while True:
+                try:
+                    self.pool = self.mender.start(self.workers)
+                    return self._run()
+                except WorkerFailed as error:
+                    if not self.again(error):
+                        raise
+
+    def ask(self) -> None:
+        """Have the workers leave their state, with which this process ends."""
+        self.board.ask()
+
+    def again(self, error: WorkerFailed) -> bool:
+        """After a failure: make all ready to go on from where they left their state; False where that cannot be."""
+        if not self.mender.retry:
+            return False
+        self.saver.forget()
+        self.job = self.saver.onward(self.first_job)
+        place = (self.job.initial_epoch, self.job.initial_batch)
+        self.mender.count(error, place, whole=True)
+        return True
+
+    def _run(self) -> RunRecord:
+        self.open()
+        try:
+            self.send()
+            tallies = self.follow()
+            self.given = []  # lets each value go when the trained one replaces it
+            self.fetch()
+            if self.averages:
+                assign_average(self.model, mean_of(self.averages), finalize=True)
+        except KeyboardInterrupt:
+            self.kill()
+            self.fetch()
+            raise
+        except SystemExit:  # asked to end
+            self.kill()
+            self.fetch()
+            self.conductor.end()
+            raise
+        except WorkerFailed:
+            if not self.mender.retry:
+                self.workers.kill()
+            for variable, value in zip(self.variables, self.given, strict=False):  # none where all workers have ended
+                variable.assign(value)  # callbacks may have seen later ones
+            raise
+        except BaseException:
+            self.workers.kill()
+            raise
+        finally:
+            self.conductor.lazy.disarm()
+            self.close()
+        made = SharedCentre if self.job.alone else SharedGroup if self.job.together and self.job.workers > 1 else None
+        met = made.kind if made is not None else "nothing"
+        startup, losses = self.started - self.begun, list(self.losses.values())
+        record = RunRecord.of(self.algorithm, self.job.meet, tallies, startup, losses, met)
+        return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
+
+    def kill(self) -> None:
+        """End the workers: none can be asked for weights any more."""
+        self.workers.kill()
+        self.asking = None
+
+    def send(self) -> None:
+        """Send the job to its ranks."""
+        message = {
+            "call": "choros.training.worker.main:serve",
+            "job": self.job.json(),
+            "weights": self.weights.layout,
+            "arrays": self.entries,
+            "model_arrays": len(self.cargo.model.arrays),
+            "data_bytes": self.data_bytes,
+            "depth": 0 if self.stream is None else self.stream.depth,
+            "ahead": 0 if self.stream is None else self.stream.ahead,
+            "again": self.job.alone and self.saver.latest is not None,
+            "state": {},
+            "snapshots": self.snapshots is not None,
+            "best": self.best is not None,
+        }
+        ring = self.feeder and self.feeder.ring.segment
+        kept = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
+        parts = (self.board.segment, self.weights.common, self.weights.frozen, self.data, ring, self.meeting, kept)
+        segments = [part for part in parts if part]
+        blobs = [self.cargo.model.code, *self.cargo.blobs]
+        fds = [segment.fd for segment in segments]
+        self.started = self.started or time.perf_counter()
+        for rank in self.ranks:
+            head, state = dict[str, Any](), list[Any]()
+            if self.saver.latest is not None:
+                part = self.slots_of(rank) if self.job.alone else self.saver.latest.of_rank(rank)
+                head, state = to_blobs(part)
+            line = [] if self.line is None or rank else self.line.fds
+            self.pool.send(rank, {**message, "state": head, "line": bool(line)}, [*blobs, *state], [*fds, *line])
+        self.work = (message, blobs, fds)
+        if self.line is not None:
+            self.pool.watch(self.line.records, 0, {"event": "record"})
+        if self.feeder is not None:
+            self.feeder.start()
+
+    def follow(self) -> list[Tally]:
+        """Follow the run to its end: start all when all are ready, drive the callbacks, notice who fails or hangs."""
+        self.ready, all_told = set(), False
+        tallies: dict[int, Tally] = {}
+        beats, moved = self.board.beats(), time.monotonic()
+        looked = 0.0
+        while len(tallies) < self.job.workers:
+            while self.line is not None and moved - looked < _LOOK and self.record_comes():
+                moved = self.record()
+            begun = time.thread_time()
+            found = self.next(0.5)
+            self.saver.look()
+            if self.feeder is not None and self.feeder.error is not None:
+                raise self.feeder.error
+            if found is not None and found[1]["event"] == "record":
+                moved = self.record()
+            if self.hangs is not None:
+                self.hangs.look()
+            if self.nurse is not None:
+                self.nurse.watch(tallies)
+            if self.hangs is not None and (late := self.hangs.late(self.job.timeout, tallies)):
+                self.hung(self.hangs.beats, self.job.timeout, late[0])
+            looked = time.monotonic()
+            if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
+                beats, moved = latest, looked
+            if found is None:
+                starting = not beats.all() or (self.hangs is not None and self.hangs.starting)
+                limit = self.job.first_timeout if starting else self.job.timeout
+                if time.monotonic() - moved > 1.1 * limit + 2.0:  # the ranks themselves know better, and first
+                    self.hung(beats, limit)
+                continue
+            rank, message, blobs = found
+            event = message["event"]
+            if event == "record":
+                continue
+            if event == "died" and rank in tallies:  # a rank that still needs its process fails
+                self.departed.append(found)
+            elif event in ("failed", "died"):
+                if rank in tallies or self.nurse is None or not self.nurse.revive(rank, message):
+                    self.fail(rank, message, tallies)
+            elif event == "ready":
+                self.ready.add(rank)
+                if all_told:  # one that was revived, while the others go on
+                    self.tell(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
+                elif all_told := len(self.ready) == self.job.workers:
+                    self.tell(self.conductor.begin(self.job.initial_epoch), everyone=True)
+            elif event == "batch":
+                if self.line is not None:
+                    self.line.learn(message["logs"])
+                if self.job.per_batch:
+                    self.batch(rank, message["epoch"], message["step"], message["logs"])
+                else:
+                    self.conductor.batch(message["epoch"], message["step"], message["logs"])
+            elif event == "epoch_end":
+                if "loss" in message["logs"]:
+                    self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
+                self.tell(self.conductor.epoch_end(message["epoch"], message["logs"], message["held"]))
+                self.board.open(message["epoch"] + 1)
+                if self.hangs is not None:  # nobody hung who waited for these callbacks
+                    self.hangs.forgive()
+                if self.nurse is not None:
+                    self.nurse.ended()
+            elif event == "state":
+                part = from_blobs(message["part"], blobs)
+                whole = self.saver.take(rank, part, message["asked"], self.job.workers)
+                self.saver.busy += time.thread_time() - begun
+                if whole and self.saver.asked:
+                    raise self.saver.leave()
+            elif event == "optimizer":
+                self.take_optimizer(rank, *from_blobs(message["part"], blobs))
+            elif event == "done":
+                tallies[rank] = Tally(**message["tally"])
+                if blobs:
+                    self.members[rank] = (message["score"], self.unpack(blobs))
+            moved = time.monotonic()
+        if self.nurse is not None:
+            self.nurse.keep()
+        return [tallies[rank] for rank in self.ranks]
+
+    def record_comes(self) -> bool:
+        """Wait until there is a record to take, and nothing else to do."""
+        assert self.line is not None  # noqa: S101 - for the type checker
+        return not self.later and self.pool.wait_for(self.line.records, _LOOK)
+
+    def record(self) -> float:
+        """Take a record of rank 0's batch line; returns the time."""
+        assert self.line is not None  # noqa: S101 - only a line's records are such events
+        self.batch(0, *self.line.read())
+        return time.monotonic()
+
+    def batch(self, rank: int, epoch: int, step: int, logs: dict[str, float]) -> None:
+        """Run the callbacks of a batch, and answer the rank that waits for what they decide."""
+        self.asking = None if self.job.alone else rank
+        orders = self.conductor.batch(epoch, step, logs)
+        self.asking = None
+        if self.hangs is not None:
+            self.hangs.forgive(rank)
+        if self.line is not None and orders == GO_ON:
+            self.line.go_on()
+        else:
+            self.tell(orders, ranks=[rank])
+
+    def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:
+        """Return the next event of any worker, or None.
+
+        Raises:
+            PeerFailed: all workers have ended, and nothing is left to be told of them.
+        """
+        if self.later:
+            return self.later.popleft()
+        try:
+            return self.pool.receive(timeout)
+        except MeetingTimeout:
+            return None
+
+    def tell(self, orders: Orders, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
+        """Give orders: to all who wait for them, and on the board for those who never wait."""
+        if orders.weights and self.job.ensemble and not everyone:
+            raise BadInput(
+                "A callback has set weights of an Ensemble, whose members never take any: set those that all are to "
+                "begin with before training begins, or use an algorithm whose workers meet."
+            )
+        if orders.variables:
+            self.weights.write(host_views(self.variables))
+            if self.centre is not None and orders.weights:
+                self.centre.replace(*flat_vectors(self.model))
+        if not self.job.together:
+            self.board.order(orders, self.conductor.epoch)
+        waiting = self.ranks if self.job.together or everyone else []
+        for rank in waiting if ranks is None else ranks:
+            self.say(rank, {"orders": vars(orders)})
+
+    def say(self, rank: int, message: dict[str, Any]) -> None:
+        """Send a worker a message; where it has ended, its ``died`` event says so, and nothing is raised here."""
+        with suppress(PeerFailed):
+            self.pool.send(rank, message)
+
+    # -- weights
+    def fetch(self, epoch: int | None = None) -> None:
+        """Bring weights and rank 0's optimizer variables into the given model.
+
+        Args:
+            epoch: int. Whose end it is: of workers that train alone, the center that was validated then. None is now.
+        """
+        self.keep_given()
+        if self.centre is not None:
+            vectors = flat_vectors(self.model)
+            if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
+                self.centre.read(*vectors)
+            assign_vectors(self.model, *vectors)
+            optimizer, averages = None, self.averages
+            if epoch is not None:
+                self.hear_of(epoch)
+                optimizer, averages = self.ended.optimizer(epoch), {**averages, **self.ended.averages(epoch)}
+            assign_optimizer(self.model, optimizer or self.slots[0])
+            if averages:
+                assign_average(self.model, mean_of(averages))
+            return
+        if self.asking is not None:
+            self.have_written(self.asking)
+        elif self.best is not None:
+            self.show_best(self.best, epoch)
+            return
+        places, views = self.weights.changed(), self.weights.views()
+        assign_views([self.variables[index] for index in places], [views[index] for index in places])
+
+    def keep_given(self) -> None:
+        """Copy the weights that were given, where they lie in memory that the model is about to change.
+
+        Nobody writes the shared memory of frozen ones.
+        """
+        if self.workers.backend != "torch" or self.kept or not self.given:
+            return
+        frozen = self.weights.given()
+        self.given = [frozen[i] if i in frozen else np.array(array) for i, array in enumerate(self.given)]
+        self.kept = True
+
+    def show_best(self, best: Best, epoch: int | None) -> None:
+        """Bring into the given model what is kept of an Ensemble's best member; the learning rate stays."""
+        found = best.read(max(self.losses, default=None) if epoch is None else epoch) or best.read(None)
+        rate = self.model.optimizer.learning_rate
+        for variable, value in zip(self.variables, found or [], strict=found is not None):
+            if variable is not rate:
+                variable.assign(value)
+
+    def have_written(self, rank: int) -> None:
+        """Have a rank that waits for orders write its weights for the callbacks that touch them.
+
+        Raises:
+            WorkerFailed: it has failed.
+        """
+        for who, event, _ in self.later:
+            if who == rank and event["event"] in ("failed", "died"):
+                self.fail(who, event)
+        self.say(rank, {"show": True})
+        limit = time.monotonic() + self.job.timeout
+        while time.monotonic() < limit:
+            with suppress(MeetingTimeout):
+                who, event, blobs = self.pool.receive(0.5)
+                if who == rank and event["event"] == "weights":
+                    self.conductor.show_metrics(event["held"])
+                    return
+                if who == rank and event["event"] in ("failed", "died"):
+                    self.fail(who, event)
+                self.later.append((who, event, blobs))
+        raise MeetingTimeout(
+            f"rank {rank} has not written the weights that a callback reads in {self.job.timeout:g} s."
+        )
+
+    def hear_of(self, epoch: int) -> None:
+        """Take off the pipes what optimizers held at an epoch's end: all have sent it before they ended the epoch.
+
+        Where training goes on from a checkpoint, a rank may have ended that epoch in the run before.
+        """
+        wanted = self.ranks if averages_of(self.model.optimizer) else self.ranks[:1]
+        limit = time.monotonic() + self.job.timeout
+
+        def missing(rank: int) -> bool:
+            last = self.ended.last(rank)
+            return last < epoch and (last >= 0 or not self.goes_on)
+
+        while any(map(missing, wanted)):
+            try:
+                rank, event, blobs = self.pool.receive(0.5)
+            except MeetingTimeout:
+                if time.monotonic() > limit:
+                    return
+                continue
+            except PeerFailed:  # all have ended
+                return
+            if event["event"] == "optimizer":
+                self.take_optimizer(rank, *from_blobs(event["part"], blobs))
+                continue
+            self.later.append((rank, event, blobs))
+            if event["event"] in ("failed", "died") and rank in wanted:
+                return
+
+    def take_optimizer(self, rank: int, facts: dict[str, Any], groups: Groups) -> None:
+        """Take what an asynchronous worker's optimizer holds: see ``Reporter.optimizer``."""
+        if groups["average"]:
+            self.averages[rank] = (facts["rows"], np.array(groups["average"][0]))
+        if groups["optimizer"]:
+            self.slots[rank] = [np.array(array) for array in groups["optimizer"]]
+        if (epoch := facts["epoch"]) is not None:
+            average = [self.averages[rank][1]] if groups["average"] else []
+            part = facts, {"optimizer": self.slots[rank] if groups["optimizer"] else [], "average": average}
+            self.ended.put(rank, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
+
+    def slots_of(self, rank: int) -> Part:
+        """Return what a worker that trains alone left of its optimizers, with which it or its new process goes on."""
+        rows, average = self.averages.get(rank, (0, None))
+        return {"rows": rows}, {"optimizer": self.slots[rank], "average": [] if average is None else [average]}
+
+    def read(self, centre: SharedCentre) -> tuple[Array, Array]:
+        """Return the centre as it is: the trainable vector and the moving statistics."""
+        trainable, others = flat_vectors(self.model)
+        centre.read(trainable, others)
+        return trainable, others
+
+    def last(self) -> list[Array]:
+        """Return the last centre as a list of arrays in the order of ``model.trainable_variables``."""
+        if self.centre is not None:
+            return split_vector(self.model, self.read(self.centre)[0])
+        views = self.weights.views()
+        place = {id(variable): index for index, variable in enumerate(self.variables)}
+        return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
+
+    def unpack(self, blobs: Sequence[Any]) -> list[Array]:
+        """Return a member's variables from their bytes."""
+        return [
+            np.frombuffer(bytes(blob), entry["dtype"]).reshape(entry["shape"])
+            for blob, entry in zip(blobs, self.weights.entries, strict=True)
+        ]
+
+    def gather_members(self) -> list[Any]:
+        """Return an Ensemble's models, and give the best one's weights to the given model; [] for all others."""
+        models = []
+        for rank in sorted(self.members):
+            models.append(copy_model(self.model))
+            for variable, value in zip(model_variables(models[-1]), self.members[rank][1], strict=True):
+                variable.assign(value)
+        if models:
+            best = best_of([self.members[rank][0] for rank in sorted(self.members)])
+            for variable, value in zip(self.variables, self.members[best][1], strict=True):
+                variable.assign(value)
+        return models
+
+    # -- failure
+    def fail(self, rank: int, message: dict[str, Any], done: Iterable[int] = ()) -> None:
+        """End the run: give ranks that are not done a moment to leave the last center, then raise the first failure."""
+        reason = f"rank {rank} failed"
+        if self.line is not None:  # nobody reads records any more
+            self.pool.unwatch(self.line.records)
+        if self.meeting is not None and self.centre is None:
+            SharedGroup.abort(self.meeting, reason)
+        self.board.order(Orders(stop=True))
+        self.later.extend(self.departed)
+        first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
+        gone -= {other for other, *_ in self.departed}  # their events are read again: one may be the cause
+        died = {rank} if message["event"] == "died" else set()
+        while len(gone) < self.job.workers and time.monotonic() < deadline:
+            try:
+                found = self.next(0.2)
+            except PeerFailed:  # those that are missing had done their work before they ended
+                break
+            if found is None:
+                continue
+            other, event, _ = found
+            if event["event"] in ("failed", "died", "done"):
+                gone.add(other)
+            if event["event"] == "died":
+                died.add(other)
+            if event["event"] in ("failed", "died") and first[1].get("type") in _SECOND_HAND:
+                first = (other, event)
+            if event["event"] in ("ready", "epoch_end"):
+                self.tell(Orders(stop=True), everyone=True)
+        self.mender.unfit = died | (set(self.ranks) - gone)
+        self.mender.judge(first[1])
+        raise self.pool.failure(*first, weights=self.last())
+
+    def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
+        """Raise for a rank, by default the one for which the others wait."""
+        rank = hung_rank(beats, self.meeting if self.centre is None else None) if rank is None else rank
+        self.mender.unfit = set(self.ranks)
+        self.mender.judge({})
+        raise WorkerFailed(
+            f"Worker {rank} of {self.job.workers} has done no step for {limit:.0f} s (it had done {int(beats[rank])}); "
+            "the run was ended. If a step really takes that long, give the Trainer a larger timeout.",
+            rank=rank,
+            weights=self.last(),
+        )

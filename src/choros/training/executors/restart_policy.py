@@ -1,0 +1,80 @@
+"""Restarts: if a worker fails and ``restarts`` are left, a new process replaces it, and training resumes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from choros.errors import WorkerFailed
+from choros.launch.process.worker_pool import Pool
+from choros.training.executors.worker_pool import WorkerPool
+from choros.training.run_record import Restart
+
+_OWN_FAULT = ("BadInput", "UnknownAlgorithm", "Unstable", "NotExact", "NotSerializable", "BadData", "RanksDiffer")
+
+
+class Mender:
+    """Decides whether to restart after a failure, counts the restarts, and replaces failed workers.
+
+    Args:
+        restarts: int. How many are left.
+        workers: int. How many the run has.
+
+    Attributes:
+        done: list of Restart. The restarts so far.
+        retry: bool. Whether a restart is possible after the last failure.
+        missing: list of int. Ranks for which the failed rank was waiting when it timed out.
+        unfit: set of int. Ranks whose process has exited or does not respond.
+    """
+
+    def __init__(self, restarts: int, workers: int) -> None:
+        self.left, self.workers = restarts, workers
+        self.done: list[Restart] = []
+        self.unfit: set[int] = set()
+        self.retry = False
+        self.missing: list[int] = []
+        self._begun = time.monotonic()
+
+    def judge(self, event: dict[str, Any]) -> None:
+        """Set ``retry``: True if restarts are left, and the error is not one that a restart would repeat."""
+        self.missing = list(event.get("missing", ()))
+        self.retry = self.left > 0 and str(event.get("type", "")).rpartition(".")[2] not in _OWN_FAULT
+
+    def count(self, error: WorkerFailed, place: tuple[int, int] | None, whole: bool) -> None:
+        """Count a restart, and say so on stderr.
+
+        Args:
+            error: the worker's failure.
+            place: epoch and batch at which training resumes; None means from the start.
+            whole: True if all ranks go back to ``place``; False if only the failed rank does.
+        """
+        self.left, self.retry = self.left - 1, False
+        epoch, batch = place or (0, 0)
+        rank = self.missing[0] if self.missing else error.rank  # the rank that timed out is not the cause
+        made = Restart(
+            rank, error.host, error.signal, str(error).partition("\n")[0], time.monotonic() - self._begun,
+            epoch, batch,
+        )  # fmt: skip
+        self.done.append(made)
+        who = "all go on" if whole else f"rank {rank} goes on in a new process"
+        why = made.reason.rstrip(".")
+        print(
+            f"choros: {why}; {who} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def start(self, workers: WorkerPool) -> Pool:
+        """Start the workers, with new processes for ``unfit`` ranks.
+
+        Raises:
+            WorkerFailed: a worker ended during start-up. ``retry`` tells whether another attempt is possible.
+        """
+        try:
+            pool = workers.start(self.unfit)
+        except WorkerFailed:
+            self.judge({})  # processes that start read no input of the user's, so none of these errors repeats itself
+            raise
+        self.unfit = set()
+        return pool

@@ -1,0 +1,138 @@
+"""A model's variables in memory that the process that called ``fit`` and its workers map.
+
+Large variables that training does not change are not copied. They lie in a segment of their own, which the caller
+writes once. Each worker maps it privately, and its model uses this memory: the system copies a page of it only when it
+is written. What changes all the same is found by comparison, and is then written where all other variables lie.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from choros.comm.shm.segment import Segment, align
+from choros.data import serialization
+from choros.types import Array
+
+_MB = 1 << 20
+
+
+class SharedWeights:
+    """All variables of a model, in two segments.
+
+    Args:
+        layout: what ``self.layout`` of the process that made them is; JSON can hold it.
+        common: Segment. A byte for each variable, not 0 where a frozen one has changed, and then all variables. Memory
+            of frozen ones is taken only when they change.
+        frozen: Segment. The values that frozen variables were given.
+
+    Example:
+        >>> weights = SharedWeights.create([np.zeros(3), np.ones(2)], frozen=[1])
+        >>> same = SharedWeights.attach(weights.layout, os.dup(weights.common.fd), os.dup(weights.frozen.fd))
+        >>> arrays, lent = same.lend()
+        >>> arrays[1][0] = 5  # seen by who attached alone
+        >>> lent, weights.views()
+        ([1], [array([0., 0., 0.]), array([1., 1.])])
+        >>> same.write(arrays)
+        >>> weights.views(), list(weights.changed())
+        ([array([0., 0., 0.]), array([5., 1.])], [0, 1])
+        >>> same.close()
+        >>> weights.close()
+    """
+
+    def __init__(self, layout: dict[str, Any], common: Segment, frozen: Segment) -> None:
+        self.layout, self.common, self.frozen = layout, common, frozen
+        self.entries: list[dict[str, Any]] = layout["entries"]
+        self.nbytes: int = layout["nbytes"]
+        self._places = {index: {**self.entries[index], "offset": offset} for index, offset in layout["frozen"]}
+        self._flags = common.array(np.uint8, len(self.entries), 0)
+        self._values = common.array(np.uint8, self.nbytes, align(len(self.entries)))
+        self._given = frozen.array(np.uint8, frozen.nbytes, 0)
+
+    @classmethod
+    def create(cls, arrays: Sequence[Array], frozen: Sequence[int] = ()) -> Self:
+        """Make the segments, and write all variables.
+
+        Args:
+            arrays: the values.
+            frozen: places of those that training is not expected to change.
+        """
+        changing = [index for index in range(len(arrays)) if index not in set(frozen)]
+        order = [*changing, *frozen]
+        placed, nbytes = serialization.layout([arrays[index] for index in order])
+        entries = [entry for _, entry in sorted(zip(order, placed, strict=True), key=lambda pair: pair[0])]
+        fixed, fixed_bytes = serialization.layout([arrays[index] for index in frozen])
+        places = [[index, entry["offset"]] for index, entry in zip(frozen, fixed, strict=True)]
+        layout = {"entries": entries, "nbytes": nbytes, "frozen": places}
+        common = Segment.create(max(align(len(arrays)) + nbytes, 64), "choros-weights")
+        for index in changing:
+            common.write(arrays[index], align(len(arrays)) + entries[index]["offset"])
+        apart = Segment.create(max(fixed_bytes, 64), "choros-frozen")
+        for index, offset in places:
+            apart.write(arrays[index], offset)
+        return cls(layout, common, apart)
+
+    @classmethod
+    def attach(cls, layout: dict[str, Any], common: int, frozen: int) -> Self:
+        """Map the segments whose descriptors this process inherited; the frozen one privately."""
+        return cls(layout, Segment.attach(common), Segment.attach(frozen, private=True))
+
+    def given(self) -> dict[int, Array]:
+        """Return the values that frozen variables were given, by their places; without a copy."""
+        return {index: serialization.at(entry, self._given) for index, entry in self._places.items()}
+
+    def lend(self) -> tuple[list[Array], list[int]]:
+        """Return all variables as they were written last, and the places of those whose memory a model may use.
+
+        They are the frozen ones that nobody has changed. The memory is this process' own where it was attached.
+        """
+        arrays, given = self.views(), self.given()
+        lent = [index for index in given if not self._flags[index]]
+        for index in lent:
+            arrays[index] = given[index]
+        return arrays, lent
+
+    def views(self) -> list[Array]:
+        """Return all variables as they were written last, read-only and without a copy."""
+        arrays = serialization.views(self.entries, self._values)
+        for index, array in self.given().items():
+            if not self._flags[index]:
+                array.flags.writeable = False
+                arrays[index] = array
+        return arrays
+
+    def changed(self) -> list[int]:
+        """Return the places of all variables but frozen ones that have the value they were given."""
+        return [index for index in range(len(self.entries)) if index not in self._places or self._flags[index]]
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Write all variables but frozen ones that have the value they were given."""
+        for index, array in enumerate(arrays):
+            place = self._places.get(index)
+            if place is not None and not self._flags[index] and self._as_given(place, array):
+                continue
+            np.copyto(serialization.at(self.entries[index], self._values), array)
+            self._flags[index] = 1
+
+    def _as_given(self, place: dict[str, Any], array: Array) -> bool:
+        """Tell whether a frozen variable has the bits that were given; a private mapping may have been written."""
+        begin = serialization.at(place, self._given)
+        if array.ctypes.data == begin.ctypes.data and not self.frozen.written(place["offset"], begin.nbytes):
+            return True
+        mine, buffer = np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.empty(_MB, np.uint8)
+        for start in range(0, mine.size, _MB):
+            part = mine[start : start + _MB]
+            if os.preadv(self.frozen.fd, [buffer[: part.size].data], place["offset"] + start) != part.size:
+                return False
+            if not np.array_equal(part, buffer[: part.size]):
+                return False
+        return True
+
+    def close(self) -> None:
+        """Free the segments; a model that uses this memory keeps it."""
+        self._flags = self._values = self._given = np.empty(0, np.uint8)
+        self.common.close()
+        self.frozen.close()

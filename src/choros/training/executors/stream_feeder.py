@@ -1,0 +1,134 @@
+"""Batches of a stream, read by the caller in a thread and handed to the workers through shared memory."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from choros.comm.shm.ring_buffer import Ring
+from choros.comm.shm.segment import align
+from choros.data import serialization
+from choros.data.stream_source import StreamSource, divided
+from choros.data.tree import map_leaves
+from choros.training.spec import Job
+from choros.types import Array, Batch
+
+_LEAST, _TIMES = 1 << 26, 16  # bytes of a slot, and how many times the first batch; memory is taken when written
+_HEAD = 64
+
+
+class Feeder:
+    """The caller's end: reads epochs of a stream, a few batches ahead of the workers.
+
+    Args:
+        source: StreamSource.
+        job: Job.
+
+    Attributes:
+        error: what reading the stream raised, or None.
+    """
+
+    def __init__(self, source: StreamSource, job: Job) -> None:
+        self.error: BaseException | None = None
+        self._source, self._job, self._stopped = source, job, False
+        first = serialization.flat(source.sample())[1]
+        nbytes = _TIMES * sum(array.nbytes for array in first)
+        self.ring = Ring.create(job.workers, source.depth, max(_LEAST, nbytes))
+        self._thread = threading.Thread(target=self._run, name="choros-feeder", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for _ in range(self._job.initial_epoch, self._job.epochs):
+                for x, y, weight, rows in self._source.batches(self._job.steps):
+                    self._put(Batch(x, y, weight, rows=rows, total=rows))
+                self.ring.put(0, lambda memory: None, self._check)
+        except _Stopped:
+            pass
+        except BaseException as error:
+            self.error = error
+            self.ring.leave()
+
+    def _put(self, batch: Batch) -> None:
+        tree, arrays = serialization.flat(batch)
+        entries, nbytes = serialization.layout(arrays)
+        head = json.dumps([tree, entries, batch.rows]).encode()
+        begin = align(_HEAD + len(head))
+
+        def write(memory: Array) -> None:
+            memory[:8].view(np.int64)[0] = len(head)
+            memory[_HEAD : _HEAD + len(head)] = np.frombuffer(head, np.uint8)
+            serialization.write(entries, arrays, memory[begin:])
+
+        self.ring.put(begin + nbytes, write, self._check)
+
+    def _check(self, waited: float) -> None:
+        if self._stopped:
+            raise _Stopped
+
+    def close(self) -> None:
+        """Stop reading; a stream that does not come back from its next batch is left to itself."""
+        self._stopped = True
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self.ring.close()
+
+
+class _Stopped(Exception):
+    """The run is over."""
+
+
+class FedSource:
+    """A worker's end: a source of what the caller reads.
+
+    Args:
+        sample: Batch. The first one, to build a model from.
+        ring: Ring.
+        rank: int. This reader.
+        timeout: float. Seconds to wait for a batch.
+        ahead: int. Batches to be made ready ahead of their steps.
+    """
+
+    rows: int | None = None
+    indexed = False
+
+    def __init__(self, sample: Batch, ring: Ring, rank: int, timeout: float, ahead: int = 0) -> None:
+        self._sample, self._ring, self._rank, self._timeout, self.ahead = sample, ring, rank, timeout, ahead
+
+    def sample(self, batch_size: int = 0) -> Batch:
+        """The stream's first batch."""
+        return self._sample
+
+    def steps(self, batch_size: int = 0) -> None:
+        """Return None: only the caller knows where the stream ends."""
+
+    def epoch(self, *, rank: int, size: int, **_: Any) -> Iterator[Batch]:
+        """Yield one rank's share of the next epoch's batches, copied. The caller decides their order and number."""
+        for batch in divided(self._batches(), rank, size):
+            x, y, weight = (map_leaves(np.copy, part) for part in (batch.x, batch.y, batch.sample_weight))
+            yield Batch(x, y, weight, batch.rows, batch.total)
+
+    def _batches(self) -> Iterator[tuple[Any, Any, Any, int]]:
+        while True:
+            memory = self._ring.take(self._rank, self._timeout)
+            if not len(memory):
+                self._ring.let_go(self._rank)
+                return
+            length = int(memory[:8].view(np.int64)[0])
+            tree, entries, rows = json.loads(memory[_HEAD : _HEAD + length].tobytes())
+            begin = align(_HEAD + length)
+            batch = serialization.nested(tree, serialization.views(entries, memory[begin:]))
+            yield *batch, rows
+            self._ring.let_go(self._rank)
+
+    def close(self) -> None:
+        """Let the ring go."""
+        self._ring.close()

@@ -1,0 +1,241 @@
+"""The workers: processes on this machine with their cores, threads and backend set before any import."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from choros.cluster.hardware import physical_cores, plan, variables
+from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
+from choros.cluster.hardware.gpus import GIVEN, Gpu, showing, usable_gpus
+from choros.errors import BadInput
+from choros.launch.process.worker_pool import Pool
+
+
+class WorkerPool:
+    """Worker processes that several Trainers may use one after the other.
+
+    Args:
+        workers: int. How many. Defaults to one for each GPU that the installed build of the backend can use (or for
+            each ``devices_per_worker`` of them), else min(4, physical cores).
+        backend: str. "jax", "torch" or "tensorflow". Defaults to the caller's Keras backend.
+        threads: int. Threads of each worker. Defaults to its number of cores.
+        bind: bool. Whether each worker is bound to cores of its own. Defaults to True.
+        devices: str. "auto": GPUs where the backend can use one, else the CPU. "gpu": GPUs, also where
+            ``JAX_PLATFORMS`` or ``KERAS_TORCH_DEVICE`` keeps this process on the CPU. "cpu". "shared": GPUs, and
+            several workers on one where there are fewer than workers, which "auto" and "gpu" refuse. Defaults to
+            "auto".
+        devices_per_worker: int, or one for each worker. Devices that each has: GPUs, or logical ones of its CPU.
+            Defaults to 1.
+        echo: bool. Whether what workers print is shown, marked with their rank. Defaults to True.
+
+    Raises:
+        BadInput: settings that cannot work.
+
+    Example:
+        >>> import choros
+        >>> with choros.WorkerPool(2, backend="jax") as pool:  # starts nothing until the first fit
+        ...     pool.size
+        2
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        backend: str | None = None,
+        threads: int | None = None,
+        bind: bool = True,
+        devices: str = "auto",
+        devices_per_worker: int | Sequence[int] = 1,
+        echo: bool = True,
+    ) -> None:
+        self._backend = backend
+        if workers is None:
+            workers = default_workers(self.backend, devices, devices_per_worker)
+        self.size = check_workers(workers)
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise BadInput(f"threads={threads!r}: give a whole number, 1 or more.")
+        if devices not in ("auto", "cpu", "gpu", "shared"):
+            raise BadInput(f"devices={devices!r}: give 'auto', 'cpu', 'gpu' or 'shared'.")
+        self.per_worker = each_devices(devices_per_worker, self.size)
+        self._threads, self._bind, self._devices, self._echo = threads, bind, devices, echo
+        self._pool: Pool | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the pool without its processes: a model may hold the Trainer that trains it."""
+        return {name: value for name, value in vars(self).items() if name not in ("_pool", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._pool, self._lock = None, threading.Lock()
+
+    @property
+    def backend(self) -> str:
+        """The Keras backend of the workers."""
+        from choros.backends import backend_name
+
+        return self._backend or backend_name()
+
+    @property
+    def started(self) -> bool:
+        """True if the processes run."""
+        return self._pool is not None
+
+    def start(self, unfit: Collection[int] = ()) -> Pool:
+        """Start the processes, if they do not all run, and return the engine that holds them.
+
+        Args:
+            unfit: ranks that get a new process in any case.
+
+        Raises:
+            WorkerFailed: a worker ended while it started.
+        """
+        if self._pool is not None and not all(map(self._pool.alive, set(range(self.size)) - set(unfit))):
+            self.kill()
+        elif self._pool is not None:
+            for rank in sorted(unfit):
+                self._pool.replace(rank)
+        if self._pool is None:
+            bindings = plan(self.size, threads=self._threads, bind=self._bind)
+            gpus = self.gpus()
+            keep = os.environ if self._threads is None else None
+            shared = not all(binding.cores for binding in bindings)
+            environment = [
+                {
+                    **variables(b.threads, keep=keep, shared=shared),
+                    **device_variables(self.backend, mine),
+                }
+                for b, mine in zip(bindings, gpus, strict=True)
+            ]
+            self._pool = Pool(
+                self.size,
+                environment=environment,
+                cores=[binding.cores for binding in bindings],
+                echo=show if self._echo else None,
+            )
+        return self._pool
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """For a while, be one ``fit``'s alone.
+
+        Raises:
+            BadInput: another one has it.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise BadInput(
+                "These workers are training already, for a fit of another thread or around this callback: wait for it, "
+                "or give each Trainer a WorkerPool of its own."
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def gpus(self) -> list[list[Gpu]]:
+        """Return each worker's GPUs, none for the CPU.
+
+        Raises:
+            BadInput: fewer GPUs than workers take.
+        """
+        ends = list(itertools.accumulate(self.per_worker, initial=0))
+        spans = list(itertools.pairwise(ends))
+        usable, needed = gpus_for(self.backend, self._devices), ends[-1]
+        if len(usable) >= needed:
+            return [list(usable[start:end]) for start, end in spans]
+        if usable and self._devices == "shared" and max(self.per_worker) <= len(usable):
+            return [[usable[number % len(usable)] for number in range(start, end)] for start, end in spans]
+        if usable or self._devices in ("gpu", "shared"):
+            raise BadInput(self._too_few(len(usable), needed))
+        return [[] for _ in spans]
+
+    def _too_few(self, usable: int, needed: int) -> str:
+        """Say what is wrong with a number of GPUs, and what to do."""
+        each = f" with {needed} devices" if needed > self.size else ""
+        if not usable:
+            return (
+                f"{self.size} workers{each}, but no GPU that the installed {self.backend} can use: install its build "
+                "for GPUs (README, Install), show a GPU to this process (CUDA_VISIBLE_DEVICES), or give devices='cpu'."
+            )
+        return (
+            f"{self.size} workers{each}, but {usable} GPU{'s' if usable != 1 else ''}: several workers on one GPU wait "
+            f"for each other. Give workers={max(usable // max(self.per_worker), 1)}, devices='shared' to share GPUs "
+            "all the same, or devices='cpu' to train on the CPU."
+        )
+
+    def kill(self) -> None:
+        """End the processes at once; the next fit starts new ones."""
+        if self._pool is not None:
+            self._pool.kill()
+            self._pool.close()
+            self._pool = None
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def default_workers(backend: str, devices: str = "auto", per_worker: int | Sequence[int] = 1) -> int:
+    """Return one worker for each GPU (or ``per_worker`` of them) that the backend can use, else min(4, cores)."""
+    if not isinstance(per_worker, int):
+        return len(per_worker)
+    usable = len(gpus_for(backend, devices))
+    return max(usable // max(per_worker, 1), 1) if usable else min(4, len(physical_cores()))
+
+
+def gpus_for(backend: str, devices: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that workers may use, where these devices were asked for."""
+    if devices == "cpu":
+        return ()
+    hidden = JAX_PLATFORM_NAMES if devices == "gpu" else ()  # they may keep the caller alone on the CPU
+    return usable_gpus(backend, {name: value for name, value in os.environ.items() if name not in hidden})
+
+
+def check_workers(workers: Any) -> int:
+    """Return ``workers``, or say why it cannot be."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise BadInput(f"workers={workers!r}: give a whole number of workers, 1 or more.")
+    return workers
+
+
+def each_devices(given: int | Sequence[int], workers: int) -> list[int]:
+    """Return how many devices each worker has, or say why it cannot be."""
+    several = list(given) if isinstance(given, Sequence) else [given] * workers
+    if len(several) != workers or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in several):
+        raise BadInput(f"devices_per_worker={given!r}: give a whole number, 1 or more, or one for each of {workers}.")
+    return several
+
+
+def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:
+    """Return the environment that gives a worker its GPUs, or keeps it on the CPU."""
+    if not gpus:
+        # HIP takes an empty variable for one that is not set.
+        hidden = {"HIP_VISIBLE_DEVICES": "-1"} if gpu_vendor(backend) == AMD else {}
+        return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", **hidden}
+    vendor = gpu_vendor(backend, {})
+    # What keeps the caller's process on the CPU is not for its workers.
+    kept = {name: "" for name in JAX_PLATFORM_NAMES if "cpu" in os.environ.get(name, "").lower()}
+    torch = {"KERAS_TORCH_DEVICE": "xpu" if vendor == INTEL else "cuda"} if "KERAS_TORCH_DEVICE" in os.environ else {}
+    # A worker whose backend does not use them after all says so; Intel's are not listed there.
+    given = {} if vendor == INTEL else {GIVEN: str(len(gpus))}
+    return {"KERAS_BACKEND": backend, **showing(vendor, gpus), **given, **kept, **torch}
+
+
+def show(rank: int, line: str) -> None:
+    """Show a line that a worker printed."""
+    print(f"[{rank}] {line}", file=sys.stdout, flush=True)

@@ -1,0 +1,125 @@
+"""A fit as it travels to ranks that something else starts: facts as JSON, data as arrays, code in files of its owner's.
+
+A pickle (the model without its weights, a PyDataset, what decodes files) is never taken from a socket. It lies in a
+folder of the caller's own in the working directory, which all hosts have; the line to the caller tells where, and each
+file's digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from choros.backends.host_values import to_host
+from choros.backends.optimizers import model_variables
+from choros.errors import BadInput
+from choros.training.model_io.serialization import PackedModel
+from choros.training.spec import Job
+from choros.types import Array
+
+HOME = "CHOROS_HOME"  # where the caller waits, and its secret
+Told = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The parts of a fit that a rank needs.
+
+    Attributes:
+        job: Job.
+        model: PackedModel.
+        steps: int or None. Global batches in an epoch, as Keras' callbacks are told.
+    """
+
+    job: Job
+    model: PackedModel
+    steps: int | None = None
+
+
+class CodeFolder:
+    """Code where ranks on other hosts find it, until it is closed.
+
+    Args:
+        code: what each file holds.
+
+    Attributes:
+        told: what ``read_code`` needs.
+
+    Raises:
+        BadInput: nothing can be written into the working directory.
+
+    Example:
+        >>> with CodeFolder([b"one", b"two"]) as folder:
+        ...     read_code(folder.told)
+        [b'one', b'two']
+    """
+
+    def __init__(self, code: Sequence[bytes]) -> None:
+        try:
+            self._folder = tempfile.mkdtemp(prefix=".choros-", dir=os.getcwd())
+        except OSError as error:
+            raise BadInput(
+                f"The ranks that a launcher starts find the model's code in the working directory, and {os.getcwd()} "
+                f"cannot be written to ({error.strerror}): start from a directory that all hosts share."
+            ) from None
+        for number, text in enumerate(code):
+            place = os.open(os.path.join(self._folder, str(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(place, "wb") as file:
+                file.write(text)
+        self.told: Told = {"folder": self._folder, "digests": [hashlib.sha256(text).hexdigest() for text in code]}
+
+    def close(self) -> None:
+        """Take it away."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> CodeFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_code(told: Told) -> list[bytes]:
+    """Return what the caller left in its folder.
+
+    Raises:
+        BadInput: it is not there, is not this user's alone, or is not what the caller wrote.
+    """
+    found = []
+    for number, digest in enumerate(told["digests"]):
+        path, host = os.path.join(told["folder"], str(number)), os.uname().nodename
+        try:
+            with open(path, "rb") as file:
+                facts = os.fstat(file.fileno())
+                text = file.read()
+        except OSError as error:
+            raise BadInput(
+                f"{host} cannot read {path} ({error.strerror}), where the process that called fit left the model's "
+                "code: start that process in a directory that all hosts share."
+            ) from None
+        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+            raise BadInput(f"On {host} {path} belongs to somebody else, or others may write it: it is not taken.")
+        if hashlib.sha256(text).hexdigest() != digest:
+            raise BadInput(f"On {host} {path} is not what the process that called fit wrote there: it is not taken.")
+        found.append(text)
+    return found
+
+
+def shown(model: Any) -> list[Array]:
+    """Return the model's variables and the optimizer's, as bytes for a line."""
+    return [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in to_host(model_variables(model))]
+
+
+def put(model: Any, arrays: list[Array]) -> None:
+    """Give as many of a model's variables the values that ``shown`` made bytes of."""
+    for variable, raw in zip(model_variables(model), arrays, strict=False):
+        before = to_host([variable])[0]
+        variable.assign(np.array(raw).view(before.dtype).reshape(before.shape))

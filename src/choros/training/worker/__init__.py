@@ -1,0 +1,1 @@
+"""A rank of a fit: its set-up, its training loops and its exchanges."""

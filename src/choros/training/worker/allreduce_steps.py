@@ -1,0 +1,145 @@
+"""The steps of AllReduce, and callbacks of each batch that decide while the next gradients are calculated.
+
+After a step rank 0 sends the logs to the callbacks and waits for nothing. All ranks calculate the gradients of the next
+batch. Then rank 0 reads what was decided, and notes in the sum of the gradients whether there is anything to take:
+
+- nothing: the step goes on;
+- a new learning rate: it is set before the optimizer runs;
+- a stop or new weights: the gradients are dropped, what their calculation changed is put back, and rank 0 tells all.
+
+So a batch never trains with what callbacks have replaced, and callbacks cost no wait where they replace nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from choros.backends.metric_additivity import rate_stays_in_optimizer
+from choros.backends.rowwise_parts import of_keras
+from choros.training.spec import Orders
+from choros.training.worker.gradient_tail import Tail
+from choros.types import Array, Batch
+
+
+class Reducing:
+    """The steps of one rank.
+
+    Args:
+        loop: ``TogetherLoop``, which adds gradients.
+
+    Attributes:
+        open: bool. Whether what callbacks decide after the last step has yet to be taken.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self.loop, self.run, self.replica = loop, loop.run, loop.run.replica
+        run, self.count, self.open = self.run, self.replica.size + 2, False
+        self.tail: Tail | None = None
+        if run.job.per_batch:
+            self.tail = Tail.of(run.job, run.rank)
+            self.tail.rate_alone = run.rank == 0 and rate_stays_in_optimizer(self.replica.model)
+            self.replica.revocable = True
+        if run.job.repeats:
+            self.replica.repeats = True
+        elif not of_keras(type(self.replica.model).train_step):
+            self.replica.watches = True
+        self.orders: Orders | None = None  # on rank 0, what callbacks decided
+        self.mark: Any = None  # from before the gradients that may be dropped
+        self.summed: Array | None = None
+        self.state: Array | None = None  # on rank 0, the sum of the metric states after the last step
+        self.values = 0  # of this rank's metric state
+
+    def __call__(self, batch: Batch) -> None:
+        """Make one step: gradients into the segment, their sum out of it, one optimizer step."""
+        if self.loop.recheck is not None:
+            self.loop.recheck(batch, self.loop.at[0])
+        summed, lost = self._sum(batch)
+        if self.open and not self._goes_on(summed):
+            if self.run.dropped:
+                return
+            summed, lost = self._sum(batch)
+        self.open = False
+        self.loop.finite.note(lost, *self.loop.at)
+        self.run.tally.exchanges += 1
+        self.replica.apply(summed[: self.count])
+        if self.run.job.repeats and batch.total < max(self.run.job.workers, sum(self.run.job.devices)):
+            self._take_over(batch)
+        self.summed = summed
+
+    def _take_over(self, batch: Batch) -> None:
+        """Give ranks without rows what the step made again has left on rank 0, which always has rows."""
+        mine = self.replica.outcome()
+        given = [self.run.group.broadcast(value) for value in mine]
+        if not batch.rows:
+            self.replica.set_outcome(given)
+
+    def _sum(self, batch: Batch) -> tuple[Array, str | None]:
+        """Return the sum of all gradients, and what of this rank's was not finite."""
+        run, replica, tail, count = self.run, self.replica, self.tail, self.count
+        size = count + (0 if tail is None else tail.size)
+        slot = run.group.slot(size, replica.dtype)
+        self.mark = replica.mark() if self.open else None
+        replica.gradients(batch, slot[:count])
+        lost = self.loop.finite.look(slot[: count - 2], slot.item(count - 2))
+        if tail is not None:
+            state = replica.state_after_gradients()
+            self.values = state.size
+            if self.open and run.rank == 0:
+                self.orders = run.reporter.decided(self._show)
+            tail.write(slot[count:], self.orders, state)
+        begun = time.perf_counter()
+        summed = run.group.sum_slots(size, replica.dtype)
+        run.tally.exchanging += time.perf_counter() - begun
+        return summed, lost
+
+    def _show(self) -> list[float]:
+        """Write the weights for callbacks, as they and all else were after the last step; return what metrics hold."""
+        now = self.replica.swap(self.mark)
+        held: list[float] = self.loop.show(self.state)
+        self.replica.swap(now)
+        return held
+
+    def _goes_on(self, summed: Array) -> bool:
+        """Take what callbacks decided; False where the gradients do not count."""
+        assert self.tail is not None  # noqa: S101 - nothing is open without
+        orders = self.tail.orders(summed[self.count :])
+        if orders is None:
+            self.replica.swap(self.mark)
+            self.run.dropped = self._follow().stop
+            return False
+        if orders.learning_rate is not None:
+            self.replica.learning_rate = orders.learning_rate
+        self.orders = None
+        return True
+
+    def _follow(self) -> Orders:
+        """Do what rank 0 was told; every rank calls it at the same time."""
+        orders: Orders = self.run.reporter.spread_orders(self.orders or Orders())
+        self.orders, self.open = None, False
+        self.loop.obey(orders)
+        return orders
+
+    def report(self, epoch: int, step: int) -> None:
+        """Report a step to the callbacks that want each batch; what they decide is taken later."""
+        run, tail = self.run, self.tail
+        if tail is None or self.summed is None:
+            run.progress(epoch, step)
+            return
+        if not tail.values:
+            state = run.group.sum(self.replica.metric_state())
+        elif run.rank == 0:
+            # a worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model
+            state = tail.metrics(self.summed[self.count :])[: self.values]
+        if run.rank == 0:
+            self.state = state
+            run.reporter.done(epoch, step, self.replica.peek(state), lambda: self.loop.show(self.state))
+        self.summed, self.open = None, True
+
+    def settle(self) -> Orders:
+        """Take at once what callbacks decide after the last step; every rank calls it at the same time."""
+        if not self.open:
+            return Orders()
+        if self.run.rank == 0:
+            self.orders = self.run.reporter.decided(lambda: self.loop.show(self.state))
+        return self._follow()

@@ -1,0 +1,179 @@
+"""The connections of a job's ranks, on one host or on several: group, center, noticeboard and mail."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from choros.algorithms import Algorithm
+from choros.cluster.hardware import usable_cores
+from choros.cluster.hardware.network_address import own_address
+from choros.comm.bootstrap.init import part
+from choros.comm.group import Group
+from choros.comm.hierarchical_group import hosts_of
+from choros.comm.offload.group import NativeGroup
+from choros.comm.shm.group import share
+from choros.comm.shm.segment import Segment, align
+from choros.comm.single_rank_group import LocalGroup
+from choros.comm.tcp.reconnecting_client import Lasting
+from choros.param_server.shard_service import answers
+from choros.param_server.sharded import ShardedCentre
+from choros.param_server.shared_memory import SharedCentre
+from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.epoch_log import LINE, Mail
+from choros.training.async_control.remote_control import FarBoard, FarMail
+from choros.training.async_control.shard_server import Server
+from choros.training.spec import Job
+from choros.training.worker.setup import create_meeting, join_meeting
+from choros.types import Array
+
+_DIVIDED = 1 << 20  # bytes of a centre that is worth dividing among the hosts
+
+
+@dataclass
+class Meeting:
+    """The connections of one rank to the others.
+
+    Attributes:
+        group: the ranks together (one where they never meet). centre: for meetings alone, or None.
+        board: Noticeboard, or one of another host. mail: the same, None where nothing is left for rank 0.
+    """
+
+    group: Group
+    centre: Any
+    board: Any
+    mail: Any
+    held: list[Any] = field(default_factory=list)
+    server: Any = None
+
+    def close(self) -> None:
+        """Leave; what a server would be started again with goes after it."""
+        for one in (self.server, self.centre, self.group, self.mail, self.board, *self.held):
+            if one is not None:
+                one.close()
+
+
+def meet(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Meeting:
+    """Return what the ranks of a job meet in; all of them call.
+
+    Args:
+        base: all ranks.
+        job: Job.
+        algorithm: the bound algorithm.
+        trainable: where the centre begins.
+        others: the moving statistics.
+    """
+    hosts = hosts_of(base)
+    if len(hosts) == 1 and (job.alone or not isinstance(base, NativeGroup)):
+        return _on_one(base, job, algorithm, trainable, others)
+    if not job.alone:
+        epochs = job.epochs - job.initial_epoch
+        group = part(base, range(base.size)) or base
+        return Meeting(group, None, Noticeboard.create(job.workers, epochs, job.metric_values), None)
+    wide = base.wide if isinstance(base, NativeGroup) else base  # nothing is summed here
+    return _between(wide, job, algorithm, trainable, others, hosts)
+
+
+def _on_one(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Meeting:
+    board, mail = _notes(base, job, trainable, others)
+    segment = None
+    if job.workers > 1:
+        lead = base.rank == 0
+        segment = share(base, create_meeting(job, algorithm, trainable, others) if lead else None)
+    group, centre = join_meeting(job, algorithm, segment, base.rank)
+    return Meeting(group, centre, board, mail, [segment] if segment is not None else [])
+
+
+def _notes(near: Group, job: Job, trainable: Array, others: Array) -> tuple[Noticeboard, Mail]:
+    """The noticeboard and the mail in memory that the ranks of one host share."""
+    lead, epochs = near.rank == 0, job.epochs - job.initial_epoch
+    own = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
+    shared = share(near, own.segment if own else None)
+    board = own or Noticeboard(shared, job.workers, epochs, job.metric_values)
+    logs = share(near, Segment.create((epochs + 1) * LINE, "choros-mail") if lead else None)
+    kept = None
+    if job.alone and job.watched:
+        made = Snapshots.create(trainable, others) if lead else None
+        shared = share(near, made.segment if made else None)
+        kept = made or Snapshots(shared)
+    return board, Mail(logs, board, kept)
+
+
+def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:
+    """Return the parts of a centre, the first host's first: one where it is small, or the rule looks at the whole.
+
+    Example:
+        >>> shards(1 << 20, 4, 2, True), shards(100, 4, 2, True)
+        ([slice(0, 524288, None), slice(524288, 1048576, None)], [slice(0, 100, None)])
+    """
+    if not elementwise or size * itemsize < _DIVIDED:
+        return [slice(0, size)]
+    each = align(-(-size // hosts))
+    return [slice(min(i * each, size), min((i + 1) * each, size)) for i in range(hosts)]
+
+
+def _between(
+    base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array, hosts: list[list[int]]
+) -> Meeting:
+    """A centre of which each host has a part, or the first host the whole."""
+    mine = next(i for i, ranks in enumerate(hosts) if base.rank in ranks)
+    near = part(base, hosts[mine])
+    assert near is not None  # noqa: S101 - this rank is in it
+    near.timeout = base.timeout
+    held: list[Any] = [near]
+    cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
+    secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
+    board, mail, centre, told, segments = None, None, None, {}, []
+    if mine == 0:
+        board, mail = _notes(near, job, trainable, others)
+        segments = [board.segment, mail.segment, *([mail.snapshots.segment] if mail.snapshots else [])]
+    if mine < len(cuts):
+        cut = cuts[mine]
+        statistics = others if mine == 0 else np.empty(0, others.dtype)
+        made = None
+        if near.rank == 0:
+            vector = trainable[cut]
+            made = SharedCentre.create(vector, statistics, algorithm.start(vector, job.workers), job.workers)
+        segment = share(near, made)
+        held.append(segment)
+        centre = SharedCentre(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
+        segments.append(segment)
+        told = {
+            "algorithm": job.algorithm,
+            "workers": job.workers,
+            "epochs": job.epochs - job.initial_epoch,
+            "values": job.metric_values,
+            "timeout": job.timeout,
+            "secret": secret.hex(),
+            "centre": segment.fd,
+            "board": board.segment.fd if board else None,
+            "mail": mail.segment.fd if mail else None,
+            "snapshots": mail.snapshots.segment.fd if mail and mail.snapshots else None,
+        }
+    place, server = "", None
+    cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
+    if centre is not None and near.rank == 0:
+        told["cores"] = sorted({core for some in cores for core in some})  # where the ranks of this host are
+        told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
+        kept = answers(centre)
+        held.append(kept)
+        server = Server({**told, "kept": kept.fd}, [one.fd for one in (*segments, kept)], base.rank)
+        place = server.place
+    places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]
+    lines: dict[int, Lasting] = {}
+    for i in range(len(cuts)):
+        if i != mine:
+            where, host = places[hosts[i][0]]
+            hello = {"rank": base.rank, "host": os.uname().nodename}
+            lines[i] = Lasting(where, secret, hello, f"The centre's server on {host}", job.timeout, base.timeout)
+    parts: list[tuple[slice, Any]] = [(cut, lines.get(i, centre)) for i, cut in enumerate(cuts)]
+    whole = ShardedCentre(algorithm, parts)
+    if board is None or mail is None:
+        return Meeting(LocalGroup(), whole, FarBoard(lines[0]), FarMail(lines[0], job.watched), held, server)
+    return Meeting(LocalGroup(), whole, board, mail, held, server)

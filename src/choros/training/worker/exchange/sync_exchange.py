@@ -1,0 +1,170 @@
+"""Synchronous exchange: all ranks all-reduce their proposals, and each keeps an identical copy of the center."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from choros.algorithms import Algorithm, Meeting
+from choros.comm.group import Group
+from choros.param_server.blocks import blocks
+from choros.types import Array
+
+
+class Together:
+    """The center is replicated: every rank merges the same sum into its own copy, so all copies are bit-equal.
+
+    ::
+
+        message = sum_r propose_r / n          or, for a weighted algorithm,
+        message = sum_r n_r propose_r / sum_r n_r
+
+    Each rank writes its proposal into the group's buffer. After the all-reduce, an elementwise algorithm merges and
+    adopts in blocks of 64 Ki values, which keeps temporaries small.
+
+    Args:
+        algorithm: Algorithm. Bound (``algorithm.bound``) to the group's size.
+        group: Group. All ranks that take part in the exchange.
+        centre: flat float array, the same on every rank. It is kept, and changed in place.
+
+    Attributes:
+        centre: the center, the same on every rank after each exchange.
+        exchanges: int. Exchanges so far.
+        seconds: float. Time spent in exchanges, including waiting for other ranks.
+
+    Example:
+        >>> import numpy as np
+        >>> from choros.algorithms import EASGD
+        >>> from choros.comm.single_rank_group import LocalGroup
+        >>> together = Together(EASGD(alpha=0.25), LocalGroup(), np.zeros(2))
+        >>> local = np.ones(2)
+        >>> together.meet(local, window=8, rows=256)
+        >>> local.tolist(), together.centre.tolist()
+        ([0.75, 0.75], [0.25, 0.25])
+    """
+
+    def __init__(self, algorithm: Algorithm, group: Group, centre: Array) -> None:
+        self.algorithm, self.group, self.centre = algorithm, group, centre
+        self.memory = tuple(algorithm.start(centre, group.size))
+        # If workers adopt the merged center, the last seen center is the center itself. If not, it needs a copy.
+        apart = algorithm.uses_seen and algorithm.shows == "before"
+        self.seen = centre.copy() if apart else centre
+        self.exchanges = 0
+        self.seconds = 0.0
+        self._blocks = blocks(algorithm, centre.size)
+
+    def meet(self, local: Array, window: int, rows: int) -> None:
+        """Exchange with all ranks, and adopt the result. Collective: every rank must call it.
+
+        Args:
+            local: this worker's vector, of the center's length and dtype; changed in place.
+            window: int. Its optimizer steps since the last exchange.
+            rows: int. Samples trained since then: this rank's weight if the algorithm is weighted. Then a rank without
+                samples is ignored, and the center stays unchanged if no rank has any.
+
+        Raises:
+            ValueError: ``local`` has another length or dtype than the center.
+        """
+        begun = time.perf_counter()
+        for part, message in self._messages(local, window, rows):
+            self._merge(local, part, message)
+        self.exchanges += 1
+        self.seconds += time.perf_counter() - begun
+
+    def trial(self, local: Array, window: int, rows: int) -> Array:
+        """Return the center that ``meet`` would produce now, and change no state. Collective: every rank calls it.
+
+        Args:
+            local: as ``meet`` takes it; stays as it is.
+            window: int. As ``meet`` takes it.
+            rows: int. As ``meet`` takes it.
+
+        Example:
+            >>> import numpy as np
+            >>> from choros.algorithms import EASGD
+            >>> from choros.comm.single_rank_group import LocalGroup
+            >>> together = Together(EASGD(alpha=0.25), LocalGroup(), np.zeros(1))
+            >>> together.trial(np.ones(1), window=8, rows=256), together.centre
+            (array([0.25]), array([0.]))
+        """
+        centre, meeting = self.centre.copy(), Meeting(workers=self.group.size)
+        for part, message in self._messages(local, window, rows):
+            held = tuple(vector[part] for vector in self.memory)
+            centre[part], _ = self.algorithm.merge(self.centre[part], message, meeting, held)
+        return centre
+
+    def _messages(self, local: Array, window: int, rows: int) -> Iterator[tuple[slice, Array]]:
+        """Yield the mean proposal, block by block. Yield nothing if the total weight is 0."""
+        if local.shape != self.centre.shape or local.dtype != self.centre.dtype:
+            raise ValueError(
+                f"rank {self.group.rank} brought {local.shape} values of {local.dtype} to a centre of "
+                f"{self.centre.shape} values of {self.centre.dtype}: give the vector that the model's replica gives."
+            )
+        if self.group.size == 1:  # its own message is the mean, to the last bit
+            for part in self._blocks if rows or not self.algorithm.weighted else []:
+                yield part, self.algorithm.propose(local[part], self.seen[part], window)
+        else:
+            total, weight = self._sum(local, window, rows)
+            for part in self._blocks if weight else []:
+                yield part, total[part] / weight
+
+    def _sum(self, local: Array, window: int, rows: int) -> tuple[Array, float]:
+        """All-reduce the proposals; return their sum and the divisor."""
+        group, size, propose = self.group, self.centre.size, self.algorithm.propose
+        weighted = self.algorithm.weighted
+        slot = group.slot(size + weighted, local.dtype)
+        for part in self._blocks:
+            slot[part] = propose(local[part], self.seen[part], window)
+            if weighted and rows:
+                slot[part] *= rows
+        if not weighted:
+            return group.sum_slots(size, local.dtype), group.size
+        if not rows:
+            slot[:] = 0  # NaN or inf of a rank without samples must not reach the sum
+        slot[size] = rows
+        total = group.sum_slots(size + 1, local.dtype)
+        return total[:size], float(total[size])
+
+    def _merge(self, local: Array, part: slice, message: Array) -> None:
+        """Merge the message into one block of the center, and update the same block of ``local``."""
+        algorithm, old = self.algorithm, self.centre[part]
+        held = tuple(vector[part] for vector in self.memory)
+        new, memory = algorithm.merge(old, message, Meeting(workers=self.group.size), held)
+        shown = old if algorithm.shows == "before" else new
+        if shown is old and new is message:  # with one worker the message may be a view of ``local``
+            new = message.copy()
+        local[part] = algorithm.adopt(local[part], shown)
+        if self.seen is not self.centre:
+            self.seen[part] = shown
+        for view, vector in zip(held, memory, strict=True):
+            if vector is not view:
+                view[...] = vector
+        self.centre[part] = new
+
+    def replace(self, centre: Array) -> None:
+        """Set the center to new values, such as those a callback assigned. Every rank must pass the same values."""
+        self.centre[...] = centre
+        self.seen[...] = centre
+        held = self.algorithm.replaced(self.centre, self.memory)
+        for vector, new in zip(self.memory, held, strict=True):
+            if new is not vector:
+                vector[...] = new
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the state for a checkpoint."""
+        return {
+            "centre": self.centre.copy(),
+            "seen": self.seen.copy(),
+            "memory": [vector.copy() for vector in self.memory],
+            "exchanges": self.exchanges,
+            "seconds": self.seconds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        self.seen[...] = state["seen"]
+        self.centre[...] = state["centre"]
+        for vector, kept in zip(self.memory, state["memory"], strict=True):
+            vector[...] = kept
+        self.exchanges, self.seconds = int(state["exchanges"]), float(state["seconds"])

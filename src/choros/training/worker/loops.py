@@ -1,0 +1,587 @@
+"""A worker's two loops: all ranks step by step, or each in its own time."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from choros.backends.loss_recheck import Recheck
+from choros.backends.replica import Replica
+from choros.backends.replica_state import Groups
+from choros.comm.group import Group
+from choros.comm.single_rank_group import LocalGroup
+from choros.consistency import replica_divergence
+from choros.consistency.nonfinite import Finite
+from choros.errors import MeetingTimeout, PeerFailed, RanksDiffer
+from choros.param_server.snapshot import word
+from choros.training.async_control.center_snapshots import SLOTS, has_room
+from choros.training.async_control.recovery import leave, take_up
+from choros.training.checkpoint.sync_checkpointer import Keeper
+from choros.training.spec import Orders
+from choros.training.worker.allreduce_steps import Reducing
+from choros.training.worker.context import Run
+from choros.training.worker.exchange import Alone, Schedule, Together
+from choros.training.worker.setup import adding, dividing
+from choros.types import Array, Batch
+
+_LOOK = 0.02  # seconds between two looks of a worker that waits for all at an epoch's end
+
+
+def train(run: Run) -> None:
+    """Train one rank to the end; what is left in the weights segment is the last centre, also when a peer fails."""
+    loop = TogetherLoop(run) if run.job.together else AloneLoop(run)
+    try:
+        loop.train()
+    except (PeerFailed, MeetingTimeout):
+        run.write_trainable(loop.last())
+        raise
+    run.stop_clock()
+    loop.finish()
+
+
+def late_check(run: Run, length: int | None) -> Recheck | None:
+    """Return the check of the loss while training, where several models divide a step's batch."""
+    parts = dividing(run.job, run.algorithm, run.rank)
+    return Recheck(run.replica, run.rank, run.job.workers, length, parts=parts) if parts > 1 else None
+
+
+def check_epoch(recheck: Recheck | None, run: Run, epoch: int, last: bool) -> None:
+    """Check the loss at the end of the first epoch, and of the last one of a stream."""
+    if recheck is None:
+        return
+    if last and not run.source.indexed:
+        recheck.finish()
+    elif epoch == run.job.initial_epoch:
+        recheck.end()
+
+
+class TogetherLoop:
+    """Every global batch is sliced among the ranks, and all go through the epochs together."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.replica = run, run.replica
+        self.gradients = adding(run.job, run.algorithm) > 1
+        length = run.job.steps or run.source.steps(run.job.batch_size)
+        self.recheck = late_check(run, length)
+        self.local, _ = run.vectors()
+        self.schedule = Schedule(run.algorithm.window)
+        self.rows = self.rows_before = 0
+        self.meeting: Together | None = None
+        self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
+        self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
+        self.keeper = None if run.job.keep is None else Keeper(self)
+        self.reducing = Reducing(self) if self.gradients else None
+        if run.algorithm.level == "parameters" and run.job.meet != "never":
+            self.meeting = Together(run.algorithm, run.group, self.local.copy())
+
+    def train(self) -> None:
+        """Go through the epochs."""
+        run = self.run
+        self.obey(orders := run.reporter.begin())
+        leave = orders.leave
+        run.start_clock()
+        if self.meeting is not None and run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        if run.state is not None:
+            Keeper.go_on(self, run.state, orders.learning_rate)
+        for epoch in range(run.job.initial_epoch, run.job.epochs):
+            if run.state is None or not run.first(epoch):
+                self.replica.reset_metrics()
+                self.rows_before = run.tally.rows
+            step = self.reducing or self.window
+            for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
+                self.at = (epoch, number)
+                step(batch)
+                if run.dropped:
+                    continue
+                run.group.timeout = run.step_timeout  # the first step had longer
+                if self.reducing is not None:
+                    self.reducing.report(epoch, number)
+                else:
+                    run.leaving = self.report(epoch, number).stop
+                if self.keeper is not None:
+                    if self.reducing is not None and self.keeper.due(number + 1):
+                        run.leaving = self.reducing.settle().stop
+                    self.keeper.stepped(epoch, number + 1)
+                run.leaving = run.leaving or leave
+            if self.reducing is not None:
+                self.reducing.settle()
+            check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)
+            if self.meeting is not None and run.algorithm.window == 0:
+                self.meet()
+            logs, held = self.end_epoch(epoch, run.tally.rows - self.rows_before)
+            orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
+            self.obey(orders)
+            leave = orders.leave
+            if self.keeper is not None:
+                self.keeper.ended(epoch, orders.stop)
+            if orders.stop:
+                check_epoch(self.recheck, run, epoch, True)
+                break
+        if self.meeting is not None and self.schedule.pending:
+            self.meet()
+
+    def report(self, epoch: int, step: int) -> Orders:
+        """Report a step; where callbacks want each batch, all ranks wait for what they decide and do it."""
+        run, replica = self.run, self.replica
+        if not run.job.per_batch:
+            run.progress(epoch, step)
+            return Orders()
+        state = run.group.sum(replica.metric_state())
+        logs = replica.peek(state) if run.rank == 0 else None
+        orders = run.reporter.batch(epoch, step, logs, lambda: self.show(state))
+        self.obey(orders)
+        return orders
+
+    def show(self, state: Array) -> list[float]:
+        """Write the weights for callbacks in the middle of an epoch: the center, where there is one.
+
+        Args:
+            state: the sum of the ranks' metric states.
+
+        Returns:
+            What the metrics' variables then hold.
+        """
+        with self.run.at(self.centre()):
+            self.run.write_weights()
+        held: list[float] = self.replica.metric_values(state)
+        return held
+
+    def centre(self) -> Array | None:
+        """Return the centre where this rank is not at it: since a meeting, or (EASGD) even then."""
+        at_it = not self.schedule.pending and self.meeting and np.array_equal(self.local, self.meeting.centre)
+        return None if self.meeting is None or at_it else self.meeting.centre
+
+    def shown(self, epoch: int) -> Array | None:
+        """Return what is validated and shown to callbacks at an epoch's end, where this rank is not at it.
+
+        In the middle of a window it is the center as an exchange now would make it. That exchange is not kept: with
+        and without validation, training goes the same way.
+        """
+        wanted = self.run.job.watched or self.run.job.validates(epoch)
+        self.trial = None
+        if self.meeting is None or not self.schedule.pending or not wanted:
+            return self.centre()
+        self.replica.get(self.local)
+        window = trial_window(self.run, epoch, self.schedule.pending)
+        self.trial = self.meeting.trial(self.local, window, self.rows)
+        return self.trial
+
+    def window(self, batch: Batch) -> None:
+        """One local step, and a meeting when the window is full."""
+        if self.recheck is not None:
+            self.recheck(batch, self.at[0])
+        self.replica.step(batch)
+        self.rows += batch.rows
+        if self.meeting is None:
+            return
+        if self.run.algorithm.momentum and batch.rows:
+            self.replica.look_ahead(self.run.algorithm.momentum)
+        if self.schedule.due():
+            self.meet()
+
+    def meet(self) -> None:
+        """Meet all the others with what was learnt since the last time."""
+        if self.meeting is None:
+            return
+        self.replica.get(self.local)  # waits for steps that the device has yet to finish: training, not exchanging
+        self.finite.weights(self.local, *self.at)
+        begun = time.perf_counter()
+        self.meeting.meet(self.local, self.schedule.reset(), self.rows)
+        self.finite.met(self.local)
+        self.replica.set(self.local)
+        self.rows = 0
+        self.run.tally.exchanging += time.perf_counter() - begun
+        self.run.tally.exchanges += 1
+
+    def end_epoch(self, epoch: int, rows: int) -> tuple[dict[str, float], list[float]]:
+        """Average the moving statistics, sum the metrics, validate and write the weights, all at the centre.
+
+        Returns:
+            The logs, and what the metrics' variables hold then.
+        """
+        run, replica, group = self.run, self.replica, self.run.group
+        if replica.others and group.size > 1:
+            replica.set_others(mean_others(run, rows))
+        if self.meeting is not None and replica.averages:
+            replica.set_average(mean_average(replica, group, rows))
+        replica.set_metric_state(group.sum(replica.metric_state()))
+        logs: dict[str, float] = replica.metrics()
+        held = run.held_by_metrics()
+        lost = False
+        if group.size > 1:
+            said = self.same(epoch)
+            logs |= mean_own_logs(said)
+            lost = any(each[4] >= 0 for each in said)
+        if run.rank == 0 and not lost:
+            self.finite.loss(logs.get("loss"), epoch)
+        shown = self.shown(epoch)
+        if run.job.validates(epoch):
+            with run.at(average_of(replica) if run.job.validate_average else shown):
+                logs |= run.validate(group)
+            held = run.held_by_metrics()
+        if run.rank == 0:
+            with run.at(shown):
+                run.write_weights()
+        return logs, held
+
+    def same(self, epoch: int, step: int | None = None) -> list[list[Any]]:
+        """See that all ranks have the same weights, or centre; where they differ by rounding, take those of one.
+
+        Args:
+            epoch: int. Of which it is the end, or in which.
+            step: int. After which of its steps; None is its end.
+
+        Returns:
+            Of each rank the rows of its last batch, and what its own step logged there.
+
+        Raises:
+            RanksDiffer: this rank's are others than those of most.
+            PeerFailed: another rank's are.
+        """
+        run, shared = self.run, self.local if self.meeting is None else self.meeting.centre
+        if self.meeting is None:
+            self.replica.get(shared)
+        mine = [
+            run.last_rows,
+            self.replica.own_logs(),
+            replica_divergence.mark(shared),
+            run.tally.host,
+            run.tally.lost_epoch,
+        ]
+        said = [json.loads(text) for text in run.group.gather(json.dumps(mine).encode())]
+        found = replica_divergence.compare([each[2] for each in said])
+        if found is not None and found.far:
+            error = RanksDiffer if run.rank in found.far else PeerFailed
+            raise error(found.say([each[3] for each in said], epoch, step))
+        if found is not None:
+            if not (self.warned or run.rank):
+                replica_divergence.warn(found, f"all take those of rank {found.usual}")
+            self.warned = True
+            shared[...] = run.group.broadcast(shared, found.usual)
+            if self.meeting is None:
+                self.replica.set(shared)
+        return said
+
+    def obey(self, orders: Orders) -> None:
+        """Take orders; new weights are a new centre."""
+        self.run.obey(orders)
+        if orders.weights and self.meeting is not None:
+            self.replica.get(self.local)
+            self.meeting.replace(self.local)
+            self.trial = None
+
+    def last(self) -> Array:
+        """Return the last centre."""
+        if self.meeting is None:
+            self.replica.get(self.local)
+            return self.local
+        return self.meeting.centre
+
+    def finish(self) -> None:
+        """End at the centre, and let rank 0 write it."""
+        if self.meeting is not None:
+            self.replica.set(self.meeting.centre)
+        self.replica.finish()
+        if self.run.rank == 0:
+            self.run.write_weights()
+
+
+class AloneLoop:
+    """Each worker goes through its own batches and meets the centre in its own time, or never (Ensemble)."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.replica = run, run.replica
+        self.local, self.others = run.vectors()
+        self.schedule = Schedule(run.algorithm.window)
+        self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
+        self.solo = LocalGroup()
+        self.at = run.begin  # the epoch, and how many of its batches are done
+        self.values = len(run.replica.metric_state())  # without the tally of evaluated batches, of which there are none
+        self.finite = finite(run)
+        self.recheck = late_check(run, None)
+
+    def train(self) -> None:
+        """Go through the epochs, waiting for nobody."""
+        run = self.run
+        run.obey(run.reporter.begin())
+        self.take_rate()
+        if self.meeting is not None:
+            run.centre.read(self.local, self.others)
+            self.meeting.seen[...] = self.local
+            self.go_on()
+        again = run.again and take_up(run)
+        if run.job.keep is not None and self.meeting is not None and not run.again:
+            leave(run, run.begin)
+        run.start_clock()
+        if run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        for epoch in range(run.begin[0], run.job.epochs):
+            if not again:
+                self.replica.reset_metrics()
+            again = False
+            for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
+                self.step(epoch, number, batch)
+            check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.board.stopped)
+            if run.board.stopped and epoch >= run.board.last:
+                break
+            if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
+                self.meet()
+            if run.job.watched or run.job.keep is not None:
+                self.give_optimizer(epoch)
+            self.leave_pending(epoch)
+            self.end_epoch(epoch)
+            if run.job.whole_epochs and epoch + 1 < run.job.epochs:
+                self.wait_for_all(epoch)
+            if run.board.stopped:
+                break
+        if self.schedule.pending:
+            self.replica.reset_metrics()  # who validated the last epoch has more of them than the board has room for
+            self.meet()
+
+    def step(self, epoch: int, number: int, batch: Batch) -> None:
+        """Train one batch, exchange if it is time to, and report."""
+        run = self.run
+        if self.recheck is not None:
+            self.recheck(batch, epoch)
+        self.replica.step(batch)
+        self.at = (epoch, number + 1)
+        if batch.rows and run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        if batch.rows and self.schedule.due():  # without rows there was no optimizer step
+            self.meet()
+        if run.job.per_batch and run.rank == 0:
+            begun = time.perf_counter()
+            show = self.show if run.job.ensemble else None
+            run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
+            run.tally.calling += time.perf_counter() - begun
+        else:
+            run.progress(epoch, number)
+        run.reporter.look()
+        run.leaving = run.board.stopped
+
+    def show(self) -> list[float]:
+        """Write the weights of an Ensemble's first member for callbacks, and return what its metrics hold."""
+        self.run.write_weights()
+        return self.run.held_by_metrics()
+
+    def leave_pending(self, epoch: int) -> None:
+        """At an epoch's end, leave what the next exchange is to bring, for who validates and shows that epoch."""
+        run, pending = self.run, self.schedule.pending
+        if self.meeting is None or not pending or not (run.job.watched or run.job.validates(epoch)):
+            return
+        self.replica.get(self.local)
+        self.replica.get_others(self.others)
+        run.centre.leave(self.local, self.meeting.seen, trial_window(run, epoch, pending), self.others)
+
+    def wait_for_all(self, epoch: int) -> None:
+        """Wait until all have ended an epoch, and what the centre then is has gone to the callbacks."""
+        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
+        while not (run.board.stopped or run.board.opened > epoch):
+            run.reporter.look()
+            if time.monotonic() > limit:
+                raise MeetingTimeout(f"not all workers had ended epoch {epoch + 1} after {run.job.first_timeout:g} s.")
+            time.sleep(_LOOK)
+
+    def meet(self) -> None:
+        """Meet the centre with what was learnt since the last time, and look for orders."""
+        run, pending = self.run, self.schedule.reset()
+        self.take_rate()
+        if self.meeting is None:
+            return
+        self.replica.get(self.local)
+        self.finite.weights(self.local, self.at[0], self.at[1] - 1)
+        self.replica.get_others(self.others)
+        run.centre.place = word(*self.at)
+        begun = time.perf_counter()
+        run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
+        self.finite.met(self.local)
+        self.go_on()
+        run.tally.exchanging += time.perf_counter() - begun
+        run.tally.exchanges += 1
+        if run.job.keep is not None:
+            leave(run, self.at)
+
+    def take_rate(self) -> None:
+        """Take a learning rate that a callback has set since the last time."""
+        rate = self.run.board.rate()
+        if rate is not None:
+            self.replica.learning_rate = rate
+
+    def go_on(self) -> None:
+        """Go on with what the centre gave."""
+        self.replica.set(self.local)
+        self.replica.set_others(self.others)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Leave the metrics on the board; the last worker sums them, validates the centre and reports."""
+        run, replica = self.run, self.replica
+        index = epoch - run.job.initial_epoch
+        if run.again and (index < 0 or run.board.ended(index, run.rank)):
+            if index >= 0 and run.board.complete(index):  # who completed it may have died before it was reported
+                self.report(epoch, {})
+            return
+        state = replica.metric_state()
+        members: dict[str, float] = {}
+        if self.meeting is None:  # every member of an ensemble is judged by itself
+            run.score = replica.metrics().get("loss", math.inf)
+            self.finite.loss(run.score, epoch)
+            if run.job.validates(epoch):
+                members = run.validate(self.solo)
+                run.score = members.get("val_loss", math.inf)
+            if run.best is not None:
+                self.wait_for_room(epoch)
+                run.best.put(epoch, run.rank, run.score, replica.snapshot)
+        validation = np.zeros(len(state))
+        validation[: len(members)] = list(members.values())
+        if run.board.add(index, run.rank, state, validation):
+            self.report(epoch, members)
+
+    def report(self, epoch: int, members: dict[str, float]) -> None:
+        """Report an epoch that all have ended."""
+        run, replica = self.run, self.replica
+        index = epoch - run.job.initial_epoch
+        best = None if run.best is None else run.best.rank(epoch)
+        train, valid = run.board.sums(index) if best is None else run.board.part(index, best)
+        replica.set_metric_state(train[: self.values])
+        logs: dict[str, float] = replica.metrics()
+        held = run.held_by_metrics()
+        if best is not None:
+            logs |= dict(zip(members, valid.tolist(), strict=False))
+        elif run.snapshots is not None or run.job.validates(epoch):
+            shown = self.snapshot(epoch)
+            if run.job.validates(epoch):
+                logs |= self.validate_at(*shown)
+                held = run.held_by_metrics()
+        run.reporter.epoch_end(epoch, logs, run.clock(), held)
+
+    def snapshot(self, epoch: int) -> tuple[Array, Array]:
+        """Return the center of an epoch's end, with what all had yet to bring, and keep it for callbacks.
+
+        Where the epoch is reported once more, as its first reporter died, it is the same one.
+        """
+        run, centre, others = self.run, np.empty_like(self.local), np.empty_like(self.others)
+        if run.snapshots is None:
+            run.centre.trial(centre, others)
+            return centre, others
+        self.wait_for_room(epoch)
+        if not run.snapshots.read(epoch, centre, others):
+            run.centre.trial(centre, others)
+            run.snapshots.put(epoch, centre, others)
+        return centre, others
+
+    def wait_for_room(self, epoch: int) -> None:
+        """Wait until the slot of an epoch may be written."""
+        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
+        while not has_room(run.board, run.job.initial_epoch, epoch):
+            run.reporter.look()
+            if time.monotonic() > limit:
+                raise MeetingTimeout(
+                    f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for the "
+                    f"callbacks of epoch {epoch + 1 - SLOTS}: give the Trainer a larger first_timeout, or make them "
+                    "faster."
+                )
+            time.sleep(_LOOK)
+
+    def validate_at(self, centre: Array, others: Array) -> dict[str, float]:
+        """Validate a snapshot of the centre while the others go on."""
+        replica, own = self.replica, np.empty_like(self.others)
+        replica.get_others(own)
+        with self.run.at(centre):
+            replica.set_others(others)
+            logs = self.run.validate(self.solo)
+            replica.set_others(own)
+        return logs
+
+    def last(self) -> Array:
+        """Return the last centre."""
+        if self.meeting is None:
+            self.replica.get(self.local)
+        else:
+            self.run.centre.read(self.local, self.others)
+        return self.local
+
+    def finish(self) -> None:
+        """Leave the model as training left it; the caller reads the centre itself."""
+        self.replica.finish()
+        self.give_optimizer()
+
+    def give_optimizer(self, epoch: int | None = None) -> None:
+        """Give the caller what it needs of this worker's optimizer, at an epoch's end or (None) at the end of all.
+
+        In a job rank 0 holds the caller's model: it keeps what callbacks are to see of the epoch's end.
+        """
+        run, replica = self.run, self.replica
+        in_job = run.weights is None
+        kept = run.job.keep is not None and not in_job
+        if self.meeting is None or (in_job and (run.rank or epoch is None)):
+            return
+        if run.rank and not replica.averages and not kept:
+            return
+        groups: Groups = {"optimizer": [] if run.rank and not kept else replica.optimizer_state(), "average": []}
+        if replica.averages:
+            groups["average"] = [average_of(replica)]
+        run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))
+
+
+def trial_window(run: Run, epoch: int, pending: int) -> int:
+    """Return the steps of a window by which a trial in the middle of it divides, for rules that take the mean step.
+
+    They are those of the whole window, of which this much has been learnt; by the few steps of one that has just begun
+    the first trials would be the best. At the end of training the exchange that comes is by those that there are.
+    """
+    return pending if epoch + 1 == run.job.epochs else max(pending, int(run.algorithm.window))
+
+
+def finite(run: Run) -> Finite:
+    """Return what sees where this rank's numbers first are not finite."""
+    return Finite(lambda: run.tally, run.job.workers, run.replica.model.optimizer, lambda: run.vectors()[0])
+
+
+def mean_others(run: Run, rows: int) -> Array:
+    """Return the mean of the moving statistics over the ranks, weighted by the rows that each trained."""
+    own = np.empty(run.replica.others, run.replica.dtype)
+    run.replica.get_others(own)
+    others = np.empty(len(own) + 1, np.float64)
+    others[:-1] = own
+    others[:-1] *= rows
+    others[-1] = rows
+    summed = run.group.sum(others)
+    mean: Array = (summed[:-1] / summed[-1]).astype(run.replica.dtype) if summed[-1] else own
+    return mean
+
+
+def mean_average(replica: Replica, group: Group, rows: int) -> Array:
+    """Return the mean of the ranks' moving averages of their weights, weighted by the rows that each trained.
+
+    Where the exchange is a mean over the ranks, this is the moving average of the mean: both are linear.
+
+    Args:
+        replica: this rank's; its optimizer has ``use_ema``.
+        group: the ranks; all of them call.
+        rows: that this rank trained.
+    """
+    average = average_of(replica)
+    total = float(group.sum(np.array([rows], np.float64))[0])
+    average *= rows / total if total else 1 / group.size
+    mean: Array = group.sum(average)
+    return mean
+
+
+def average_of(replica: Replica) -> Array:
+    """Return a copy of the optimizer's moving average of the weights, as a flat vector."""
+    average = np.empty(replica.size, replica.dtype)
+    replica.get_average(average)
+    return average
+
+
+def mean_own_logs(said: list[list[Any]]) -> dict[str, float]:
+    """Return what a user's own ``train_step`` logged at the last step: the mean over ranks, weighted by rows."""
+    told = [(rows, logs) for rows, logs, *_ in said if logs is not None and rows]
+    total = sum(rows for rows, _ in told)
+    names = [name for name in (told[0][1] if told else {}) if any(logs[name][1] for _, logs in told)]
+    return {name: sum(rows * logs[name][0] for rows, logs in told) / total for name in names}

@@ -1,0 +1,291 @@
+"""A worker process: unpack the model and the data, join the others, train, report."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from choros import algorithms
+from choros.backends import backend_name, forget
+from choros.backends.devices import choose_devices, list_devices
+from choros.backends.devices.weight_layout import laid_out
+from choros.backends.hide_tensorflow import lean
+from choros.cluster.hardware.gpus import GIVEN
+from choros.comm.group import Group
+from choros.comm.shm.ring_buffer import Ring
+from choros.comm.shm.segment import Segment
+from choros.consistency.versions import check_versions
+from choros.data import serialization
+from choros.errors import BadInput
+from choros.training.async_control.best_member import Best
+from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.control_block import Noticeboard
+from choros.training.checkpoint.snapshot import Part, from_blobs, to_blobs
+from choros.training.executors.batch_channel import WorkerBatchLine
+from choros.training.executors.shared_weights import SharedWeights
+from choros.training.executors.stream_feeder import FedSource
+from choros.training.model_io.redraw import redraw
+from choros.training.model_io.serialization import PackedModel
+from choros.training.spec import Job, Orders, Show
+from choros.training.worker.context import Run
+from choros.training.worker.loops import train
+from choros.training.worker.setup import adding, build_replica, join_meeting, seed_replica
+
+_LARGE = 64 << 20  # bytes of weights
+_FORGETS = 16  # jobs after which a worker gives back what was compiled for them
+_jobs = count(1)
+
+
+class PipeReporter:
+    """Reports over the worker's own pipe to the caller that started it."""
+
+    def __init__(
+        self, link: Any, group: Group, *, together: bool, per_batch: bool, line: WorkerBatchLine | None = None
+    ) -> None:
+        self.link, self.group, self.together, self.per_batch = link, group, together, per_batch
+        self.line = line
+
+    def begin(self) -> Orders:
+        """Say ready; all start at the caller's word."""
+        self.link.send({"event": "ready"})
+        return self._orders()
+
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> Orders:
+        """Report a step; where callbacks want each batch, all ranks that are together do what rank 0 is told."""
+        orders = Orders()
+        if logs is not None:
+            self.done(epoch, step, logs)
+            orders = self.decided(show) if self.per_batch else orders
+        return self.spread_orders(orders) if self.per_batch and self.together else orders
+
+    def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
+        """Send the logs of a step."""
+        if self.line is None or not self.line.report(epoch, step, logs):
+            self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
+
+    def decided(self, show: Show | None) -> Orders:
+        """Wait for the answer."""
+        while self.line is None or not self.line.may_go_on():
+            orders = self._message(show)
+            if orders is not None:
+                return orders
+        return Orders()
+
+    def spread_orders(self, orders: Orders) -> Orders:
+        """Return rank 0's orders."""
+        return Orders(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
+
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> Orders:
+        """Report the end of an epoch; together, wait for orders."""
+        if logs is not None:
+            ended = {"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held}
+            self.link.send(ended)
+        return self._orders() if self.together else Orders()
+
+    def keep(self, part: Part, asked: bool) -> None:
+        """Give the caller a copy, which it writes."""
+        head, blobs = to_blobs(part)
+        self.link.send({"event": "state", "part": head, "asked": asked}, blobs)
+
+    def optimizer(self, part: Part) -> None:
+        """Send the caller a copy."""
+        head, blobs = to_blobs(part)
+        self.link.send({"event": "optimizer", "part": head}, blobs)
+
+    def look(self) -> None:
+        """The callbacks run in the caller."""
+
+    def _orders(self) -> Orders:
+        while (orders := self._message(None)) is None:
+            pass
+        return orders
+
+    def _message(self, show: Show | None) -> Orders | None:
+        """Receive orders, or serve a callback that touches weights."""
+        message, _, _ = self.link.receive(None)
+        if "orders" in message:
+            return Orders(**message["orders"])
+        self.link.send({"event": "weights", "held": [] if show is None else show()})
+        return None
+
+
+def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
+    """Train one rank of a job (called by ``choros.launch.process.pool_worker``).
+
+    Args:
+        link: the line to the caller.
+        message: dict with ``job``, and the layouts of what the segments hold.
+        blobs: the model, what sources could not put into arrays, then the state to go on from.
+        fds: descriptors of the segments: board, weights, frozen weights, data, a stream's where there is one, and
+            the group's or the centre's where there is one; then those of ``BatchLine`` where ``line`` says so.
+    """
+    arrived = time.perf_counter()
+    job = Job(**message["job"])
+    count, state = len(message["state"]["kinds"]) if message["state"] else 0, None
+    if message["state"]:
+        blobs, kept = blobs[: len(blobs) - count], blobs[len(blobs) - count :]
+        state = from_blobs(message["state"], kept)
+    configure_keras(job.keras)
+    check_gpus()
+    algorithm = algorithms.from_config(job.algorithm)
+    held: list[Any] = []
+    line = None
+    if message["line"]:
+        line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)])
+        held.append(line)
+    weights, data = SharedWeights.attach(message["weights"], fds[1], fds[2]), Segment.attach(fds[3])
+    held += [weights, data]
+    board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
+    held.append(board)
+    stack = ExitStack()
+    stack.enter_context(deaf((job.keep or {}).get("signals", ())))
+    try:
+        devices = choose_devices(job.devices[link.rank]) if job.devices else []
+        layout = stack.enter_context(laid_out(job.layout))
+        source, validation, written = parts(job, message, blobs, data)
+        model = written.unpack(*weights.lend())
+        if job.ensemble and link.rank > 0:  # the first member of an ensemble starts from the given weights
+            redraw_member(model, job.seed, link.rank)
+        if message["depth"]:
+            ring = Ring(Segment.attach(fds[4]), job.workers, message["depth"])
+            source = FedSource(source, ring, link.rank, job.timeout, message["ahead"])
+            held.append(source)
+        if job.ensemble:
+            source = source.part(link.rank, job.workers, job.seed)
+        replica = build_replica(
+            model,
+            source.sample(job.batch_size),
+            adding(job, algorithm),
+            job.averaged_metrics,
+            devices,
+            layout,
+            partial(written.unpack, weights.views()),
+        )
+        held.append(replica)
+        if job.alone and state is not None:
+            replica.set_optimizer_state(state[1]["optimizer"])
+        seed_replica(replica, job, link.rank, message["again"])
+        meeting = fds[4 + (message["depth"] > 0) :]
+        snapshots = best = None
+        if message["snapshots"]:
+            snapshots = Snapshots(Segment.attach(meeting.pop()))
+            held.append(snapshots)
+        if message["best"]:
+            best = Best(Segment.attach(meeting.pop()), weights.entries, board)
+            held.insert(0, best)
+        group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
+        held[:0] = [part for part in (group, centre) if part is not None]
+        one = Run(
+            rank=link.rank,
+            job=job,
+            algorithm=algorithm,
+            replica=replica,
+            source=source,
+            validation=validation,
+            group=group,
+            reporter=PipeReporter(link, group, together=job.together, per_batch=job.per_batch, line=line),
+            board=board,
+            weights=weights,
+            centre=centre,
+            arrived=arrived,
+            state=None if job.alone else state,
+            again=message["again"],
+            snapshots=snapshots,
+            best=best,
+        )
+        train(one)
+        trained = one.replica.snapshot() if job.ensemble else []
+        del replica, source, validation, written
+        link.send(
+            {"event": "done", "tally": one.tally.json(), "score": one.score},
+            blobs=[np.ascontiguousarray(array).tobytes() for array in trained],
+        )
+        del one
+    finally:
+        for part in held:
+            part.close()
+        stack.close()
+        if next(_jobs) % _FORGETS == 0:
+            forget()
+
+
+def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
+    """Train one rank of a job by ``run``, then free its model where that is large.
+
+    A model is part of reference cycles. Without a collection, which takes 30 ms, the models of several jobs would be in
+    memory together.
+    """
+    try:
+        run(link, message, blobs, fds)
+    finally:
+        if message["weights"]["nbytes"] >= _LARGE:
+            gc.collect()
+
+
+def check_gpus() -> None:
+    """See that the backend of a worker that was given GPUs uses one.
+
+    Raises:
+        BadInput: it computes on the CPU, though the files of its build promised more.
+    """
+    if os.environ.get(GIVEN) and not list_devices("gpu"):
+        raise BadInput(
+            f"This worker on {os.uname().nodename} was given a GPU, and {backend_name()} sees none: it would train on "
+            "the CPU. Repair what the backend needs for GPUs (driver, CUDA or ROCm libraries; see what it printed), or "
+            "give devices='cpu'."
+        )
+
+
+@contextmanager
+def deaf(names: Sequence[str]) -> Iterator[None]:
+    """For a while, leave these signals to the caller: a scheduler sends them to all processes of a job."""
+    before = {name: signal.signal(signal.Signals[name], signal.SIG_IGN) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(signal.Signals[name], handler)
+
+
+def parts(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any, PackedModel]:
+    """Return the sources of batches to train on and to validate with (None where there is none), and the model."""
+    arrays = serialization.views(message["arrays"], data.array(np.uint8, message["data_bytes"], 0))
+    model, *code = (bytes(blob) for blob in blobs)
+    validation = None if job.validation is None else serialization.unpack(job.validation, arrays, code)
+    written = PackedModel(model, arrays[: message["model_arrays"]])
+    return serialization.unpack(job.source, arrays, code), validation, written
+
+
+@lean()
+def redraw_member(model: Any, seed: int, rank: int) -> None:
+    """Draw the weights of one member of an ensemble anew, from (seed, rank)."""
+    import keras
+
+    keras.utils.set_random_seed((seed + 7919 * rank) % 2**31)
+    redraw(model)
+
+
+@lean()
+def configure_keras(settings: dict[str, Any]) -> None:
+    """Give this process the caller's Keras settings, after a look at the versions of what a pickle depends on.
+
+    Raises:
+        BadInput: this process has other versions than the caller.
+    """
+    import keras
+
+    check_versions(settings["versions"])
+
+    keras.config.set_floatx(settings["floatx"])
+    keras.config.set_image_data_format(settings["image_data_format"])
+    keras.config.set_dtype_policy(keras.saving.deserialize_keras_object(settings["dtype_policy"]))
