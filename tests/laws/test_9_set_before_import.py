@@ -14,7 +14,7 @@ LOOK = """
 import os, sys
 FRAMEWORKS = ("numpy", "keras", "jax", "torch", "tensorflow")
 first = {"cores": sorted(os.sched_getaffinity(0)), "env": dict(os.environ),
-         "loaded": [name for name in FRAMEWORKS if name in sys.modules]}
+         "loaded": [name for name in FRAMEWORKS if sys.modules.get(name)]}
 
 def look(link, message, blobs, fds):
     link.send({"event": "look", **first})
