@@ -8,8 +8,8 @@ and a moment of it. The phases are the start (processes start, libraries load, m
 end (last reports, last weights, closing). A drill whose run ends before its kills does not count.
 
 With restarts, the result must be correct, as in ``run.py``. Without restarts, the result must be correct, or the error
-must be a ``WorkerFailed`` that names the worker and SIGKILL, with the given model unchanged; a synchronous run may be
-correct only if the kill came at the end. No process, descriptor or shared memory may be left. Prints JSON. The
+must be a ``WorkerFailedError`` that names the worker and SIGKILL, with the given model unchanged; a synchronous run
+may be correct only if the kill came at the end. No process, descriptor or shared memory may be left. Prints JSON. The
 exit code is 1 if a drill failed.
 """
 
@@ -159,7 +159,7 @@ def faults(error: Exception, model: Any, restarts: int, kills: list[Kill]) -> li
 
     import choros
 
-    if restarts or not isinstance(error, choros.WorkerFailed):
+    if restarts or not isinstance(error, choros.WorkerFailedError):
         return [f"{type(error).__name__}: {error}".partition("\n")[0]]
     found = []
     if (error.rank, error.signal) != (kills[0].worker, "SIGKILL") or "SIGKILL" not in str(error) or not error.host:

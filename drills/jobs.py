@@ -157,8 +157,8 @@ def wrong(name: str, how: str, job: Job, code: int, whole: str) -> list[str]:
     rows = ends[0]["rows"]  # since it went on
     if name in ALONE and (rows > steps * ROWS if restarts else rows != steps * ROWS):
         found.append(f"{rows} rows, not {steps * ROWS}")
-    if restarts and how == "full" and not any("CheckpointFailed" in line for line in job.output):
-        found.append("CheckpointFailed was not told")
+    if restarts and how == "full" and not any("CheckpointError" in line for line in job.output):
+        found.append("CheckpointError was not told")
     return found
 
 

@@ -47,7 +47,7 @@ def frames(data: bytes) -> None:
 
 def guests(data: bytes) -> None:
     """What one who comes to a door says before he is known: nobody comes of it."""
-    from choros.errors import MeetingTimeout
+    from choros.errors import CommTimeoutError
 
     door, (one, two) = _door(), socket.socketpair()
     with one, contextlib.redirect_stderr(io.StringIO()):
@@ -55,7 +55,7 @@ def guests(data: bytes) -> None:
         one.shutdown(socket.SHUT_WR)
         door._proving[two] = "here"
         door._prove(two, "here")
-    with contextlib.suppress(MeetingTimeout):
+    with contextlib.suppress(CommTimeoutError):
         raise AssertionError(f"let in: {door.next(0.0)}")
 
 
@@ -151,13 +151,13 @@ def command(text: str) -> None:
 
 def checkpoint(data: bytes) -> None:
     """A file of a directory of checkpoints: as it is, and with the digest that it ought to have."""
-    from choros.errors import CheckpointFailed
+    from choros.errors import CheckpointError
     from choros.training.checkpoint.store import _DIGEST, read
 
     whole = data[:-_DIGEST] + hashlib.blake2b(data[:-_DIGEST], digest_size=_DIGEST).digest()
     with _file(whole, "state") as path:
         read(Path(path))
-    with _file(data, "state") as path, contextlib.suppress(CheckpointFailed):
+    with _file(data, "state") as path, contextlib.suppress(CheckpointError):
         read(Path(path))
 
 
@@ -233,7 +233,7 @@ def targets() -> dict[str, Target]:
     )
     return {
         "frames": Target(
-            frames, (_frame({"op": "get"}, [["float32", 2]], b"\0" * 8), _frame({"error": "BadInput"}, [])), 4
+            frames, (_frame({"op": "get"}, [["float32", 2]], b"\0" * 8), _frame({"error": "InvalidInputError"}, [])), 4
         ),
         "guests": Target(guests, (b"choros 1" + b"n" * 16, b"choros 1" + b"n" * 16 + b"p" * 32 + b"\2\0\0\0{}"), 3),
         "doors": Target(hosts_of_doors, (b"n" * 16 + b"p" * 32 + b"\1",), 3),

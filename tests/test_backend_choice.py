@@ -7,7 +7,7 @@ import pytest
 
 from choros.cli import main
 from choros.cluster import backend_choice
-from choros.errors import BadInput, NoBackendError
+from choros.errors import InvalidInputError, NoBackendError
 from choros.launch.local_job import Wish
 from choros.launch.ssh.launcher import told_agent
 from choros.spark.doctor import findings
@@ -165,7 +165,7 @@ model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 try:
     choros.Trainer(model, workers=1).fit(keras.ops.ones((4, 2)), keras.ops.ones((4, 1)))
-except choros.BadInput as error:
+except choros.InvalidInputError as error:
     print(error)
 """
     done = user("-c", code, KERAS_BACKEND="numpy")
@@ -262,7 +262,7 @@ def test_the_choice_imports_no_framework_and_takes_less_than_a_fifth_of_a_second
 
 def test_the_error_is_one_of_imports_and_of_bad_input():
     assert issubclass(NoBackendError, ImportError)
-    assert issubclass(NoBackendError, BadInput)
+    assert issubclass(NoBackendError, InvalidInputError)
 
 
 def test_sparks_doctor_names_a_backend_that_the_driver_lacks():

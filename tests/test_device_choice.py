@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from choros.comm.bootstrap.device_check import check_gpus_apart
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 # What stands for a framework's GPUs, where this machine has none.
 FAKES = """
@@ -225,7 +225,7 @@ class Gathered:
 def test_ranks_on_the_cpu_are_not_counted_among_those_that_share_a_gpu(monkeypatch):
     for module in ("gpus", "gpu_builds"):
         monkeypatch.setattr(f"choros.cluster.hardware.{module}.gpu_vendor", lambda backend, environ=None: "amd")
-    with pytest.raises(BadInput, match="2 ranks run there on 1 GPU, .* set ROCR_VISIBLE_DEVICES to nothing"):
+    with pytest.raises(InvalidInputError, match="2 ranks run there on 1 GPU, .* set ROCR_VISIBLE_DEVICES to nothing"):
         check_gpus_apart(Gathered("GPU-a", "", "GPU-a", ""))
     check_gpus_apart(Gathered("GPU-a", "", "GPU-b", ""))
 
@@ -274,11 +274,11 @@ def test_a_framework_that_started_first_is_told_with_the_remedy(rank, backend):
         pytest.skip("PyTorch takes another current device at any time")
     script = f"""
 {textwrap.dedent(start[backend])}
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.cluster.device_choice import choose_device
 try:
     choose_device()
-except BadInput as error:
+except InvalidInputError as error:
     print(json.dumps(str(error)))
 """
     said = rank(script)

@@ -21,7 +21,7 @@ TOY = '''
 import math, os, pathlib, time
 import numpy as np
 from choros.cluster import Table
-from choros.errors import BadInput, MeetingTimeout
+from choros.errors import InvalidInputError, CommTimeoutError
 
 PLACE = Table(launcher="toy", tells=("TOY_RANK",), rank=("TOY_RANK",), size=("TOY_SIZE",), local_rank=("TOY_RANK",),
               local_size=("TOY_SIZE",), one_node=True)
@@ -49,7 +49,7 @@ class Files:
         files, end = [self.room / f"{self.turn}.{rank}" for rank in range(self.size)], time.monotonic() + self.timeout
         while missing := [rank for rank, file in enumerate(files) if not file.exists()]:
             if time.monotonic() > end:
-                raise MeetingTimeout(f"rank {self.rank} waited for ranks {missing}", tuple(missing))
+                raise CommTimeoutError(f"rank {self.rank} waited for ranks {missing}", tuple(missing))
             time.sleep(0.001)
         return [file.read_bytes() for file in files]
 
@@ -160,5 +160,5 @@ def test_the_laws_are_tested_on_it(package):
 def test_what_does_not_fit_is_said(package, changed, words):
     environment = package(**changed)
     out = told(start(environment, "-c", "import choros.hvd as hvd; hvd.init()", TOY_RANK="1", TOY_SIZE="2"), code=1)
-    assert "BadInput" in out
+    assert "InvalidInputError" in out
     assert words in out

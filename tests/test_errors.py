@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from choros.errors import CallsDifferError, ChorosError, MeetingTimeout, WorkerFailed
+from choros.errors import CallsDifferError, ChorosError, CommTimeoutError, WorkerFailedError
 
 for name in ("hvd", "launch.schedulers.commands", "comm.tcp.auth_socket", "training.executors.local"):
     importlib.import_module(f"choros.{name}")  # some define errors of their own
@@ -29,7 +29,7 @@ def test_every_error_survives_pickle_with_all_that_it_holds(kind):
 
 
 def test_fields_survive():
-    failed = WorkerFailed(
+    failed = WorkerFailedError(
         "worker 1 was killed", rank=1, host="a", signal="SIGKILL", peak_memory=7, output="last", weights=[np.ones(2)]
     )
     for again in (pickle.loads(pickle.dumps(failed)), copy.copy(failed)):
@@ -37,5 +37,5 @@ def test_fields_survive():
         assert vars(again).keys() == vars(failed).keys()
         assert (again.rank, again.host, again.signal, again.peak_memory) == (1, "a", "SIGKILL", 7)
         np.testing.assert_array_equal(again.weights[0], [1, 1])
-    assert pickle.loads(pickle.dumps(MeetingTimeout("late", (1, 2)))).missing == (1, 2)
+    assert pickle.loads(pickle.dumps(CommTimeoutError("late", (1, 2)))).missing == (1, 2)
     assert pickle.loads(pickle.dumps(CallsDifferError("other", [(1, 2, 3, 4)]))).posted == [(1, 2, 3, 4)]

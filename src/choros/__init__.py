@@ -37,9 +37,9 @@ if TYPE_CHECKING:
         Single,
     )
     from choros.cluster import Place
-    from choros.comm.bootstrap.rank_zero import rank0_first
+    from choros.comm.bootstrap.rank_zero import rank_zero_first
     from choros.data import files, prefetch
-    from choros.errors import BadInput, ChorosError, WorkerFailed
+    from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
     from choros.hvd.rank_shard import shard
     from choros.launch import run
     from choros.launch.specs import Mpiexec, Srun, Ssh
@@ -56,13 +56,13 @@ _ALGORITHMS = "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD
 _PACKAGES = ("algorithms", "callbacks", "data", "errors", "hvd", "launch", "native", "parallel", "spark")
 _WHERE = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
-    **dict.fromkeys(("BadInput", "ChorosError", "WorkerFailed"), "choros.errors"),
+    **dict.fromkeys(("InvalidInputError", "ChorosError", "WorkerFailedError"), "choros.errors"),
     "Checkpoint": "choros.training.checkpoint",
     "Place": "choros.cluster",
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
     **dict.fromkeys(("Mpiexec", "Srun", "Ssh"), "choros.launch.specs"),
     "check": "choros.tools.check",
-    "rank0_first": "choros.comm.bootstrap.rank_zero",
+    "rank_zero_first": "choros.comm.bootstrap.rank_zero",
     "run": "choros.launch",
     "shard": "choros.hvd.rank_shard",
     "Spark": "choros.spark.launcher",
@@ -81,12 +81,12 @@ __all__ = [
     "EASGD",
     "AllReduce",
     "Averaging",
-    "BadInput",
     "Checkpoint",
     "ChorosError",
     "DiLoCo",
     "DynSGD",
     "Ensemble",
+    "InvalidInputError",
     "LocalSGD",
     "Mpiexec",
     "Place",
@@ -96,7 +96,7 @@ __all__ = [
     "Srun",
     "Ssh",
     "Trainer",
-    "WorkerFailed",
+    "WorkerFailedError",
     "WorkerPool",
     "WorkerRecord",
     "algorithms",
@@ -110,7 +110,7 @@ __all__ = [
     "native",
     "parallel",
     "prefetch",
-    "rank0_first",
+    "rank_zero_first",
     "run",
     "shard",
     "spark",

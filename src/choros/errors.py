@@ -2,24 +2,22 @@
 
 ::
 
-    ChorosError
-    ├── BadInput (ValueError)          what the user gave cannot work; raised before any worker starts
-    │   ├── UnknownAlgorithm           no algorithm has that name; the message gives a near one
-    │   ├── Unstable                   hyper-parameters outside the algorithm's stability bound
-    │   ├── NotExact                   a loss or model that AllReduce could not train exactly
-    │   ├── CallsDifferError           the ranks of a group made different calls
-    │   ├── NotSerializable            a model or an object that cannot travel to a worker
-    │   ├── NoBackendError (ImportError)  the backend that Keras would load is not installed
-    │   └── BadData                    arrays, files or datasets that do not fit together
-    ├── WorkerFailed (RuntimeError)    a worker raised, was killed or ran out of memory
-    ├── CheckpointFailed (OSError)     a checkpoint could not be written or read; the last good one is untouched
-    ├── RanksDiffer (RuntimeError)     ranks do not do, or have, the same: other calls, other weights
-    ├── PeerFailed (ConnectionError)   seen by a worker: another rank has gone or has given up
-    └── MeetingTimeout (TimeoutError)  a wait reached its limit; the message names who was missing
+    ChorosError ├── InvalidInputError (ValueError)         an argument cannot work; raised before a worker starts │
+    ├── UnknownAlgorithmError              no algorithm has that name; the message gives a near one │   ├──
+    UnstableAlgorithmError             hyper-parameters outside the algorithm's stability bound │   ├── InexactLossError
+    a loss or model that AllReduce could not train exactly │   ├── CallsDifferError                   the ranks of a
+    group made different calls │   ├── NotSerializableError               a model or an object that cannot travel to a
+    worker │   ├── NoBackendError (ImportError)       the backend that Keras would load is not installed │   └──
+    InvalidDataError                   arrays, files or datasets that do not fit together ├── WorkerFailedError
+    (RuntimeError)       a worker raised, was killed or ran out of memory ├── CheckpointError (OSError)              a
+    checkpoint could not be written or read; the last good file is untouched ├── RankMismatchError (RuntimeError)
+    ranks do not do, or have, the same: other calls, other weights ├── PeerLostError (ConnectionError)        seen by a
+    worker: another rank has ended or has given up └── CommTimeoutError (TimeoutError)        a wait reached its limit;
+    the message names the missing ranks
 
 Example:
-    >>> from choros.errors import BadInput, UnknownAlgorithm
-    >>> issubclass(UnknownAlgorithm, BadInput) and issubclass(BadInput, ValueError)
+    >>> from choros.errors import InvalidInputError, UnknownAlgorithmError
+    >>> issubclass(UnknownAlgorithmError, InvalidInputError) and issubclass(InvalidInputError, ValueError)
     True
 """
 
@@ -45,35 +43,35 @@ class ChorosError(Exception):
         return _restore, (type(self), self.args, vars(self))
 
 
-class BadInput(ChorosError, ValueError):
+class InvalidInputError(ChorosError, ValueError):
     """An argument that cannot work. The message says what to give instead; no worker was started."""
 
 
-class UnknownAlgorithm(BadInput):
+class UnknownAlgorithmError(InvalidInputError):
     """No algorithm has that name."""
 
 
-class Unstable(BadInput):
+class UnstableAlgorithmError(InvalidInputError):
     """Hyper-parameters outside the algorithm's stability bound, which the message states."""
 
 
-class NotExact(BadInput):
+class InexactLossError(InvalidInputError):
     """The loss or the model cannot be trained exactly by AllReduce; the message names it."""
 
 
-class NotSerializable(BadInput):
+class NotSerializableError(InvalidInputError):
     """A model, loss, metric or dataset that cannot travel to a worker."""
 
 
-class NoBackendError(BadInput, ImportError):
+class NoBackendError(InvalidInputError, ImportError):
     """The backend that Keras would load is not installed; raised where Keras is imported."""
 
 
-class BadData(BadInput):
+class InvalidDataError(InvalidInputError):
     """Arrays, files or datasets that are missing, malformed or do not fit together."""
 
 
-class CallsDifferError(BadInput):
+class CallsDifferError(InvalidInputError):
     """The ranks of a group made different calls. Every rank raises it, nothing was done, and the next call works.
 
     Attributes:
@@ -85,22 +83,22 @@ class CallsDifferError(BadInput):
         self.posted = posted
 
 
-class CheckpointFailed(ChorosError, OSError):
+class CheckpointError(ChorosError, OSError):
     """A checkpoint could not be written, or is not whole. What was written before is untouched."""
 
 
-class RanksDiffer(ChorosError, RuntimeError):
+class RankMismatchError(ChorosError, RuntimeError):
     """Ranks did not make the same collective call, or have other weights than the others; says which, and what.
 
     Of a call it is raised on every rank, nothing was done, and the next call works.
     """
 
 
-class PeerFailed(ChorosError, ConnectionError):
+class PeerLostError(ChorosError, ConnectionError):
     """Another rank has gone, or the run was given up, while this one waited for it."""
 
 
-class MeetingTimeout(ChorosError, TimeoutError):
+class CommTimeoutError(ChorosError, TimeoutError):
     """A wait reached its limit. ``missing`` holds the ranks that had not come."""
 
     def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
@@ -108,7 +106,7 @@ class MeetingTimeout(ChorosError, TimeoutError):
         self.missing = missing
 
 
-class WorkerFailed(ChorosError, RuntimeError):
+class WorkerFailedError(ChorosError, RuntimeError):
     """A worker, or a rank of ``choros.run``, raised, was killed or ran out of memory; the given model is unchanged.
 
     Attributes:

@@ -26,7 +26,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from choros.errors import NotSerializable, brief
+from choros.errors import NotSerializableError, brief
 from choros.object_graph import children
 from choros.types import Array, dtype_of
 
@@ -126,7 +126,7 @@ def loads(
     return thing
 
 
-class TooLargeError(NotSerializable):
+class TooLargeError(NotSerializableError):
     """A pickle is larger than it may be."""
 
 
@@ -453,7 +453,7 @@ def _is_reason(cost: Exception | int, size: int | None) -> bool:
     return isinstance(cost, Exception) if size is None else isinstance(cost, int) and cost > size
 
 
-def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializable:
+def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializableError:
     """Return the error for an object that cannot be pickled, with the part that is the reason.
 
     Args:
@@ -465,7 +465,7 @@ def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializabl
     place, part, reason = culprit(root, name)
     cause = brief(reason if isinstance(reason, Exception) else error)
     kind = type(part).__qualname__
-    return NotSerializable(
+    return NotSerializableError(
         f"{what} cannot travel to a worker: {place}, a {kind}, cannot be pickled ({cause}). Make it where it is used, "
         "or delete it before fit."
     )

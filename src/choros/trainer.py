@@ -26,7 +26,7 @@ from choros.cluster.hardware.network_address import own_address
 from choros.data import StreamSource, make_source, make_validation
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
-from choros.errors import BadInput, UnknownAlgorithm, Unstable
+from choros.errors import InvalidInputError
 from choros.launch.specs import How, launcher_of
 from choros.training.callback_runner import Conductor
 from choros.training.checkpoint.manager import Saver, facts_of
@@ -108,7 +108,7 @@ class Trainer:
         models: list of keras.Model. The members, after training by Ensemble.
 
     Raises:
-        BadInput: something that cannot work, said before any worker starts.
+        InvalidInputError: something that cannot work, said before any worker starts.
 
     Example:
         >>> import choros, keras, numpy as np
@@ -142,10 +142,10 @@ class Trainer:
     ) -> None:
         try:
             self.algorithm = algorithms.by_name(algorithm)
-        except algorithms.UnknownAlgorithmError as error:
-            raise UnknownAlgorithm(str(error)) from None
+        except InvalidInputError:
+            raise
         except (TypeError, ValueError) as error:
-            raise BadInput(str(error)) from None
+            raise InvalidInputError(str(error)) from None
         check_model(model)
         single = isinstance(self.algorithm, algorithms.Single)
         self._place = self._where(workers, self.algorithm, pool)
@@ -167,7 +167,9 @@ class Trainer:
             workers = pool.size if pool is not None else default_workers(backend_name(), devices, own)
         self.workers = 1 if single else check_workers(workers)
         if pool is not None and pool.size < self.workers:
-            raise BadInput(f"workers={self.workers}, but the pool has {pool.size}: give workers={pool.size} or fewer.")
+            raise InvalidInputError(
+                f"workers={self.workers}, but the pool has {pool.size}: give workers={pool.size} or fewer."
+            )
         self.meet = check_meet(self.algorithm, meet)
         self.model, self.models = model, list[Any]()
         self.timeout, self.first_timeout, self.strict = timeout, first_timeout, strict
@@ -179,7 +181,7 @@ class Trainer:
         self._each = each_devices(own, self.workers) if self._own else self._pool.per_worker[: self.workers]
         self._layout = check_devices(self._each, devices_per_worker, layout)
         if self._layout is not None and (self._place.size > 1 or self._launcher is not None):
-            raise BadInput(
+            raise InvalidInputError(
                 "layout= is for workers that the Trainer starts on this machine: leave the launcher of ranks out."
             )
 
@@ -235,10 +237,10 @@ class Trainer:
             (``choros.RunRecord``).
 
         Raises:
-            BadInput: something that cannot work; no worker was started.
-            CheckpointFailed: a checkpoint could not be written, as the disk is full.
+            InvalidInputError: something that cannot work; no worker was started.
+            CheckpointError: a checkpoint could not be written, as the disk is full.
             SystemExit: a signal asked for a checkpoint and the end.
-            WorkerFailed: a worker failed; the model is unchanged and ``error.weights`` holds the last centre.
+            WorkerFailedError: a worker failed; the model is unchanged and ``error.weights`` holds the last centre.
         """
         begun = time.perf_counter()
         check_fit(self.model)  # once more: a preprocessor may have been put back
@@ -397,13 +399,8 @@ class Trainer:
             check_scales(self.model.trainable_variables)
         if self._layout is not None:
             check_layout(self._layout, self.model)
-        try:
-            bound = self.algorithm.bound(
-                self.workers, float(to_host([self.model.optimizer.learning_rate])[0]), strict=self.strict
-            )
-        except algorithms.UnstableError as error:
-            raise Unstable(str(error)) from None
-        return bound, after_update
+        rate = float(to_host([self.model.optimizer.learning_rate])[0])
+        return self.algorithm.bound(self.workers, rate, strict=self.strict), after_update
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the trained model in this process: ``model.evaluate``."""

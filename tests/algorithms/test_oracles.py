@@ -19,7 +19,7 @@ from choros.algorithms import (
     DynSGD,
     LocalSGD,
     Meeting,
-    UnstableError,
+    UnstableAlgorithmError,
 )
 
 
@@ -95,11 +95,11 @@ def test_aeasgd_in_the_papers_order_has_the_papers_threshold(eta, alpha):
 
 
 def test_unstable_alphas_are_refused_with_the_bound():
-    with pytest.raises(UnstableError, match=r"alpha=0.9.*4 workers.*below 0\.4043"):
+    with pytest.raises(UnstableAlgorithmError, match=r"alpha=0.9.*4 workers.*below 0\.4043"):
         EASGD(alpha=0.9).bound(4, 0.1)
-    with pytest.raises(UnstableError, match=r"AEASGD.*below 1\.027"):
+    with pytest.raises(UnstableAlgorithmError, match=r"AEASGD.*below 1\.027"):
         AEASGD(alpha=1.1).bound(4, 0.1)
-    with pytest.raises(UnstableError, match="EAMSGD"):
+    with pytest.raises(UnstableAlgorithmError, match="EAMSGD"):
         EAMSGD(alpha=3.0).bound(2, 1e-3)
     assert EASGD(alpha=0.4).bound(4, 0.1).alpha == 0.4
 
@@ -128,7 +128,7 @@ def test_dilocos_bound_is_the_threshold_of_its_outer_step(momentum):
     limit = (2 + 2 * momentum) / (1 + 2 * momentum)
     assert threshold(grows) == pytest.approx(limit, rel=1e-6)
     DiLoCo(outer_rate=limit * 0.999, outer_momentum=momentum).bound(3, 1e-3)
-    with pytest.raises(UnstableError, match=f"outer_rate below {limit:.4g}"):
+    with pytest.raises(UnstableAlgorithmError, match=f"outer_rate below {limit:.4g}"):
         DiLoCo(outer_rate=limit * 1.001, outer_momentum=momentum).bound(3, 1e-3)
 
 

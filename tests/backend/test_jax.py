@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from choros.backends import make_replica
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Batch
 
 pytestmark = [
@@ -92,7 +92,7 @@ def test_own_train_step_keeps_its_meaning_and_its_logs():
 @pytest.mark.parametrize("updates", [0, 2])
 def test_another_number_of_updates_a_step_is_refused(updates):
     replica = replica_of(stepped(updates), workers=2)
-    with pytest.raises(NotExact, match=rf"used model\.optimizer {updates} times"):
+    with pytest.raises(InexactLossError, match=rf"used model\.optimizer {updates} times"):
         replica.gradients(part(0, 4), slot_of(replica))
     assert "stateless_apply" not in vars(replica.model.optimizer)
 

@@ -6,7 +6,7 @@ import pytest
 
 import choros
 from choros.backends.loss_exactness import check_exact
-from choros.errors import NotExact, WorkerFailed
+from choros.errors import InexactLossError, WorkerFailedError
 from choros.types import Batch
 
 
@@ -251,7 +251,7 @@ def test_other_algorithms_make_whole_steps(pools):
 def test_several_devices_for_each_worker_are_refused_by_name():
     x, y = rows()
     model = made(Teacher, x)
-    with pytest.raises(NotExact, match="Teacher.train_step .* goes on with weights .* one device"):
+    with pytest.raises(InexactLossError, match="Teacher.train_step .* goes on with weights .* one device"):
         choros.Trainer(model, workers=2, devices_per_worker=2).fit(x, y, batch_size=8, verbose=0)
 
 
@@ -283,7 +283,9 @@ def test_a_step_that_uses_updated_weights_late_is_refused_by_name_or_made_again_
     other = plain.fit(x, y, **options)
     trainer = choros.Trainer(model, workers=2, pool=pools(2))
     before = model.get_weights()
-    with pytest.raises(WorkerFailed, match="PythonThird.train_step .*kernel.* after the update.*repeat_step = True"):
+    with pytest.raises(
+        WorkerFailedError, match="PythonThird.train_step .*kernel.* after the update.*repeat_step = True"
+    ):
         trainer.fit(x, y, **options)
     for mine, theirs in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -8,7 +8,7 @@ import pytest
 
 from choros.backends import make_replica
 from choros.backends.loss_exactness import check_exact
-from choros.errors import BadInput, NotExact
+from choros.errors import InexactLossError, InvalidInputError
 from choros.types import Batch
 
 pytestmark = [
@@ -28,7 +28,7 @@ def test_what_is_not_exact_is_refused_by_name(lab):
         "several losses": lab.compiled(lab.many(), "sgd", {"kind": mse(reduction="sum"), "size": "mse"}),
     }
     for message, model in bad.items():
-        with pytest.raises(NotExact, match=message):
+        with pytest.raises(InexactLossError, match=message):
             check_exact(model)
     check_exact(lab.compiled(lab.dense(l2="l2"), "sgd", mse(reduction="sum")), workers=1)
     for make, *_ in lab.CASES.values():
@@ -43,7 +43,7 @@ def test_refusals_are_for_reduced_steps_only(lab):
     batch = Batch(lab.X[:4], lab.SOFT[:4], None, 4, 8)
     replica.step(batch)
     replica.evaluate(batch)
-    with pytest.raises(NotExact, match="regularisers"):
+    with pytest.raises(InexactLossError, match="regularisers"):
         replica.gradients(batch, np.empty(replica.size + 2, replica.dtype))
 
 
@@ -87,9 +87,9 @@ def test_losses_that_are_not_keras_own_are_tried(lab, loss, weighted, exact):
         replica.gradients(batch, slot)
         assert slot[-1] == 4
     else:
-        with pytest.raises(NotExact, match="not the mean of its rows"):
+        with pytest.raises(InexactLossError, match="not the mean of its rows"):
             check_exact(replica.model, 2, batch)
-        with pytest.raises(NotExact, match="not the mean of its rows"):
+        with pytest.raises(InexactLossError, match="not the mean of its rows"):
             replica.gradients(batch, slot)
 
 
@@ -113,10 +113,10 @@ def test_divisors_that_do_not_agree_are_refused(lab, make, message):
     y = [np.ones((lab.ROWS, 5, 3), "float32")] * 2 if make is two_masked_outputs else lab.TAGS
     replica = lab.ranks_of(lambda: make(lab), 2, lab.TOKENS, y, None)[0]
     batch = Batch(lab.TOKENS[:4], lab.cut(y, slice(4)), None, 4, 8)
-    with pytest.raises(NotExact, match=message):
+    with pytest.raises(InexactLossError, match=message):
         replica.gradients(batch, np.empty(replica.size + 2, replica.dtype))
 
 
 def test_an_uncompiled_model_is_refused(lab):
-    with pytest.raises(BadInput, match=r"model\.compile"):
+    with pytest.raises(InvalidInputError, match=r"model\.compile"):
         make_replica(lab.dense())

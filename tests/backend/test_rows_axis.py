@@ -8,7 +8,7 @@ import choros
 from choros.backends.loss_exactness import check_exact
 from choros.backends.metric_additivity import not_additive
 from choros.backends.rowwise_parts import plain
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Batch
 
 layers, losses = keras.layers, keras.losses
@@ -51,7 +51,7 @@ def tower():
 
 
 def refused(model, y=Y, weight=None, **how):
-    with pytest.raises(NotExact) as error:
+    with pytest.raises(InexactLossError) as error:
         choros.Trainer(model, workers=2).fit(X, y, sample_weight=weight, batch_size=8, verbose=0, **how)
     return str(error.value)
 

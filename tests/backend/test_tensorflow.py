@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from choros.backends import make_replica
 from choros.backends import tensorflow as room
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Batch
 
 layers = keras.layers
@@ -124,7 +124,7 @@ def test_a_custom_train_step_is_reduced(how):
 def test_a_train_step_that_cannot_be_reduced_is_refused(kind, message):
     replica = build(own(kind))
     before = vector(replica)
-    with pytest.raises(NotExact, match=message):
+    with pytest.raises(InexactLossError, match=message):
         replica.gradients(batch(8), np.empty(replica.size + 2, np.float32))
     assert "apply" not in vars(replica.model.optimizer)
     np.testing.assert_array_equal(vector(replica), before)

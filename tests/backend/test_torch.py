@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from choros.backends import make_replica
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Batch
 
 pytestmark = [
@@ -123,7 +123,7 @@ def test_a_custom_train_step_is_reduced():
 def test_a_train_step_that_cannot_be_reduced_is_refused(kind, message):
     replica = build(own(kind))
     before = vector(replica)
-    with pytest.raises(NotExact, match=message):
+    with pytest.raises(InexactLossError, match=message):
         replica.gradients(batch(8), np.empty(replica.size + 2, np.float32))
     assert "apply" not in vars(replica.model.optimizer)
     if kind is not Never:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from choros.backends.loss_exactness import check_exact
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Batch
 
 ops, layers = keras.ops, keras.layers
@@ -189,7 +189,7 @@ class MaskedDeclared(Masked):
     ],
 )
 def test_a_loss_that_is_no_mean_over_rows_is_refused_by_name(named, make):
-    with pytest.raises(NotExact, match=named):
+    with pytest.raises(InexactLossError, match=named):
         check_exact(make(), 2, batch(y=Y * LATE))
 
 
@@ -198,7 +198,7 @@ def test_a_masked_mean_is_found_among_layers_that_may_stay(seed):
     """With the last two seeds the halves that differ most have equally many valid entries."""
     keras.utils.set_random_seed(seed)
     among = Balance(), AddsMaskedMean(name="masked"), layers.BatchNormalization(), Sampling()
-    with pytest.raises(NotExact, match="AddsMaskedMean 'masked' gives"):
+    with pytest.raises(InexactLossError, match="AddsMaskedMean 'masked' gives"):
         check_exact(model_of(keras.Model, *among), 2, batch(y=Y * LATE))
 
 
@@ -250,7 +250,7 @@ def test_a_mask_of_which_both_halves_have_as_much_is_found(seed):
     )
     model.compile("sgd", "mse")
     model._symbolic_build(data_batch=(x, Y))
-    with pytest.raises(NotExact, match="'masks' gives"):
+    with pytest.raises(InexactLossError, match="'masks' gives"):
         check_exact(model, 2, batch(x=x))
 
 
@@ -264,7 +264,7 @@ def test_mixed_precision_passes_and_hides_nothing(policy):
     finally:
         keras.config.set_dtype_policy(before)
     check_exact(model, 2, batch())
-    with pytest.raises(NotExact, match="Sums"):
+    with pytest.raises(InexactLossError, match="Sums"):
         check_exact(wrong, 2, batch())
 
 

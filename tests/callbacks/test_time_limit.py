@@ -15,7 +15,7 @@ import pytest
 
 import choros
 from choros.callbacks import BeforeTimeLimit
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 PRELUDE = """
 import json, os, sys, time
@@ -241,15 +241,15 @@ def test_turns_that_get_on_within_an_epoch_are_not_counted(batch, code, tmp_path
 
 
 def test_what_cannot_work(tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match="SIGNONE is no signal"):
+    with pytest.raises(InvalidInputError, match="SIGNONE is no signal"):
         BeforeTimeLimit(tmp_path, signals=["SIGNONE"])
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     limit = choros.callbacks.BeforeTimeLimit(tmp_path)
     limit.set_model(model)
-    with pytest.raises(BadInput, match=r"begin it with keras\.Input"):
+    with pytest.raises(InvalidInputError, match=r"begin it with keras\.Input"):
         limit.on_train_begin()  # fit itself builds a model first, where it can
     model.build((None, 2))
     monkeypatch.setenv("CHOROS_STOP_AT", "noon")
-    with pytest.raises(BadInput, match="CHOROS_STOP_AT=noon"):
+    with pytest.raises(InvalidInputError, match="CHOROS_STOP_AT=noon"):
         limit.on_train_begin()

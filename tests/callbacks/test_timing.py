@@ -9,7 +9,7 @@ import pytest
 
 import choros
 from choros.callbacks import BatchTiming, SamplesPerSec
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_rows_a_second(tell, capsys):
 
 @pytest.mark.parametrize("make", [lambda: BatchTiming(warmup=-1), lambda: SamplesPerSec(0)])
 def test_numbers_without_a_meaning(make):
-    with pytest.raises(BadInput, match="give"):
+    with pytest.raises(InvalidInputError, match="give"):
         make()
 
 

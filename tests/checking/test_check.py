@@ -12,7 +12,7 @@ import pytest
 
 import choros
 from choros.cli import main
-from choros.errors import BadData, BadInput
+from choros.errors import InvalidDataError, InvalidInputError
 from choros.tools.check import CheckReport, load_model, made_rows
 from choros.tools.check.reference_fit import differences
 
@@ -60,11 +60,11 @@ def test_a_refusal_is_a_verdict_with_its_name(make, rows, pools):
 
     report = choros.check(make(mixed), *rows, workers=(2,), pool=pools(3))
     (each,) = report.comparisons
-    assert (each.verdict, each.error, report.exit_code) == ("refused", "NotExact", 3)
+    assert (each.verdict, each.error, report.exit_code) == ("refused", "InexactLossError", 3)
     assert "mixed" in str(report)
     twice = CheckReport("m", "jax", "AllReduce", 50, 16, 2, (each, replace(each, run="3 workers")))
     assert str(twice).count("'mixed'") == 1
-    assert "2 workers, 3 workers: NotExact" in str(twice)
+    assert "2 workers, 3 workers: InexactLossError" in str(twice)
 
 
 def test_a_sum_and_a_lambda_are_named_with_the_remedy(make, rows, pools):
@@ -116,7 +116,7 @@ def test_a_worker_that_fails_is_named(rows, pools):
     model.compile("sgd", "mse")
     report = choros.check(model, *rows, workers=(2,), pool=pools(3))
     (each,) = report.comparisons
-    assert (each.verdict, each.error, report.exit_code) == ("failed", "WorkerFailed", 1)
+    assert (each.verdict, each.error, report.exit_code) == ("failed", "WorkerFailedError", 1)
     assert "rank " in each.message
     assert "only in a worker" in each.message
 
@@ -149,11 +149,11 @@ def test_numbers_that_are_not_finite_differ():
 
 def test_arguments_that_cannot_work(make, rows):
     for how in ({"workers": ()}, {"workers": (0,)}, {"epochs": 1}, {"algorithm": "allreduse"}, {"verbose": 1}):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidInputError):
             choros.check(make(), *rows, **how)
-    with pytest.raises(BadInput, match="several times"):
+    with pytest.raises(InvalidInputError, match="several times"):
         choros.check(make(), (row for row in rows))
-    with pytest.raises(BadData, match="rows"):
+    with pytest.raises(InvalidDataError, match="rows"):
         choros.check(make(), rows[0], rows[1][:20])
 
 
@@ -202,7 +202,7 @@ def test_a_file_with_a_builder_or_with_data(tmp_path):
     assert model.compiled
     assert data == ([1, 2], [3, 4])
     file.write_text("x = 1\n")
-    with pytest.raises(BadInput, match="model.*__main__"):
+    with pytest.raises(InvalidInputError, match="model.*__main__"):
         load_model(file)
     assert main(["check", str(tmp_path / "none.py")]) == 2
 

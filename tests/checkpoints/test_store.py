@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from choros.errors import BadInput, CheckpointFailed
+from choros.errors import CheckpointError, InvalidInputError
 from choros.training.checkpoint import Checkpoint, Store
 
 KINDS = ("float32", "float64", "float16", "int64", "uint8", "bool")
@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-        with pytest.raises(CheckpointFailed, match=r"File too large.*last good one is .*checkpoint-00000001\.choros"):
+        with pytest.raises(CheckpointError, match=r"File too large.*last good one is .*checkpoint-00000001\.choros"):
             store.save({"number": 2}, [np.zeros(1 << 16)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -162,7 +162,7 @@ def test_a_directory_that_cannot_be_synced_is_no_failure(tmp_path, monkeypatch):
         store.save({"code": code}, [])
         assert store.latest().facts == {"code": code}
     code = errno.EIO
-    with pytest.raises(CheckpointFailed, match="Input/output error"):
+    with pytest.raises(CheckpointError, match="Input/output error"):
         store.save({}, [])
 
 
@@ -171,7 +171,7 @@ def test_a_directory_that_cannot_be_listed_is_told(action, tmp_path, monkeypatch
     store = Store(tmp_path)
     store.save({}, [])
     monkeypatch.setattr(Path, "iterdir", fail(errno.EACCES))
-    with pytest.raises(CheckpointFailed, match=f"{tmp_path} .*on .*Permission denied"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path} .*on .*Permission denied"):
         store.save({}, []) if action == "save" else store.latest()
 
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(code, tmp_pat
     for module in ("builtins", "io"):
         monkeypatch.setattr(f"{module}.open", refused)
     monkeypatch.setattr(np, "fromfile", fail(code))
-    with pytest.raises(CheckpointFailed, match=rf"{newest} could not be read on .*{os.strerror(code)}"):
+    with pytest.raises(CheckpointError, match=rf"{newest} could not be read on .*{os.strerror(code)}"):
         store.latest()
 
 
@@ -233,7 +233,7 @@ def test_a_disk_that_is_full_is_found_before_training(tmp_path):
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-        with pytest.raises(CheckpointFailed, match="File too large.*nothing was trained"):
+        with pytest.raises(CheckpointError, match="File too large.*nothing was trained"):
             Store(tmp_path).try_out()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -281,14 +281,14 @@ def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path):
     ],
 )
 def test_settings_without_a_meaning_are_refused(how, words, tmp_path):
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         Checkpoint(tmp_path, **how)
 
 
 def test_a_time_that_is_no_number_is_refused_with_its_variable(tmp_path, monkeypatch):
     for value in ("abc", "nan"):
         monkeypatch.setenv("CHOROS_STOP_AT", value)
-        with pytest.raises(BadInput, match=f"CHOROS_STOP_AT={value}"):
+        with pytest.raises(InvalidInputError, match=f"CHOROS_STOP_AT={value}"):
             Checkpoint(tmp_path)
 
 

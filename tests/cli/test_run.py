@@ -274,7 +274,7 @@ def test_a_stall_ends_the_job(script):
     assert done.returncode == 1
     assert "[1] met 2" in done.stdout
     assert "rank 1" in done.stderr
-    assert "MeetingTimeout" in done.stderr
+    assert "CommTimeoutError" in done.stderr
 
 
 def test_check_build_imports_no_framework():

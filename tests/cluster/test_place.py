@@ -1,7 +1,7 @@
 import pytest
 
 from choros.cluster import Place, expand_hosts, expand_tasks, strange, why
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 CHOROS = {"CHOROS_RANK": "2", "CHOROS_SIZE": "4", "CHOROS_LOCAL_RANK": "2", "CHOROS_LOCAL_SIZE": "4"}
 TORCHRUN = {
@@ -184,7 +184,7 @@ def test_the_inner_launcher_wins(environ, launcher):
     ],
 )
 def test_contradictions_are_refused(environ, words):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         Place.here(environ)
     assert words in str(caught.value)
 
@@ -203,12 +203,12 @@ def test_pals_tells_its_hosts_by_the_file_of_the_job(tmp_path, lines, environ, s
     environ = {**PALS, "PBS_NODEFILE": str(tmp_path / "nodes"), **environ}
     assert Place.here(environ) == Place(5, size, 1, 2, 2, nodes, hosts, hosts[0] if hosts else None, "pals")
     (tmp_path / "nodes").write_text("a\na\nb\n")
-    with pytest.raises(BadInput, match="PMI_SIZE or PALS_LOCAL_SIZE x hosts of PBS_NODEFILE is not set"):
+    with pytest.raises(InvalidInputError, match="PMI_SIZE or PALS_LOCAL_SIZE x hosts of PBS_NODEFILE is not set"):
         Place.here({**environ, "PMI_SIZE": ""})
 
 
 def test_the_refusal_says_what_to_do():
-    with pytest.raises(BadInput, match="Start it through torchrun again, or unset RANK, WORLD_SIZE"):
+    with pytest.raises(InvalidInputError, match="Start it through torchrun again, or unset RANK, WORLD_SIZE"):
         Place.here({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
 
 
@@ -262,13 +262,13 @@ def test_host_lists_as_scontrol_expands_them(text, hosts):
 
 @pytest.mark.parametrize("text", ["n[1-2", "n]1[", "n[2-1]", "n[a-b]", "n[]", "n[1-99999999]"])
 def test_wrong_host_lists_are_refused(text):
-    with pytest.raises(BadInput, match="host list"):
+    with pytest.raises(InvalidInputError, match="host list"):
         expand_hosts(text)
 
 
 def test_tasks_per_node():
     assert expand_tasks("2(x3),1") == (2, 2, 2, 1)
-    with pytest.raises(BadInput, match="tasks per node"):
+    with pytest.raises(InvalidInputError, match="tasks per node"):
         expand_tasks("2(x3),,1")
 
 
@@ -285,5 +285,5 @@ def test_torchruns_names_without_local_ones():
     assert Place.here(azure) == Place(5, 8, 1, 4, 1, None, (), None, "torchrun")
     first = {**azure, "RANK": "1", "NODE_RANK": "0", "AZUREML_NODE_COUNT": "2"}
     assert Place.here(first) == Place(1, 8, 1, 4, 0, None, (), None, "torchrun")
-    with pytest.raises(BadInput, match="LOCAL_WORLD_SIZE"):  # nothing tells how many nodes there are
+    with pytest.raises(InvalidInputError, match="LOCAL_WORLD_SIZE"):  # nothing tells how many nodes there are
         Place.here({**first, "AZUREML_NODE_COUNT": ""})

@@ -3,7 +3,7 @@ import platform
 import pytest
 
 from choros.cluster import is_this_machine, parse_slots, read_hostfile
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.specs import Ssh
 
 
@@ -20,7 +20,7 @@ def test_a_host_that_is_there_twice_has_the_slots_of_both(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "n1", "n1:", ":2", "n1:0", "n1:-1", "n1:2,", "n1:2 n2:2", "n1:two", "n1:2:3"])
 def test_hosts_of_another_form(text):
-    with pytest.raises(BadInput, match="host:slots"):
+    with pytest.raises(InvalidInputError, match="host:slots"):
         parse_slots(text)
 
 
@@ -44,12 +44,12 @@ def test_host_files(tmp_path):
 def test_host_files_of_another_form(tmp_path, text, words):
     path = tmp_path / "hosts"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         read_hostfile(str(path))
 
 
 def test_host_files_that_are_not_there(tmp_path):
-    with pytest.raises(BadInput, match=r"none cannot be read: No such file"):
+    with pytest.raises(InvalidInputError, match=r"none cannot be read: No such file"):
         read_hostfile(str(tmp_path / "none"))
 
 

@@ -9,14 +9,14 @@ from choros.comm.single_rank_group import LocalGroup
 
 HEAD = """
 from choros.comm.collectives import *
-from choros.errors import RanksDiffer
+from choros.errors import RankMismatchError
 group = SharedGroup(fd, rank, timeout=20)
 c = Collectives(group)
 
 def told(call):
     try:
         call()
-    except RanksDiffer as error:
+    except RankMismatchError as error:
         say(error=str(error))
 """
 

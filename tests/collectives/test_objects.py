@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from choros.comm.collectives import decode, encode
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_bfloat16():
     ids=["nested", "function", "array of objects", "key", "subclass"],
 )
 def test_what_cannot_travel(value, words):
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         encode(value)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04\x95", b"\xff" * 40, encode({"a": 1})[:-2]])
 def test_bytes_that_are_none_of_ours(data):
-    with pytest.raises(BadInput, match="no object of choros"):
+    with pytest.raises(InvalidInputError, match="no object of choros"):
         decode(data)

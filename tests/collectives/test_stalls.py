@@ -83,7 +83,7 @@ trying(lambda: c.broadcast(x, 0, name="weights"))
         ranks.kill(1)
         ranks.finish(codes={1: -signal.SIGKILL})
     for rank, line in said.items():
-        assert line["error"] == "MeetingTimeout"
+        assert line["error"] == "CommTimeoutError"
         assert line["missing"] == [1]
         assert 1.0 <= line["seconds"] < 10
         text = line["text"]

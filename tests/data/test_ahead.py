@@ -8,7 +8,7 @@ import pytest
 
 from choros.data import AheadSource, feed, make_source, make_validation, prefetch, serialization
 from choros.data.prefetch import ahead
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 
 def test_batches_are_read_while_others_are_used_and_no_more_than_the_depth():
@@ -82,7 +82,7 @@ def test_prefetch_changes_x_alone_and_travels():
 )
 def test_what_augment_must_give(augment, message):
     for data in (np.ones((4, 2)), iter([(np.ones((2, 2)),)])):
-        with pytest.raises(BadData, match=message):
+        with pytest.raises(InvalidDataError, match=message):
             make_source(prefetch(data, augment=augment)).sample(2)
 
 
@@ -101,5 +101,5 @@ def test_validation_is_not_augmented():
     ],
 )
 def test_what_cannot_be_read_ahead(call, message):
-    with pytest.raises(BadData, match=message):
+    with pytest.raises(InvalidDataError, match=message):
         call()

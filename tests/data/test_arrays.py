@@ -7,7 +7,7 @@ import pytest
 
 from choros.data import ArraySource, make_source
 from choros.data.permutation import permutation
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 KW = {"seed": 3, "shuffle": True}
 
@@ -191,7 +191,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("x", "message"), REFUSED)
 def test_what_is_no_array_is_refused_with_its_remedy(x, message):
-    with pytest.raises(BadData, match=message):
+    with pytest.raises(InvalidDataError, match=message):
         make_source(x)
 
 
@@ -209,6 +209,6 @@ def test_loaders_of_the_frameworks_are_refused_as_targets_by_name():
         (tf.RaggedTensor.from_row_lengths([1.0, 2.0], [1, 1]), "RaggedTensor"),
         (tf.sparse.from_dense(np.eye(3)), "SparseTensor"),
     ):
-        with pytest.raises(BadData, match=name) as caught:
+        with pytest.raises(InvalidDataError, match=name) as caught:
             make_source(np.zeros(4), x)
         assert "numpy" in str(caught.value) or "dense" in str(caught.value)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from choros.data.validation import check, split, unpack
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 X, Y, W = np.zeros((6, 2)), np.zeros(6), np.ones(6)
 
@@ -51,7 +51,7 @@ def test_what_fits_passes(data, settings):
 
 @pytest.mark.parametrize(("data", "settings", "message"), BAD)
 def test_what_does_not_fit_is_refused(data, settings, message):
-    with pytest.raises(BadData, match=message) as caught:
+    with pytest.raises(InvalidDataError, match=message) as caught:
         check(*data, **settings)
     assert str(caught.value).endswith(".")
 
@@ -65,7 +65,7 @@ def test_split_equals_keras_own(rows, fraction):
     try:
         theirs = train_validation_split((x, y, w), fraction)
     except ValueError:
-        with pytest.raises(BadData, match="without any"):
+        with pytest.raises(InvalidDataError, match="without any"):
             split(x, y, w, fraction)
         return
     for ours, their in zip(split(x, y, w, fraction), theirs, strict=True):
@@ -78,7 +78,7 @@ def test_split_without_targets_and_with_a_bad_fraction():
     train, valid = split(X, None, None, 0.5)
     assert (len(train[0]), len(valid[0])) == (3, 3)
     assert train[1] is valid[2] is None
-    with pytest.raises(BadData, match="validation_split=1"):
+    with pytest.raises(InvalidDataError, match="validation_split=1"):
         split(X, Y, None, 1)
 
 
@@ -87,5 +87,5 @@ def test_unpack():
     assert unpack([1, 2, 3]) == (1, 2, 3)
     assert unpack((1,)) == (1, None, None)
     for wrong in (X, {"x": X}, (), (1, 2, 3, 4)):
-        with pytest.raises(BadData, match=r"give \(x, y\)"):
+        with pytest.raises(InvalidDataError, match=r"give \(x, y\)"):
             unpack(wrong)

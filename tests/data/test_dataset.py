@@ -13,7 +13,7 @@ from choros.data import PyDatasetSource, make_source
 from choros.data.conversion import is_py_dataset
 from choros.data.permutation import permutation
 from choros.data.validation import check, split, unpack
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 
 class Rows(keras.utils.PyDataset):
@@ -164,7 +164,7 @@ def test_a_dataset_that_shuffles_itself_does_so_alike_on_all_ranks():
 def test_a_dataset_without_end_needs_steps_and_goes_on():
     source = PyDatasetSource(Endless())
     assert source.steps() is None
-    with pytest.raises(BadData, match=r"Endless has no end .* give steps_per_epoch"):
+    with pytest.raises(InvalidDataError, match=r"Endless has no end .* give steps_per_epoch"):
         _epoch(source, 0, 1, True)
     assert [int(b.y[0]) for b in _epoch(source, 0, 1, True, epoch=2, shuffle=True, steps=3)] == [6, 7, 8]
     assert [int(b.y[0]) for b in _epoch(source, 1, 2, False, epoch=0, steps=5)] == [1, 1, 3, 3, 4]
@@ -215,22 +215,22 @@ def test_a_malformed_batch_is_named(batch, message):
         def __getitem__(self, index):
             return batch
 
-    with pytest.raises(BadData, match=message):
+    with pytest.raises(InvalidDataError, match=message):
         PyDatasetSource(Odd()).sample()
 
 
 def test_what_does_not_go_with_a_py_dataset_is_refused():
-    with pytest.raises(BadData, match="y was given beside a Rows"):
+    with pytest.raises(InvalidDataError, match="y was given beside a Rows"):
         make_source(Rows(), np.ones(10))
-    with pytest.raises(BadData, match="sample_weight was given beside a Rows"):
+    with pytest.raises(InvalidDataError, match="sample_weight was given beside a Rows"):
         check(Rows(), None, np.ones(10))
-    with pytest.raises(BadData, match="validation_split cannot cut a PyDataset"):
+    with pytest.raises(InvalidDataError, match="validation_split cannot cut a PyDataset"):
         check(Rows(), validation_split=0.5)
-    with pytest.raises(BadData, match="validation_split cannot cut a PyDataset"):
+    with pytest.raises(InvalidDataError, match="validation_split cannot cut a PyDataset"):
         split(Rows(), None, None, 0.5)
-    with pytest.raises(BadData, match="Rows has no batches"):
+    with pytest.raises(InvalidDataError, match="Rows has no batches"):
         make_source(Rows(rows=0))
-    with pytest.raises(BadData, match=r"give a keras\.utils.PyDataset"):
+    with pytest.raises(InvalidDataError, match=r"give a keras\.utils.PyDataset"):
         PyDatasetSource(np.ones(3))
     dataset = Rows()
     assert unpack(dataset) == (dataset, None, None)

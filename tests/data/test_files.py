@@ -18,7 +18,7 @@ import pytest
 from choros.data import make_source, serialization
 from choros.data.block_shuffle import BlockOrder, pools
 from choros.data.files import decode_cache, files
-from choros.errors import BadData, MeetingTimeout
+from choros.errors import CommTimeoutError, InvalidDataError
 
 ROWS, WIDTH = 5003, 4
 NAMES = list("abcd")
@@ -158,7 +158,7 @@ def test_members_of_an_ensemble_have_row_groups_of_their_own(folder):
     x, y = (np.concatenate([part[i] for part in parts]) for i in range(2))
     for got, wanted in zip(in_order(x, y), in_order(*numbers()), strict=True):
         np.testing.assert_array_equal(got, wanted)
-    with pytest.raises(BadData, match=r"blocks \(row groups, files\), too few for 2 members"):
+    with pytest.raises(InvalidDataError, match=r"blocks \(row groups, files\), too few for 2 members"):
         files(folder / "whole.csv.gz", y="label").part(0, 2, seed=0)
 
 
@@ -217,7 +217,7 @@ def test_a_process_that_stops_while_it_decodes_is_not_waited_for_without_end(mon
     try:
         assert begun.wait(10)
         second.fill([0], lambda block: None)
-        with pytest.raises(MeetingTimeout, match="decoding block 1 for 0.2 s"):
+        with pytest.raises(CommTimeoutError, match="decoding block 1 for 0.2 s"):
             second.fill([1], decode)
     finally:
         stopped.set()
@@ -272,26 +272,26 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_read_is_refused_in_a_sentence(folder, case):
     make, message = BAD[case]
-    with pytest.raises(BadData, match=message):
+    with pytest.raises(InvalidDataError, match=message):
         make(folder)
 
 
 def test_damage_is_found(folder, tmp_path):
     whole = (folder / "whole.tfrecord").read_bytes()
     (tmp_path / "cut.tfrecord").write_bytes(whole[:-9])
-    with pytest.raises(BadData, match="ends in the middle of a record"):
+    with pytest.raises(InvalidDataError, match="ends in the middle of a record"):
         epoch(files(tmp_path / "cut.tfrecord", "x", "label"), 1)
     hurt = bytearray(whole)
     hurt[5000] ^= 1
     (tmp_path / "hurt.tfrecord").write_bytes(hurt)
-    with pytest.raises(BadData, match="damaged: the checksum"):
+    with pytest.raises(InvalidDataError, match="damaged: the checksum"):
         epoch(files(tmp_path / "hurt.tfrecord", "x", "label"), 1)
 
 
 def test_text_that_changes_its_type_is_told_with_the_remedy(tmp_path):
     lines = ["a,b"] + ["1,2"] * 1_200_000 + ["1.5,2"]
     (tmp_path / "long.csv").write_text("\n".join(lines))
-    with pytest.raises(BadData, match=r"types=\{'a': 'double'\}"):
+    with pytest.raises(InvalidDataError, match=r"types=\{'a': 'double'\}"):
         epoch(files(tmp_path / "long.csv", y="b"), 1, batch_size=100_000)
     source = files(tmp_path / "long.csv", y="b", types={"a": "double"})
     x, _ = epoch(source, 1, batch_size=100_000)
@@ -310,7 +310,7 @@ def test_missing_values_lists_and_empty_lines(tmp_path):
     np.testing.assert_array_equal(batch.y, [1, np.nan])
     ragged = pa.table({"x": pa.array([[1.0], [3.0, 4.0]])})
     pa.parquet.write_table(ragged, tmp_path / "b.parquet")
-    with pytest.raises(BadData, match="rows of different shapes"):
+    with pytest.raises(InvalidDataError, match="rows of different shapes"):
         files(tmp_path / "b.parquet", x="x")
 
 
@@ -342,7 +342,9 @@ def test_missing_values_that_come_late_make_fractions_of_whole_numbers_from_the_
         np.testing.assert_array_equal(x, [1] * 40 + [3, np.nan])
     pa.csv.write_csv(whole, tmp_path / "1.csv")
     (tmp_path / "2.csv").write_text("a,b\n3,\n")
-    with pytest.raises(BadData, match=r"2.csv from byte 4: 'b' has fractions or missing values, and whole numbers in"):
+    with pytest.raises(
+        InvalidDataError, match=r"2.csv from byte 4: 'b' has fractions or missing values, and whole numbers in"
+    ):
         epoch(files(str(tmp_path / "*.csv"), x="a", y="b"), 1)
 
 
@@ -350,21 +352,21 @@ def test_files_that_differ_or_are_written_anew_are_refused(folder, tmp_path):
     first, second = tmp_path / "1.parquet", tmp_path / "2.parquet"
     pa.parquet.write_table(pa.table({"a": [1.0], "b": [1]}), first)
     pa.parquet.write_table(pa.table({"a": [1.0]}), second)
-    with pytest.raises(BadData, match=r"no column 'b' in .*2.parquet: there are 'a'"):
+    with pytest.raises(InvalidDataError, match=r"no column 'b' in .*2.parquet: there are 'a'"):
         files([first, second], y="b")
     source = files(first, y="b")
     make_source(source)
     pa.parquet.write_table(pa.table({"a": [2.0], "b": [1]}), first)
-    with pytest.raises(BadData, match=r"1.parquet was written anew since choros.files looked at it"):
+    with pytest.raises(InvalidDataError, match=r"1.parquet was written anew since choros.files looked at it"):
         make_source(source)
     first.unlink()
-    with pytest.raises(BadData, match=r"1.parquet cannot be read any more: No such file"):
+    with pytest.raises(InvalidDataError, match=r"1.parquet cannot be read any more: No such file"):
         make_source(source)
     (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
-    with pytest.raises(BadData, match="two columns 'a'"):
+    with pytest.raises(InvalidDataError, match="two columns 'a'"):
         files(tmp_path / "twice.csv")
     (tmp_path / "quoted.csv").write_text('a,b\n1,"x\ny"\n2,z\n')
-    with pytest.raises(BadData, match="2 rows in 3 lines: a quoted field may not hold the end of a line"):
+    with pytest.raises(InvalidDataError, match="2 rows in 3 lines: a quoted field may not hold the end of a line"):
         files(tmp_path / "quoted.csv", x="a")
 
 

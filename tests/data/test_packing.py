@@ -10,7 +10,7 @@ import pytest
 
 from choros.data import ArraySource, PyDatasetSource
 from choros.data.serialization import ALIGN, layout, pack, unpack, views, write
-from choros.errors import NotSerializable
+from choros.errors import NotSerializableError
 
 
 def _journey(source):
@@ -119,5 +119,5 @@ def test_a_py_dataset_travels_whole():
 
 
 def test_a_py_dataset_that_cannot_travel_is_refused_by_name():
-    with pytest.raises(NotSerializable, match=r"The dataset Held cannot travel .*lock"):
+    with pytest.raises(NotSerializableError, match=r"The dataset Held cannot travel .*lock"):
         pack(PyDatasetSource(Held(threading.Lock())))

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.tools.demo.datasets.common import one_hot, standardise, stratified
 from choros.tools.demo.datasets.digits import load_digits
 from choros.tools.demo.datasets.higgs import FEATURES, load_higgs
@@ -112,30 +112,34 @@ BROKEN = {
 def test_a_broken_file_is_told_where(tmp_path, text, message, zipped):
     path = tmp_path / "higgs.csv"
     path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
-    with pytest.raises(BadData, match=message) as caught:
+    with pytest.raises(InvalidDataError, match=message) as caught:
         load_higgs(path)
     assert "higgs.csv" in str(caught.value)
 
 
 def test_files_that_are_no_csv(tmp_path):
-    with pytest.raises(BadData, match=r"none.csv does not exist: give the path"):
+    with pytest.raises(InvalidDataError, match=r"none.csv does not exist: give the path"):
         load_higgs(tmp_path / "none.csv")
-    with pytest.raises(BadData, match="is a folder"):
+    with pytest.raises(InvalidDataError, match="is a folder"):
         load_higgs(tmp_path)
     binary = tmp_path / "x.npz"
     binary.write_bytes(bytes(range(256)))
-    with pytest.raises(BadData, match="is not text"):
+    with pytest.raises(InvalidDataError, match="is not text"):
         load_higgs(binary)
     whole = gzip.compress(_text(_rows(2000)[0]).encode())
     for length in (5, 2000, len(whole) // 2, len(whole) - 4):
         cut = tmp_path / "cut.csv.gz"
         cut.write_bytes(whole[:length])
-        with pytest.raises(BadData, match=r"cut.csv.gz is a truncated or damaged gzip file .*: fetch it again"):
+        with pytest.raises(
+            InvalidDataError, match=r"cut.csv.gz is a truncated or damaged gzip file .*: fetch it again"
+        ):
             load_higgs(cut)
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 255
     cut.write_bytes(damaged)
-    with pytest.raises(BadData, match=r"truncated or damaged|is not a number|is not text|columns and the header"):
+    with pytest.raises(
+        InvalidDataError, match=r"truncated or damaged|is not a number|is not text|columns and the header"
+    ):
         load_higgs(cut)
 
 
@@ -164,7 +168,7 @@ def test_digits():
 
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(BadData, match=r"pip install 'choros\[demo\]'"):
+    with pytest.raises(InvalidDataError, match=r"pip install 'choros\[demo\]'"):
         load_digits()
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from choros.data import ArraySource, StreamSource, files, make_source, make_validation, prefetch
 from choros.data.conversion import is_stream
 from choros.data.validation import check
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 X, Y = np.arange(20, dtype="float32").reshape(10, 2), np.arange(10)
 
@@ -59,14 +59,18 @@ def test_a_generator_goes_on_and_its_end_is_an_error_where_steps_were_asked_for(
     source = StreamSource(batches())
     assert source.steps() is None
     assert len(epoch(source, steps=2)) == 2
-    with pytest.raises(BadData, match="A generator ended after 3 batches, in the middle of an epoch of 2 steps"):
+    with pytest.raises(
+        InvalidDataError, match="A generator ended after 3 batches, in the middle of an epoch of 2 steps"
+    ):
         epoch(source, steps=2)
-    with pytest.raises(BadData, match="can be gone through once, and 2 epochs were asked for: give steps_per_epoch"):
+    with pytest.raises(
+        InvalidDataError, match="can be gone through once, and 2 epochs were asked for: give steps_per_epoch"
+    ):
         StreamSource(batches()).check(2, None)
     import tensorflow as tf
 
     endless = StreamSource(tf.data.Dataset.from_tensors((X, Y)).repeat())
-    with pytest.raises(BadData, match="without an end was given: give steps_per_epoch"):
+    with pytest.raises(InvalidDataError, match="without an end was given: give steps_per_epoch"):
         endless.check(1, None)
     endless.check(1, 3)
     StreamSource(batches()).check(1, None)
@@ -78,7 +82,7 @@ def test_validation_is_read_once_as_arrays():
     assert isinstance(source, ArraySource)
     np.testing.assert_array_equal(source.x, X)
     np.testing.assert_array_equal(make_validation(batches(3), 2).y, Y[:6])
-    with pytest.raises(BadData, match="do not make one array"):
+    with pytest.raises(InvalidDataError, match="do not make one array"):
         make_validation((np.ones((2, n)), np.ones(2)) for n in (3, 4))
 
 
@@ -97,15 +101,15 @@ class Bad(IterableDataset):
     ],
 )
 def test_malformed_batches(stream, message):
-    with pytest.raises(BadData, match=message):
+    with pytest.raises(InvalidDataError, match=message):
         make_source(stream).sample(1)
 
 
 def test_what_goes_beside_a_stream():
     check(batches(), batch_size=1)
-    with pytest.raises(BadData, match="y was given beside a generator: let it have y instead"):
+    with pytest.raises(InvalidDataError, match="y was given beside a generator: let it have y instead"):
         check(batches(), Y)
-    with pytest.raises(BadData, match="validation_split cannot cut a DataLoader"):
+    with pytest.raises(InvalidDataError, match="validation_split cannot cut a DataLoader"):
         check(loader(), validation_split=0.2)
     weights = make_source(batches(), class_weight={1: 5.0}).sample(4).sample_weight
     assert weights.tolist() == [1, 5, 1, 1]
@@ -152,5 +156,5 @@ def test_steps_may_be_all_batches_of_a_pass():
     source = make_source(loader())
     for _ in range(3):
         assert epoch(source, steps=3) == [([0, 1, 2, 3], 4, 4), ([4, 5, 6, 7], 4, 4), ([8, 9], 2, 2)]
-    with pytest.raises(BadData, match="ended after 3 batches, in the middle of an epoch of 4 steps"):
+    with pytest.raises(InvalidDataError, match="ended after 3 batches, in the middle of an epoch of 4 steps"):
         epoch(make_source(batches()), steps=4)

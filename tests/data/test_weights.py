@@ -5,7 +5,7 @@ import pytest
 
 from choros.data import make_source
 from choros.data.class_weights import class_weights
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.tools.demo.datasets.common import one_hot
 
 TABLE = {0: 0.5, 2: 4.0, np.int64(3): 7}
@@ -51,5 +51,5 @@ def test_class_and_sample_weights_are_multiplied(shape):
     ],
 )
 def test_what_cannot_work_is_refused(y, table, message):
-    with pytest.raises(BadData, match=message):
+    with pytest.raises(InvalidDataError, match=message):
         make_source(np.zeros(50), y, class_weight=table)

@@ -6,7 +6,7 @@ import pytest
 
 from choros import algorithms
 from choros.cluster.hardware import usable_cores, variables
-from choros.errors import BadInput, UnknownAlgorithm
+from choros.errors import InvalidInputError, UnknownAlgorithmError
 from choros.tools.demo import plan
 
 
@@ -31,21 +31,21 @@ def test_names_are_read_as_the_trainer_reads_them():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(UnknownAlgorithm, match=r"^No algorithm .*'aesgd'.*EASGD"):
+    with pytest.raises(UnknownAlgorithmError, match=r"^No algorithm .*'aesgd'.*EASGD"):
         plan.choose("single,aesgd")
 
 
 @pytest.mark.parametrize("names", ["", " , "])
 def test_an_empty_list_is_refused(names):
-    with pytest.raises(BadInput, match="names none"):
+    with pytest.raises(InvalidInputError, match="names none"):
         plan.choose(names)
 
 
 def test_what_is_missing_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(plan, "_installed", lambda module: module not in ("sklearn", "torch"))
-    with pytest.raises(BadInput, match=r'scikit-learn.*pip install "choros\[demo\]"'):
+    with pytest.raises(InvalidInputError, match=r'scikit-learn.*pip install "choros\[demo\]"'):
         plan.check_installed()
-    with pytest.raises(BadInput, match=r'torch is not installed: pip install "choros\[torch,demo\]"'):
+    with pytest.raises(InvalidInputError, match=r'torch is not installed: pip install "choros\[torch,demo\]"'):
         plan.choose_backend("torch")
     assert plan.choose_backend(None, {}) == "jax"
 
@@ -53,7 +53,7 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch):
 def test_keras_backend_counts_where_none_is_asked_for():
     assert plan.choose_backend(None, {"KERAS_BACKEND": "tensorflow"}) == "tensorflow"
     assert plan.choose_backend("jax", {"KERAS_BACKEND": "tensorflow"}) == "jax"
-    with pytest.raises(BadInput, match="openvino"):
+    with pytest.raises(InvalidInputError, match="openvino"):
         plan.choose_backend(None, {"KERAS_BACKEND": "openvino"})
 
 
@@ -77,7 +77,7 @@ def test_threads_that_the_user_set_stay(monkeypatch):
 def test_a_process_that_runs_another_backend_is_refused(monkeypatch):
     running = types.SimpleNamespace(backend=types.SimpleNamespace(backend=lambda: "jax"))
     monkeypatch.setitem(sys.modules, "keras", running)
-    with pytest.raises(BadInput, match="already runs on jax"):
+    with pytest.raises(InvalidInputError, match="already runs on jax"):
         plan.prepare("torch", 2)
     assert "KERAS_BACKEND" not in os.environ
 

@@ -241,7 +241,7 @@ def test_a_training_that_gives_other_weights_is_named_and_what_follows_is_not():
     wrong = good | {"difference": 0.5}
     assert "differ by 0.5 from numpy's" in one(job(), "training", smoke={0: [good], 1: [wrong]})
     died = good | {"difference": None, "signal": "SIGILL", "exit": -1}
-    second = good | {"difference": None, "exit": 1, "tail": "choros.errors.PeerFailed: rank 1 is gone"}
+    second = good | {"difference": None, "exit": 1, "tail": "choros.errors.PeerLostError: rank 1 is gone"}
     [finding] = found(job(), smoke={0: [second], 1: [died]})
     assert (finding.name, finding.ranks) == ("sigill", (1,))
 

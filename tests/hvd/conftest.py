@@ -17,7 +17,7 @@ HEAD = """
     import numpy as np
     import keras
     import choros.hvd as hvd
-    from choros.errors import RanksDiffer
+    from choros.errors import RankMismatchError
 
     hvd.init()
     hvd.init()

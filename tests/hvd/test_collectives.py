@@ -62,7 +62,7 @@ def test_differences_objects_and_process_sets(run, launcher):
     script = """
     try:
         hvd.allreduce(np.zeros(2 + rank), name="uneven")
-    except RanksDiffer as error:
+    except RankMismatchError as error:
         said["error"] = str(error)
     said["objects"] = hvd.allgather_object({"rank": rank, "epoch": 3})
     said["root"] = hvd.broadcast_object([rank, "text"], root_rank=2)

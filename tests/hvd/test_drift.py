@@ -23,7 +23,7 @@ def fit(by=0.0, lost=(), optimizer=None):
     try:
         with contextlib.redirect_stderr(out):
             model.fit(x, y, batch_size=6, epochs=3, shuffle=False, verbose=0, callbacks=[Spoil(by)])
-    except RanksDiffer as error:
+    except RankMismatchError as error:
         return str(error), out.getvalue()
     return "", out.getvalue()
 

@@ -6,7 +6,7 @@ import pytest
 from choros.comm.call_signature import BARRIER, SUM_SLOTS
 from choros.comm.collectives import Collectives
 from choros.comm.dtypes import dtype_code
-from choros.errors import BadInput, CallsDifferError, RanksDiffer
+from choros.errors import CallsDifferError, InvalidInputError, RankMismatchError
 from choros.hvd import compression, gradient_reduction
 from choros.hvd.compression import Compression
 from choros.hvd.gradient_reduction import Flat, Reduction
@@ -98,19 +98,21 @@ def test_what_a_stopped_step_weighed_does_not_count_in_the_next(flat):
 def test_epochs_of_unequal_length_are_an_error(flat, size):
     made, _ = flat([(STEP, None, b"batch")] * (size - 2) + [(END, None, b"ended")])
     made.add([None, None], 1.0)
-    with pytest.raises(RanksDiffer, match=f"Rank 0 has another batch in this epoch, but 1 of {size} ranks have none"):
+    with pytest.raises(
+        RankMismatchError, match=f"Rank 0 has another batch in this epoch, but 1 of {size} ranks have none"
+    ):
         made.reduce()
     made, _ = flat([(STEP, None, b"batch")] * (size - 1))
-    with pytest.raises(RanksDiffer, match=f"has no batch left in this epoch, but {size - 1} of {size} ranks"):
+    with pytest.raises(RankMismatchError, match=f"has no batch left in this epoch, but {size - 1} of {size} ranks"):
         made.end(False)
 
 
 def test_other_calls_are_told_as_the_group_tells_them(flat):
     made, group = flat([((BARRIER, 0, 0, 0), None, None)])
-    with pytest.raises(BadInput, match="the calls differ"):
+    with pytest.raises(InvalidInputError, match="the calls differ"):
         made.end(False)
     made.add([None, None], 1.0)
-    with pytest.raises(BadInput, match="the calls differ"):
+    with pytest.raises(InvalidInputError, match="the calls differ"):
         made.reduce()
     assert "gather" not in [call[0] for call in group.calls]
 
@@ -146,7 +148,7 @@ SCRIPT = """
     def problem(call):
         try:
             call()
-        except RanksDiffer as error:
+        except RankMismatchError as error:
             return str(error)
 
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])

@@ -302,11 +302,11 @@ def test_ranks_agree_or_are_told(trained):
     """
     first, second = trained(2, script)
     for one in (first, second):
-        assert "RanksDiffer: The weights of ranks [1]" in one["unequal weights"]
-        assert "NotExact: Variable" in one["float8"]
+        assert "RankMismatchError: The weights of ranks [1]" in one["unequal weights"]
+        assert "InexactLossError: Variable" in one["float8"]
         assert "BroadcastGlobalVariablesCallback" in one["unequal weights"]
         assert "hvd.shard" in one["unequal reading"]
-        assert one["unequal epochs"].startswith("RanksDiffer: Rank 1 on ")
+        assert one["unequal epochs"].startswith("RankMismatchError: Rank 1 on ")
         assert "were told different things: batches (4 and 5)" in one["unequal epochs"]
         assert "different learning rates (0.1, 1.1)" in one["unequal rates"]
         assert "by Average, Compression.none. Build" in one["unequal passes"]

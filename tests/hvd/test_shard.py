@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 SCRIPT = """
 import pathlib
@@ -159,7 +159,7 @@ half[0]
     ],
 )
 def test_numbers_that_make_no_sense(given, message):
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         choros.shard(np.ones(8), place=choros.Place(rank=1, size=2), **given)
 
 
@@ -171,12 +171,12 @@ def test_validation_is_not_augmented():
 
 def test_what_cannot_be_divided():
     two = choros.Place(rank=1, size=2)
-    with pytest.raises(BadInput, match="give steps, the global batches"):
+    with pytest.raises(InvalidInputError, match="give steps, the global batches"):
         choros.shard(iter([(np.ones(4),)]), place=two)
-    with pytest.raises(BadInput, match="steps is for data that do not tell"):
+    with pytest.raises(InvalidInputError, match="steps is for data that do not tell"):
         choros.shard(np.ones(4), steps=3, place=two)
-    with pytest.raises(BadInput, match="Rank 1 of 2 would have no batch"):
+    with pytest.raises(InvalidInputError, match="Rank 1 of 2 would have no batch"):
         choros.shard(iter([(np.ones(4),)]), steps=1, training=False, place=two)
     data = choros.shard(iter([(np.ones(4),)] * 3), steps=3, place=two)
-    with pytest.raises(BadInput, match="Batch 2 was asked for after batch -1: give fit shuffle=False"):
+    with pytest.raises(InvalidInputError, match="Batch 2 was asked for after batch -1: give fit shuffle=False"):
         data[2]

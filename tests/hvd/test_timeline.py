@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 import choros.hvd as hvd
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.hvd import trace_format
 
 
@@ -101,12 +101,12 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
     """
     both = run(2, script)
     for rank, said in enumerate(both):
-        assert f"BadInput: Rank {rank} records no timeline" in said["stop first"]
+        assert f"InvalidInputError: Rank {rank} records no timeline" in said["stop first"]
         assert "No timeline was started. rank 0: it cannot write " in said["no room"]
         assert "No such file or directory" in said["no room"]
         assert "No timeline was started. rank 1: it cannot write None" in said["no path"]
         for one in ("alone", "stop alone"):
-            assert "RanksDiffer" in said[one]
+            assert "RankMismatchError" in said[one]
             assert "allreduce 'other'" in said[one]
         assert "rank 0: it is recording one already, into " in said["twice"]
         assert "rank 1: it is recording one already, into " in said["twice"]
@@ -224,7 +224,7 @@ def test_a_script_that_raises_leaves_its_part_and_its_error(tmp_path):
     done = start(tmp_path, 2, script)
     assert done.returncode == 1
     assert "ValueError: no rows" in done.stderr
-    assert "RanksDiffer" not in done.stderr  # the end of one rank's script is no call that the other is to make
+    assert "RankMismatchError" not in done.stderr  # the end of one rank's script is no call that the other is to make
     assert "rank 0 of 2" in done.stderr
     assert "[0] choros: rank 0 on" in done.stderr
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["t.rank-0.json", "t.rank-1.json"]
@@ -237,9 +237,9 @@ def test_alone(tmp_path, capsys):
         hvd.start_timeline(path)
     hvd.init()
     try:
-        with pytest.raises(BadInput, match="call hvd.start_timeline"):
+        with pytest.raises(InvalidInputError, match="call hvd.start_timeline"):
             hvd.stop_timeline()
-        with pytest.raises(BadInput, match="Is a directory"):
+        with pytest.raises(InvalidInputError, match="Is a directory"):
             hvd.start_timeline(tmp_path)
         path.write_text("before")
         hvd.start_timeline(path)

@@ -48,8 +48,8 @@ def leave(link, message, blobs, fds):
     sys.exit(3)
 
 def peer_gone(link, message, blobs, fds):
-    from choros.errors import MeetingTimeout
-    raise MeetingTimeout("rank 1 was missing", (1,))
+    from choros.errors import CommTimeoutError
+    raise CommTimeoutError("rank 1 was missing", (1,))
 
 def die(link, message, blobs, fds):
     print("last words")

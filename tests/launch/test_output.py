@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.process.rank_output import Output
 
 
@@ -40,7 +40,7 @@ def test_times(tmp_path, capsys):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match=r"cannot be kept in .*file"):
+    with pytest.raises(InvalidInputError, match=r"cannot be kept in .*file"):
         Output(2, str(tmp_path / "file"))
 
 

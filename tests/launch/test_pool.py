@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from choros.errors import MeetingTimeout, PeerFailed, WorkerFailed
+from choros.errors import CommTimeoutError, PeerLostError, WorkerFailedError
 from choros.launch.process.failure_report import amount, signalled
 from choros.launch.process.worker_pool import Pool
 
@@ -22,7 +22,7 @@ def test_calls_and_answers(calls):
             assert event == {"event": "echo", "rank": rank, "size": 2, "got": calls("echo", n=rank)}
             assert blobs == [b"blob", b""]
         assert pool.alive(0)
-        with pytest.raises(MeetingTimeout, match=r"no worker said anything for 0\.1 s") as caught:
+        with pytest.raises(CommTimeoutError, match=r"no worker said anything for 0\.1 s") as caught:
             pool.receive(0.1)
         assert caught.value.missing == (0, 1)
     assert not pool.alive(0)
@@ -32,7 +32,7 @@ def test_a_watched_descriptor_is_an_event_until_it_is_read(calls):
     reading, writing = os.pipe()
     with Pool(1) as pool:
         pool.watch(reading, 0, {"event": "readable"})
-        with pytest.raises(MeetingTimeout):
+        with pytest.raises(CommTimeoutError):
             pool.receive(0.05)
         os.write(writing, b"x")
         assert pool.receive(30) == pool.receive(30) == (0, {"event": "readable"}, [])
@@ -41,7 +41,7 @@ def test_a_watched_descriptor_is_an_event_until_it_is_read(calls):
         assert pool.receive(30)[1]["event"] == "echo"
         os.write(writing, b"x")
         pool.unwatch(reading)
-        with pytest.raises(MeetingTimeout):
+        with pytest.raises(CommTimeoutError):
             pool.receive(0.05)
     os.close(reading)
     os.close(writing)
@@ -108,7 +108,7 @@ def test_an_exception_is_an_event_and_the_worker_serves_on(calls):
         assert event["host"] == os.uname().nodename
         assert event["peak_memory"] > 1_000_000
         error = pool.failure(rank, event, weights=[1])
-        assert isinstance(error, WorkerFailed)
+        assert isinstance(error, WorkerFailedError)
         assert str(error).startswith("worker 1 of 2 (counted from 0) on host")
         assert "raised ValueError: wrong number 7" in str(error)
         assert "a line before" in str(error)
@@ -122,8 +122,8 @@ def test_an_exception_is_an_event_and_the_worker_serves_on(calls):
     [
         ("no_memory", "MemoryError", "fewer workers"),
         ("leave", "SystemExit", "3"),
-        ("absent", "choros.errors.BadInput", "the module pool_calls has no function absent"),
-        ("peer_gone", "choros.errors.MeetingTimeout", "rank 1 was missing"),
+        ("absent", "choros.errors.InvalidInputError", "the module pool_calls has no function absent"),
+        ("peer_gone", "choros.errors.CommTimeoutError", "rank 1 was missing"),
     ],
 )
 def test_other_failures_of_a_call(calls, name, kind, words):
@@ -160,7 +160,7 @@ def test_a_killed_worker_is_noticed_at_once(calls):
         assert "out-of-memory killer" in str(error)
         assert error.signal == "SIGKILL"
         assert not pool.alive(1)
-        with pytest.raises(PeerFailed, match="worker 1 of 2 has ended"):
+        with pytest.raises(PeerLostError, match="worker 1 of 2 has ended"):
             pool.send(1, calls("echo"))
         pool.send(0, calls("echo"))
         assert pool.receive(30)[0] == 0
@@ -186,7 +186,7 @@ def test_a_send_to_a_worker_whose_death_is_not_noticed_yet(calls):
             pool.send(0, calls("echo"))
             time.sleep(0.01)
         assert pool.receive(10)[1]["signal"] == "SIGKILL"
-    with pytest.raises(PeerFailed, match="has ended"):
+    with pytest.raises(PeerLostError, match="has ended"):
         pool.send(0, calls("echo"))
 
 
@@ -223,7 +223,7 @@ def test_a_worker_that_exits(calls):
         assert (event["event"], event["signal"], event["exit"]) == ("died", "", 9)
         assert "last words" in event["output"]
         assert "exit code 9" in str(pool.failure(rank, event))
-        with pytest.raises(PeerFailed, match="no worker is left"):
+        with pytest.raises(PeerLostError, match="no worker is left"):
             pool.receive(5)
 
 

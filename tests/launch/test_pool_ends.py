@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from choros.errors import BadInput, MeetingTimeout, WorkerFailed
+from choros.errors import CommTimeoutError, InvalidInputError, WorkerFailedError
 from choros.launch.process.worker_pool import Pool
 
 
@@ -103,34 +103,34 @@ def test_a_worker_that_cannot_start_says_why(tmp_path, monkeypatch):
     (tmp_path / "choros").mkdir()
     (tmp_path / "choros" / "__init__.py").write_text("print('the wrong choros')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(WorkerFailed, match="the wrong choros") as caught:
+    with pytest.raises(WorkerFailedError, match="the wrong choros") as caught:
         Pool(2)
     assert "ended with exit code 1" in str(caught.value)
 
 
 def test_no_interpreter(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(BadInput, match="cannot be started with /no/such/python"):
+    with pytest.raises(InvalidInputError, match="cannot be started with /no/such/python"):
         Pool(1)
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(BadInput, match="own executable"):
+    with pytest.raises(InvalidInputError, match="own executable"):
         Pool(1)
 
 
 def test_a_worker_that_is_not_ready_in_time(monkeypatch):
-    with pytest.raises(MeetingTimeout, match=r"the workers \(0,\) did not start within 0 s") as caught:
+    with pytest.raises(CommTimeoutError, match=r"the workers \(0,\) did not start within 0 s") as caught:
         Pool(1, start_timeout=0)
     assert caught.value.missing == (0,)
 
 
 def test_cores_that_cannot_be_had():
-    with pytest.raises(WorkerFailed, match="cannot bind to the cores 1000"):
+    with pytest.raises(WorkerFailedError, match="cannot bind to the cores 1000"):
         Pool(1, cores=[[1000]])
 
 
 @pytest.mark.parametrize("more", [{"environment": [{}]}, {"cores": [[0], [0], [0]]}])
 def test_lengths_that_do_not_fit(more):
-    with pytest.raises(BadInput, match="for 2 workers"):
+    with pytest.raises(InvalidInputError, match="for 2 workers"):
         Pool(2, **more)
-    with pytest.raises(BadInput, match="1 worker or more"):
+    with pytest.raises(InvalidInputError, match="1 worker or more"):
         Pool(0)

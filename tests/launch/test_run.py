@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.process.failure_report import signalled
 from choros.launch.process.rank_supervisor import run
 
@@ -272,7 +272,7 @@ def test_what_has_become_of_it(capfd):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(BadInput, match="1 rank or more"):
+    with pytest.raises(InvalidInputError, match="1 rank or more"):
         run(["true"], 0)
-    with pytest.raises(BadInput, match="1 environments were given for 2 ranks"):
+    with pytest.raises(InvalidInputError, match="1 environments were given for 2 ranks"):
         run(["true"], 2, environment=[{}])

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 from choros.launch.process import frame
 from choros.launch.process.unix_socket import Wire
 
@@ -74,7 +74,7 @@ def test_many_descriptors_and_not_one_more(ends):
     left.send({}, fds=[fd] * frame.MOST_FDS)
     _, _, fds = right.receive(1)
     assert len(fds) == frame.MOST_FDS
-    with pytest.raises(BadInput, match="250 descriptors, this one has 251"):
+    with pytest.raises(InvalidInputError, match="250 descriptors, this one has 251"):
         left.send({}, fds=[fd] * (frame.MOST_FDS + 1))
     for each in [*fds, fd]:
         os.close(each)
@@ -104,7 +104,7 @@ def test_descriptors_nobody_asked_for_are_closed_with_the_wire():
 )
 def test_what_cannot_travel_is_refused_and_nothing_is_sent(ends, message, blobs, fds, words):
     left, right = ends
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         left.send(message, blobs, fds)
     left.send({"after": 1})
     assert right.receive(1)[0] == {"after": 1}
@@ -112,7 +112,7 @@ def test_what_cannot_travel_is_refused_and_nothing_is_sent(ends, message, blobs,
 
 def test_nothing_comes(ends):
     began = time.monotonic()
-    with pytest.raises(MeetingTimeout, match=r"sent nothing for 0\.1 s"):
+    with pytest.raises(CommTimeoutError, match=r"sent nothing for 0\.1 s"):
         ends[0].receive(0.1)
     assert 0.1 <= time.monotonic() - began < 5
     assert not ends[0].poll()
@@ -125,11 +125,11 @@ def test_a_peer_that_has_gone(ends):
     assert right.receive(1)[0] == {"last": 1}
     assert right.poll()
     for _ in range(2):
-        with pytest.raises(PeerFailed, match=r"has closed the connection$"):
+        with pytest.raises(PeerLostError, match=r"has closed the connection$"):
             right.receive(1)
-    with pytest.raises(PeerFailed, match="closed the connection"):
+    with pytest.raises(PeerLostError, match="closed the connection"):
         right.send({})
-    with pytest.raises(PeerFailed, match="broken off"):
+    with pytest.raises(PeerLostError, match="broken off"):
         right.send({})
 
 
@@ -139,7 +139,7 @@ def test_a_peer_that_goes_in_mid_message(raw):
     other.sendall(head + b"abc")
     assert not wire.poll()
     other.close()
-    with pytest.raises(PeerFailed, match="worker 1 of 2 has closed the connection in mid-message"):
+    with pytest.raises(PeerLostError, match="worker 1 of 2 has closed the connection in mid-message"):
         wire.receive(1)
 
 
@@ -158,7 +158,7 @@ def test_a_peer_that_goes_in_mid_message(raw):
 def test_what_is_no_message(raw, data, words):
     wire, other = raw
     other.sendall(data)
-    with pytest.raises(PeerFailed, match=words):
+    with pytest.raises(PeerLostError, match=words):
         wire.receive(1)
 
 
@@ -189,9 +189,9 @@ def test_two_ends_that_both_send_much_do_not_deadlock(ends):
 
 def test_a_peer_that_reads_nothing(raw):
     wire, _ = raw
-    with pytest.raises(MeetingTimeout, match=r"worker 1 of 2 has read nothing for 0\.2 s"):
+    with pytest.raises(CommTimeoutError, match=r"worker 1 of 2 has read nothing for 0\.2 s"):
         wire.send({}, [b"x" * 5_000_000], stalled=0.2)
-    with pytest.raises(PeerFailed, match="broken off"):
+    with pytest.raises(PeerLostError, match="broken off"):
         wire.send({})
 
 

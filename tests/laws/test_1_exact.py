@@ -119,7 +119,7 @@ def test_other_reductions(train_both, make_mlp, data, same_weights, reduction):
 def test_what_cannot_be_exact_is_refused_by_name(make_mlp, data, pools):
     x, y = data(rows=70)
     model = make_mlp(loss=keras.losses.SparseCategoricalCrossentropy(reduction="none"))
-    with pytest.raises(choros.errors.NotExact, match="reduction"):
+    with pytest.raises(choros.errors.InexactLossError, match="reduction"):
         choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, verbose=0)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import choros
 from choros.comm.shm.group import SharedGroup, share
-from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 from choros.launch.process.unix_socket import Wire
 from choros.param_server.shared_memory import SharedCentre
 from choros.training.async_control.control_block import Noticeboard
@@ -50,7 +50,7 @@ MEETINGS = {
 def test_a_group_names_the_ranks_that_did_not_come(call):
     with SharedGroup.create(3, 1 << 12) as segment:
         group = SharedGroup(segment, 1, timeout=LIMIT)
-        with within(10), pytest.raises(MeetingTimeout, match=r"rank 1.*\b0\b.*\b2\b") as caught:
+        with within(10), pytest.raises(CommTimeoutError, match=r"rank 1.*\b0\b.*\b2\b") as caught:
             call(group)
         assert caught.value.missing == (0, 2)
         group.close()
@@ -100,10 +100,13 @@ def test_a_centre_names_who_holds_it_and_is_free_when_the_holder_dies():
         centre = SharedCentre(segment, choros.AEASGD(alpha=0.5), 0, 2, timeout=LIMIT)
         alone = Alone(centre, np.zeros(4))
         with held_elsewhere(HOLD, segment.fd) as other:
-            with within(10), pytest.raises(MeetingTimeout, match=rf"held by rank 1 \(process {other.pid}\)") as caught:
+            with (
+                within(10),
+                pytest.raises(CommTimeoutError, match=rf"held by rank 1 \(process {other.pid}\)") as caught,
+            ):
                 alone.meet(np.ones(4), 1, none)
             assert caught.value.missing == (1,)
-            with within(10), pytest.raises(MeetingTimeout, match="rank 1"):
+            with within(10), pytest.raises(CommTimeoutError, match="rank 1"):
                 centre.replace(np.zeros(4), none)
         local = np.ones(4)
         with within(5):
@@ -115,7 +118,7 @@ def test_the_noticeboard_waits_with_a_limit_and_is_free_when_the_holder_dies():
     board = Noticeboard.create(2, 1, 1)
     board.timeout = LIMIT
     with held_elsewhere(NOTICES, board.segment.fd) as other, within(10):
-        with pytest.raises(MeetingTimeout, match=f"process {other.pid}"):
+        with pytest.raises(CommTimeoutError, match=f"process {other.pid}"):
             board.add(0, 1, np.zeros(1), np.zeros(1))
         assert other.poll() is None
     with within(5):
@@ -126,19 +129,19 @@ def test_the_noticeboard_waits_with_a_limit_and_is_free_when_the_holder_dies():
 def test_a_pipe_has_a_limit_and_tells_when_the_other_end_has_gone():
     ours, theirs = socket.socketpair()
     wire = Wire(ours, "worker 1 of 2")
-    with within(10), pytest.raises(MeetingTimeout, match="worker 1 of 2"):
+    with within(10), pytest.raises(CommTimeoutError, match="worker 1 of 2"):
         wire.receive(LIMIT)
-    with within(30), pytest.raises(MeetingTimeout, match="worker 1 of 2"):  # nobody reads
+    with within(30), pytest.raises(CommTimeoutError, match="worker 1 of 2"):  # nobody reads
         wire.send({}, [bytes(1 << 24)], stalled=LIMIT)
     theirs.close()
-    with within(10), pytest.raises(PeerFailed, match="worker 1 of 2"):
+    with within(10), pytest.raises(PeerLostError, match="worker 1 of 2"):
         wire.receive(None)
     wire.close()
 
 
 def test_a_pool_that_is_silent_names_its_ranks(pools):
     pool = pools(2).start()
-    with within(10), pytest.raises(MeetingTimeout, match=r"0.*1") as caught:
+    with within(10), pytest.raises(CommTimeoutError, match=r"0.*1") as caught:
         pool.receive(LIMIT)
     assert caught.value.missing == (0, 1)
 
@@ -179,7 +182,7 @@ def test_a_launcher_without_a_group_is_refused(monkeypatch, make_mlp, data):
         monkeypatch.setenv(f"CHOROS_{name}", value)
     monkeypatch.delenv("CHOROS_GROUP_FD", raising=False)
     x, y = data(rows=32)
-    with pytest.raises(BadInput, match="choros run -n"):
+    with pytest.raises(InvalidInputError, match="choros run -n"):
         choros.Trainer(make_mlp()).fit(x, y, verbose=0)
 
 
@@ -193,7 +196,7 @@ def test_a_silent_singleton_is_refused(monkeypatch, make_mlp, data):
             monkeypatch.setenv(f"CHOROS_{name}", value)
         monkeypatch.setenv("CHOROS_GROUP_FD", str(os.dup(segment.fd)))
         x, y = data(rows=32)
-        with within(60), pytest.raises(BadInput, match="4.*1|1.*4"):
+        with within(60), pytest.raises(InvalidInputError, match="4.*1|1.*4"):
             choros.Trainer(make_mlp()).fit(x, y, verbose=0)
 
 
@@ -209,7 +212,7 @@ def attempt(what, units=3, rows=32, batch=8, **more):
     try:
         choros.Trainer(model, "localsgd", first_timeout=60, timeout=60).fit(
             np.zeros((rows, 4), "float32"), np.zeros((rows, units), "float32"), batch_size=batch, verbose=0, **more)
-    except choros.BadInput as error:
+    except choros.InvalidInputError as error:
         print(what, "refused:", str(error).replace(chr(10), " "), flush=True)
     else:
         print(what, "trained", flush=True)

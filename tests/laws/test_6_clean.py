@@ -17,7 +17,7 @@ import time
 import pytest
 
 import choros
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 
 
 def temporary(room):
@@ -106,7 +106,7 @@ def test_after_all_workers_were_killed(algorithm, make_mlp, data, nothing_left):
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(WorkerFailed, match="SIGKILL") as caught:
+    with pytest.raises(WorkerFailedError, match="SIGKILL") as caught:
         trainer.fit(
             x, y, batch_size=8, epochs=50, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=kill)]
         )

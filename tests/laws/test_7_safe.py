@@ -15,7 +15,7 @@ import pytest
 import choros
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.process.frame import pack
 from choros.launch.process.unix_socket import Wire
 from choros.param_server.shared_memory import SharedCentre
@@ -157,7 +157,7 @@ def test_shared_memory_has_no_name_and_is_not_inherited_unasked(make):
     "thing", [object(), {1, 2}, b"bytes", np.zeros(2), lambda: 0, 1j], ids=lambda t: type(t).__name__
 )
 def test_what_is_not_json_is_refused_by_type(thing):
-    with pytest.raises(BadInput, match=type(thing).__name__):
+    with pytest.raises(InvalidInputError, match=type(thing).__name__):
         pack({"thing": thing}, [], [])
 
 
@@ -187,5 +187,5 @@ def test_a_group_gathers_bytes_as_bytes():
     with SharedGroup.create(1, 1 << 12) as segment, SharedGroup(segment, 0) as group:
         evil = pickle.dumps(Bomb())
         assert group.gather(evil) == [evil]
-        with pytest.raises(BadInput, match="objects"):
+        with pytest.raises(InvalidInputError, match="objects"):
             group.broadcast(np.array([Bomb()], dtype=object))

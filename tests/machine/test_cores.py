@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from choros.cluster.hardware import Binding, physical_cores, plan, usable_cores
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 def topology(folder, cores):
@@ -72,7 +72,7 @@ def test_plan_of_this_machine_is_disjoint_and_usable():
 
 @pytest.mark.parametrize(("ranks", "threads"), [(0, None), (-1, None), (1, 0)])
 def test_plan_refuses(ranks, threads):
-    with pytest.raises(BadInput, match="1 or more"):
+    with pytest.raises(InvalidInputError, match="1 or more"):
         plan(ranks, threads)
 
 

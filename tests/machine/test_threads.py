@@ -7,7 +7,7 @@ import pytest
 
 from choros.cluster.hardware import usable_cores, variables
 from choros.cluster.hardware.thread_env import NAMES
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 COUNT = """
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_waiting_threads_sleep_only_where_cores_are_shared():
 
 
 def test_no_threads_are_refused():
-    with pytest.raises(BadInput, match="1 or more"):
+    with pytest.raises(InvalidInputError, match="1 or more"):
         variables(0)
 
 

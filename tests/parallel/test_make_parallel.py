@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from choros import parallel
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 JAX = keras.backend.backend() == "jax"
 
@@ -161,7 +161,7 @@ def over_two_a_model_that_is_not_compiled_predicts_and_no_more(lab):
     plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)], name="plain")
     model = parallel.make_parallel(plain, devices=-1)
     lab.near(model.predict(lab.X), plain.predict(lab.X, verbose=0))
-    with pytest.raises(BadInput, match="'plain' is not compiled"):
+    with pytest.raises(InvalidInputError, match="'plain' is not compiled"):
         model.fit(lab.X, lab.Y)
 
 
@@ -204,5 +204,5 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_cannot_be_is_refused(message):
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         REFUSED[message]()

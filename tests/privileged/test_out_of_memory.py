@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
@@ -78,7 +78,7 @@ def test_the_caller_hears_that_memory_ran_out(algorithm, group, children):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
     given, already = [np.array(w) for w in model.get_weights()], children()
-    with pytest.raises(WorkerFailed, match="out-of-memory") as caught:
+    with pytest.raises(WorkerFailedError, match="out-of-memory") as caught:
         choros.Trainer(model, algorithm, workers=2, echo=False).fit(Hungry(group), epochs=1, verbose=0)
     error = caught.value
     assert (error.rank, error.signal) == (1, "SIGKILL")

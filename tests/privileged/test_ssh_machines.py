@@ -172,7 +172,7 @@ class Rows(keras.utils.PyDataset):
 
 try:
     choros.Trainer(model(), launcher=hosts).fit(Rows(), verbose=0, epochs=3)
-except choros.WorkerFailed as error:
+except choros.WorkerFailedError as error:
     print("failed", error.rank, error.host, error.signal)
 """
 

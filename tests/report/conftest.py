@@ -40,7 +40,7 @@ def make_report():
 
     def make(seeds=1, failed=(), names=NAMES, **more):
         results = [
-            Result(name, meets, f"What {name} is.", {"window": "8"}, error="WorkerFailed: rank 1 died\nits output")
+            Result(name, meets, f"What {name} is.", {"window": "8"}, error="WorkerFailedError: rank 1 died\nits output")
             if name in failed
             else Result(
                 name, meets, f"What {name} is.", {"window": "8"}, tuple(make_run(i, seed) for seed in range(seeds))

@@ -82,7 +82,7 @@ def test_the_table_is_sorted_and_marked(make_report):
     assert names == ["Ensemble", "DOWNPOUR", "AEASGD", "LocalSGD", "Single", "AllReduce"]
     assert table.count("best F1") == table.count(">fastest<") == 1
     assert 'class="failed"' in table
-    assert "WorkerFailed: rank 1 died<" in table
+    assert "WorkerFailedError: rank 1 died<" in table
     assert "its output" in text  # the whole error is in the details
     assert "Failed: AllReduce." in text
     ids = set(re.findall(r'<article id="([^"]*)"', text))

@@ -29,14 +29,14 @@ def test_columns_stand_under_their_titles(make_report):
 
 def test_an_algorithm_that_failed_has_its_error_in_one_line(make_report):
     line = text_table(make_report(failed=("AEASGD",))).splitlines()[-1]
-    assert line == "AEASGD     failed: WorkerFailed: rank 1 died"
+    assert line == "AEASGD     failed: WorkerFailedError: rank 1 died"
 
 
 def test_one_that_failed_at_a_later_seed_has_both():
-    result = Result("AGN", "alone", runs=(Run(0, f1=0.7),), error="MeetingTimeout: rank 1 had not come")
+    result = Result("AGN", "alone", runs=(Run(0, f1=0.7),), error="CommTimeoutError: rank 1 had not come")
     lines = text_table(Report(Setting("x"), (result,))).splitlines()
     assert "0.7000" in lines[2]
-    assert "failed: MeetingTimeout" in lines[3]
+    assert "failed: CommTimeoutError" in lines[3]
 
 
 def test_long_errors_are_cut():

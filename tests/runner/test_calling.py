@@ -15,7 +15,7 @@ import pytest
 
 import choros
 from choros.cluster.hardware import plan, usable_cores
-from choros.errors import BadInput, NotSerializable, WorkerFailed
+from choros.errors import InvalidInputError, NotSerializableError, WorkerFailedError
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_a_rank_that_fails_ends_the_others(how, capfd):
         time.sleep(100)
 
     began = time.monotonic()
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerFailedError) as caught:
         choros.run(fails, num_proc=2)
     assert time.monotonic() - began < 20
     error = caught.value
@@ -139,7 +139,7 @@ def test_a_rank_that_fails_ends_the_others(how, capfd):
     ],
 )
 def test_ranks_without_an_answer(work, words):
-    with pytest.raises(WorkerFailed, match=words):
+    with pytest.raises(WorkerFailedError, match=words):
         choros.run(work, np=2)
 
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_built_here():
         module.Thing = type("Thing", (), {"__module__": "only_there"})
         return module.Thing() if os.environ["CHOROS_RANK"] == "1" else None
 
-    with pytest.raises(NotSerializable, match="what rank 1 returned, a only_there.Thing, cannot be built in this"):
+    with pytest.raises(NotSerializableError, match="what rank 1 returned, a only_there.Thing, cannot be built in this"):
         choros.run(work, num_proc=2)
 
 
@@ -174,7 +174,7 @@ def test_what_is_refused_before_anything_starts(monkeypatch):
         "threads must be 1 or more": lambda: choros.run(print, threads=0),
         "cannot be kept in": lambda: choros.run(print, output_filename="/dev/null"),
     }.items():
-        with pytest.raises(BadInput, match=words):
+        with pytest.raises(InvalidInputError, match=words):
             call()
     with pytest.raises(TypeError, match="no keyword 'processes'"):
         choros.run(print, processes=2)
@@ -182,7 +182,7 @@ def test_what_is_refused_before_anything_starts(monkeypatch):
     for name in ("CHOROS_SIZE", "CHOROS_LOCAL_SIZE"):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("CHOROS_LOCAL_RANK", "0")
-    with pytest.raises(BadInput, match=r"already rank 0 of 2 .*: call the function itself there"):
+    with pytest.raises(InvalidInputError, match=r"already rank 0 of 2 .*: call the function itself there"):
         choros.run(print)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import choros.native
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 SCRIPT = """
 import sys
@@ -48,5 +48,5 @@ def test_both_know_their_ranks(launcher, tmp_path, request):
 
 
 def test_another_library_is_refused():
-    with pytest.raises(BadInput, match="give one of jax, torch"):
+    with pytest.raises(InvalidInputError, match="give one of jax, torch"):
         choros.native.initialize("tensorflow")

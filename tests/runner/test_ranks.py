@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.horovod_options import OPTIONS, answers
 from choros.launch.local_job import horovod_variables, size_of
 
@@ -31,7 +31,7 @@ def test_how_many(tmp_path):
     ],
 )
 def test_hosts_that_cannot_be_used(asked, hosts, hostfile, words):
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         size_of(asked, hosts, hostfile)
 
 
@@ -56,7 +56,9 @@ def test_every_other_option_has_one_answer():
     for option in OPTIONS:
         for name in option.names:
             if option.refused:
-                with pytest.raises(BadInput, match=f"^{name} is an option of horovodrun that Choros does not have: "):
+                with pytest.raises(
+                    InvalidInputError, match=f"^{name} is an option of horovodrun that Choros does not have: "
+                ):
                     option.answer(name)
             else:
                 assert option.answer(name).startswith(f"{name} is ignored: ")
@@ -68,7 +70,7 @@ def test_keywords_of_horovods_run():
     given = {"use_gloo": True, "use_mpi": False, "ssh_port": 22, "ssh_identity_file": None, "network_interface": "lo"}
     assert [line.split(" is ignored: ")[0] for line in answers(given)] == ["use_gloo", "ssh_port", "network_interface"]
     for name in none:
-        with pytest.raises(BadInput, match=f"^{name} is an option"):
+        with pytest.raises(InvalidInputError, match=f"^{name} is an option"):
             answers({name: 1})
     with pytest.raises(TypeError, match="no keyword 'num_procs'"):
         answers({"num_procs": None})

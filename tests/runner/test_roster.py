@@ -3,7 +3,7 @@
 import pytest
 
 from choros.cli import main
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.elastic.host_discovery import parse_found, script_of
 from choros.launch.elastic.members import LEAVING, Blacklist, Member, ordered, places, surplus, vacancies
 from choros.launch.elastic.settings import Terms, terms_of
@@ -34,7 +34,7 @@ def test_what_a_discovery_script_prints(text, found):
     ],
 )
 def test_what_a_discovery_script_must_not_print(text, words):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         parse_found(text)
     assert words in str(caught.value)
 
@@ -47,7 +47,7 @@ def test_a_script_that_cannot_be_run(tmp_path):
         ("'", "cannot be read"),
         ("", "is not there"),
     ):
-        with pytest.raises(BadInput, match=f"^--host-discovery-script .*{words}"):
+        with pytest.raises(InvalidInputError, match=f"^--host-discovery-script .*{words}"):
             script_of(text)
 
 
@@ -153,12 +153,12 @@ def test_what_does_not_fit_is_refused_before_anything_starts(arguments, words, c
 
 def test_another_group_is_refused(monkeypatch):
     monkeypatch.setenv("CHOROS_GROUP", "torch")
-    with pytest.raises(BadInput, match="CHOROS_GROUP=torch: .*; unset it"):
+    with pytest.raises(InvalidInputError, match="CHOROS_GROUP=torch: .*; unset it"):
         terms_of(2, 1, None, ())
 
 
 @pytest.mark.parametrize("value", ["soon", "1", "nan", "-3"])
 def test_what_is_no_pulse(value, monkeypatch):
     monkeypatch.setenv("CHOROS_PULSE", value)
-    with pytest.raises(BadInput, match="CHOROS_PULSE='.*' is no number of seconds of 2 or more"):
+    with pytest.raises(InvalidInputError, match="CHOROS_PULSE='.*' is no number of seconds of 2 or more"):
         terms_of(2, 1, None, ())

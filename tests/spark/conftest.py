@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.java import ensure_java
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def _missing():
         return "pyspark is not installed: pip install 'choros[spark]'"
     try:
         ensure_java()
-    except BadInput as error:
+    except InvalidInputError as error:
         return str(error)
     return ""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import SparseVector, Vectors
 
-from choros.errors import BadData, BadInput, WorkerFailed
+from choros.errors import InvalidDataError, InvalidInputError, WorkerFailedError
 from choros.spark.barrier import run
 from choros.spark.feature_columns import normalise
 from choros.spark.task_slots import choose_workers, slots
@@ -94,7 +94,7 @@ def test_a_task_that_raises_is_told_with_its_traceback(frame):
         return b""
 
     begun = time.monotonic()
-    with pytest.raises(WorkerFailed, match="worker 1 of 2.*the second worker's own trouble") as caught:
+    with pytest.raises(WorkerFailedError, match="worker 1 of 2.*the second worker's own trouble") as caught:
         run(made, work, 2, columns=columns)
     assert time.monotonic() - begun < 60
     assert caught.value.rank == 1
@@ -114,7 +114,7 @@ def test_a_python_that_is_killed_is_told(spark, frame):
         time.sleep(60)
         return b""
 
-    with pytest.raises(WorkerFailed, match=r"worker 1 of 2.*its Python process was ended") as caught:
+    with pytest.raises(WorkerFailedError, match=r"worker 1 of 2.*its Python process was ended") as caught:
         run(made, work, 2, columns=columns)
     assert caught.value.rank == 1
     assert len(str(caught.value).splitlines()) == 3  # what happened, and what to do
@@ -127,7 +127,7 @@ def test_bad_rows_are_told_from_both_sides(spark):
     )
     for frame, words in ((ragged, "features.*from 2 to 3|shapes"), (nulls, "nulls in the column 'features'")):
         made, columns = normalise(frame, "features", "label")
-        with pytest.raises(BadData, match=words):
+        with pytest.raises(InvalidDataError, match=words):
             run(made, lambda task: b"", 2, columns=columns)
     made, columns = normalise(nulls, "features", "label", nulls="drop")
     found = run(made, lambda task: str(len(task.data.x)).encode(), 2, columns=columns)
@@ -138,7 +138,7 @@ def test_bad_rows_are_told_from_both_sides(spark):
     made, columns = normalise(inside, "features", "label", nulls="drop")
     assert sorted(row.choros_y1 for row in made.collect()) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     made, columns = normalise(nulls.where("label > 1"), "features", "label")
-    with pytest.raises(BadData, match="no rows"):
+    with pytest.raises(InvalidDataError, match="no rows"):
         run(made, lambda task: b"", 2, columns=columns)
 
 
@@ -155,6 +155,6 @@ def test_slots_are_counted_before_any_job(spark, frame):
     made, columns = normalise(frame, "features", "label")
     begun = time.monotonic()
     for workers, words in ((3, "workers=3.*2 task slots.*workers=2"), (0, "whole number"), ("all", "whole number")):
-        with pytest.raises(BadInput, match=words):
+        with pytest.raises(InvalidInputError, match=words):
             run(made, look, workers, columns=columns)
     assert time.monotonic() - begun < 75  # no ten minutes

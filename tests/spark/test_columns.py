@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
 
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.spark.barrier import run
 from choros.spark.feature_columns import normalise
 
@@ -72,7 +72,7 @@ WRONG = {
 @pytest.mark.parametrize("how", WRONG)
 def test_what_cannot_work_is_refused_before_any_job(frame, how):
     arguments, words = WRONG[how]
-    with pytest.raises(BadData, match=words):
+    with pytest.raises(InvalidDataError, match=words):
         normalise(frame, **{"label": None, **arguments})
 
 

@@ -13,7 +13,7 @@ import keras, numpy as np
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import SparkSession, functions as F
-from choros.errors import BadInput, WorkerFailed
+from choros.errors import InvalidInputError, WorkerFailedError
 from choros.spark import KerasEstimator, KerasModel, distkeras
 from choros.spark.barrier import run
 from choros.spark.feature_columns import normalise
@@ -36,13 +36,13 @@ def fail(task):
     raise RuntimeError("my own trouble")
 try:
     run(rows, fail, 2, columns=columns)
-except WorkerFailed as error:
+except WorkerFailedError as error:
     assert "my own trouble" in str(error) and "in fail" in error.traceback, error
 else:
     raise AssertionError
 try:
     run(rows, work, 3, columns=columns)
-except BadInput as error:
+except InvalidInputError as error:
     assert "2 task slots" in str(error)
 else:
     raise AssertionError
@@ -95,7 +95,7 @@ assert found[0] == found[1], found
 big = np.zeros((31 << 20, 1), "float32")
 try:
     choros.Trainer(model, workers=2, launcher=choros.Spark(spark)).fit(np.concatenate([big, big], 1), big[:, 0])
-except BadInput as error:
+except InvalidInputError as error:
     assert "choros.files" in str(error), error
 else:
     raise AssertionError

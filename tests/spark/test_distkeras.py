@@ -14,7 +14,7 @@ import choros.spark.distkeras as distkeras
 from choros.algorithms import from_config, to_config
 from choros.algorithms.base import Meeting
 from choros.algorithms.legacy import MeanEASGD
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.param_server.in_memory import MemoryCentre
 from choros.spark.distkeras import *  # noqa: F403 - as a notebook does
 from choros.spark.distkeras import utils
@@ -65,7 +65,7 @@ def test_transformers(small):
     for wrong in (d.OneHotTransformer(2, "label", "hot"), d.ReshapeTransformer("features", "f", (3, 1))):
         with pytest.raises(Exception, match="none of 0 to 1|cannot have the shape"):
             wrong.transform(small).collect()
-    with pytest.raises(BadInput, match="range"):
+    with pytest.raises(InvalidInputError, match="range"):
         d.MinMaxTransformer(1, 1, 0, 1, "features", "f")
 
 
@@ -149,9 +149,9 @@ def test_old_words_mean_what_they_meant():
     assert d.Experimental(**how, communication_window=3).algorithm == choros_algorithm("ADAG", window=3)
     assert d.DOWNPOUR(network(), "sgd", "mse", ["accuracy"], 4, 16, "f", "l", 3, 7, master_port=5001).num_epoch == 3
     assert d.DOWNPOUR(network(), "sgd", "mse", ["accuracy"], 4, 16, "f", "l", 3, 7).algorithm.window == 7
-    with pytest.raises(BadInput, match="no argument 'window'"):
+    with pytest.raises(InvalidInputError, match="no argument 'window'"):
         d.DOWNPOUR(**how, window=3)
-    with pytest.raises(BadInput, match="metrics='features'"):
+    with pytest.raises(InvalidInputError, match="metrics='features'"):
         d.SingleTrainer(network(), "sgd", "mse", "features")
     rate = float(np.asarray(d.SingleTrainer(network(), "adagrad", "mse")._compiled().optimizer.learning_rate))
     assert rate == pytest.approx(0.01)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark import doctor
 
 
@@ -43,7 +43,7 @@ def test_it_finds_a_java_and_starts_no_cluster_for_its_help(monkeypatch, capsys)
 
     def started(master, name):
         asked.append(master)
-        raise BadInput("Spark needs Java 17 or later: install one.")
+        raise InvalidInputError("Spark needs Java 17 or later: install one.")
 
     monkeypatch.setattr(doctor, "session", started)
     with pytest.raises(SystemExit):

@@ -16,7 +16,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import functions as F
 
 import choros
-from choros.errors import BadData, BadInput, UnknownAlgorithm
+from choros.errors import InvalidDataError, InvalidInputError, UnknownAlgorithmError
 from choros.spark import KerasEstimator, KerasModel
 from choros.spark.feature_columns import Columns, Leaf
 from choros.spark.prediction_columns import classed
@@ -106,22 +106,26 @@ def test_what_cannot_work_is_told_before_any_task(frame):
     indexed = frame.withColumn("label", (F.col("a") > 0).cast("int")).withColumn("three", F.lit(2.0))
     indexed = indexed.select("*", F.col("id").alias("ID"), F.array(F.lit(1.0), F.lit(0.0)).alias("hot"))
     wrong = {
-        "window2": (dict(), BadInput, "no parameter"),
-        "algorithm": (dict(algorithm="aesgd"), UnknownAlgorithm, "AEASGD"),
-        "momentum": (dict(momentum=0.5), BadInput, "AllReduce has no 'momentum'"),
-        "workers": (dict(workers=9), BadInput, "2 task slots"),
-        "labels": (dict(labelCol="hot"), BadInput, "vectors of 2.*'categorical_crossentropy'"),
-        "twice": (dict(labelCol="id"), BadInput, r"label: the frame has 2 columns .*'id' \(id, ID\)"),
-        "classes": (dict(labelCol="three"), BadInput, r"label 2 in the column 'three'.*model has 2.*from 0 to 1"),
+        "window2": (dict(), InvalidInputError, "no parameter"),
+        "algorithm": (dict(algorithm="aesgd"), UnknownAlgorithmError, "AEASGD"),
+        "momentum": (dict(momentum=0.5), InvalidInputError, "AllReduce has no 'momentum'"),
+        "workers": (dict(workers=9), InvalidInputError, "2 task slots"),
+        "labels": (dict(labelCol="hot"), InvalidInputError, "vectors of 2.*'categorical_crossentropy'"),
+        "twice": (dict(labelCol="id"), InvalidInputError, r"label: the frame has 2 columns .*'id' \(id, ID\)"),
+        "classes": (
+            dict(labelCol="three"),
+            InvalidInputError,
+            r"label 2 in the column 'three'.*model has 2.*from 0 to 1",
+        ),
     }
     for name, (how, error, words) in wrong.items():
         with pytest.raises(error, match=words):
             KerasEstimator(classifier(), featuresCol=NAMES, **how, **({name: 1} if not how else {})).fit(indexed)
-    with pytest.raises(BadInput, match="no model"):
+    with pytest.raises(InvalidInputError, match="no model"):
         KerasEstimator(featuresCol=NAMES).fit(indexed)
     one_hot = classifier()
     one_hot.compile("sgd", "categorical_crossentropy")
-    with pytest.raises(BadInput, match="class numbers.*'sparse_categorical_crossentropy'.*OneHotEncoder"):
+    with pytest.raises(InvalidInputError, match="class numbers.*'sparse_categorical_crossentropy'.*OneHotEncoder"):
         KerasEstimator(one_hot, featuresCol=NAMES).fit(indexed)
 
 
@@ -133,17 +137,17 @@ WRONG = dict(
 
 @pytest.mark.parametrize("name", WRONG)
 def test_numbers_that_cannot_be_are_refused_when_they_are_set(name):
-    with pytest.raises(BadInput, match=f"{name}={WRONG[name]}"):
+    with pytest.raises(InvalidInputError, match=f"{name}={WRONG[name]}"):
         KerasEstimator(**{name: WRONG[name]})
     estimator = KerasEstimator()
-    with pytest.raises(BadInput, match=f"{name}={WRONG[name]}"):
+    with pytest.raises(InvalidInputError, match=f"{name}={WRONG[name]}"):
         estimator.copy({estimator.getParam(name): WRONG[name]}).value(name)
 
 
 @pytest.mark.parametrize("stage", [KerasEstimator(classifier()), KerasModel(classifier())], ids=["fit", "transform"])
 def test_a_frame_of_pandas_is_refused_with_what_makes_one_of_sparks(stage):
     rows = pd.DataFrame({"features": [[1.0, 2.0, 3.0]], "label": [0]})
-    with pytest.raises(BadInput, match=r"pandas.DataFrame.*session.createDataFrame\(frame\)"):
+    with pytest.raises(InvalidInputError, match=r"pandas.DataFrame.*session.createDataFrame\(frame\)"):
         getattr(stage, "fit" if isinstance(stage, KerasEstimator) else "transform")(rows)
 
 
@@ -165,7 +169,9 @@ def test_classes_are_those_of_each_output():
         if not wrong:
             assert to_array(pa.array(values), label).tolist() == values
             continue
-        with pytest.raises(BadData, match=f"label {wrong} in the column 'choros_y1' is no class: the model has 2"):
+        with pytest.raises(
+            InvalidDataError, match=f"label {wrong} in the column 'choros_y1' is no class: the model has 2"
+        ):
             to_array(pa.array(values), label)
     ignoring = replace(label, ignored=-1)
     assert to_array(pa.array([-1, 0]), ignoring).tolist() == [-1, 0]
@@ -186,5 +192,5 @@ def test_rows_that_would_make_arrow_batches_of_more_than_two_gigabytes_are_refus
 
     rows = pa.RecordBatch.from_pydict({"n": [1, 2], "x": [[1.0] * 30_000] * 2})
     remedy = r"'x' has about 240,\d{3} bytes.*conf.set\(\"spark.sql.execution.arrow.maxRecordsPerBatch\", 111\d\)"
-    with pytest.raises(BadInput, match=remedy) if refused else contextlib.nullcontext():
+    with pytest.raises(InvalidInputError, match=remedy) if refused else contextlib.nullcontext():
         refuse_large_batches(Session, [rows])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import BadInput, WorkerFailed
+from choros.errors import InvalidInputError, WorkerFailedError
 
 
 def make(rate=0.1):
@@ -131,17 +131,17 @@ def test_members_and_what_cannot_be(spark, rows):
     trainer, history = fit(spark, make(), "ensemble", *rows)
     assert len(trainer.models) == 2
     assert sorted(worker.rows for worker in history.run.workers) == [3 * 101, 3 * 102]
-    with pytest.raises(BadInput, match="has room for 2"):
+    with pytest.raises(InvalidInputError, match="has room for 2"):
         choros.Trainer(make(), workers=3, launcher=choros.Spark(spark))
-    with pytest.raises(BadInput, match="choros.Spark"):
+    with pytest.raises(InvalidInputError, match="choros.Spark"):
         choros.Trainer(make(), workers=2, launcher="yarn")
-    with pytest.raises(BadInput, match=r"Spark\(max_restarts=\)"):
+    with pytest.raises(InvalidInputError, match=r"Spark\(max_restarts=\)"):
         choros.Trainer(make(), workers=2, launcher=choros.Spark(spark), restarts=1)
-    with pytest.raises(BadInput, match=r"Spark\(max_restarts=\)"):
+    with pytest.raises(InvalidInputError, match=r"Spark\(max_restarts=\)"):
         fit(spark, make(), "allreduce", *rows, checkpoint="state")
-    with pytest.raises(BadInput, match="spark://head:7077"):
+    with pytest.raises(InvalidInputError, match="spark://head:7077"):
         choros.Spark("head:7077")
-    with pytest.raises(BadInput, match="A session on spark://.* not on spark://head:7077: stop it"):
+    with pytest.raises(InvalidInputError, match="A session on spark://.* not on spark://head:7077: stop it"):
         choros.Trainer(make(), workers=2, launcher=choros.Spark("spark://head:7077"))
     model = make()
     before = model.get_weights()
@@ -155,7 +155,7 @@ def test_members_and_what_cannot_be(spark, rows):
                 raise ValueError("wrong row")
             return rows[0][:16], rows[1][:16]
 
-    with pytest.raises(WorkerFailed, match=r"worker \d of 2 .*wrong row"):
+    with pytest.raises(WorkerFailedError, match=r"worker \d of 2 .*wrong row"):
         fit(spark, model, "allreduce", Rows())
     for one, two in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, two)

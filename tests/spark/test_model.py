@@ -11,7 +11,7 @@ from pyspark.ml.feature import StandardScaler, VectorAssembler
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 
-from choros.errors import BadData, BadInput, NotSerializable
+from choros.errors import InvalidDataError, InvalidInputError, NotSerializableError
 from choros.spark import KerasModel
 from choros.spark.model import _ARROW_UDF
 from choros.spark.predict import values
@@ -206,16 +206,16 @@ def test_columns_of_one_name_are_passed_on(frame, x, way, monkeypatch):
     assert {tuple(row)[2:5] for row in rows} == {(1, "2", 3)}
     expected = model.predict(x, verbose=0).argmax(axis=1)
     assert [row.prediction for row in rows] == [expected[row.id] for row in rows]
-    with pytest.raises(BadData, match=r"features: the frame has 3 columns .*'z' \(z, z, Z\)"):
+    with pytest.raises(InvalidDataError, match=r"features: the frame has 3 columns .*'z' \(z, z, Z\)"):
         KerasModel(model, featuresCol="z").transform(two)
 
 
 def test_case_tells_columns_apart_only_where_the_session_says_so(spark, frame):
     model, other = dense(3, "softmax", "sparse_categorical_crossentropy"), frame.withColumn("Prediction", F.lit(1))
-    with pytest.raises(BadInput, match="has a column 'Prediction' already"):
+    with pytest.raises(InvalidInputError, match="has a column 'Prediction' already"):
         KerasModel(model).transform(other)
     for one in ("P", "p"):
-        with pytest.raises(BadInput, match=f"'{one}' and 'p'"):
+        with pytest.raises(InvalidInputError, match=f"'{one}' and 'p'"):
             KerasModel(model, predictionCol=one, probabilityCol="p").transform(frame)
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
@@ -228,18 +228,18 @@ def test_case_tells_columns_apart_only_where_the_session_says_so(spark, frame):
 
 def test_what_cannot_work_is_told(spark, frame):
     model = dense(3, "softmax", "sparse_categorical_crossentropy")
-    with pytest.raises(BadData, match="no column 'feature': did you mean 'features'"):
+    with pytest.raises(InvalidDataError, match="no column 'feature': did you mean 'features'"):
         KerasModel(model, featuresCol="feature").transform(frame)
-    with pytest.raises(BadInput, match="has a column 'label' already"):
+    with pytest.raises(InvalidInputError, match="has a column 'label' already"):
         KerasModel(model, predictionCol="label").transform(frame)
-    with pytest.raises(BadInput, match="no parameter 'featureCol'"):
+    with pytest.raises(InvalidInputError, match="no parameter 'featureCol'"):
         KerasModel(model, featureCol="features")
-    with pytest.raises(BadInput, match="no model"):
+    with pytest.raises(InvalidInputError, match="no model"):
         KerasModel().transform(frame)
-    with pytest.raises(BadInput, match="'auto'"):
+    with pytest.raises(InvalidInputError, match="'auto'"):
         KerasModel(model, task="classes").transform(frame)
     lines = (line for line in "ab")  # no pickle takes a generator
-    with pytest.raises(NotSerializable, match=r"layers\[0\]\.held, a generator, cannot be pickled"):
+    with pytest.raises(NotSerializableError, match=r"layers\[0\]\.held, a generator, cannot be pickled"):
         KerasModel(keras.Sequential([keras.Input((4,)), Held(lines), keras.layers.Dense(1)])).transform(frame)
     assert KerasModel(keras.Sequential([keras.Input((4,)), Held(object())])).transform(frame).count() == ROWS
     nulls = frame.withColumn("x1", F.when(F.col("id") != 7, F.col("x1")))
@@ -275,7 +275,7 @@ def test_classes_of_ones_own_travel_and_are_told_of_when_loaded(frame, x, tmp_pa
         collected(stage.transform(frame), "prediction")[0], model.predict(x, verbose=0)[:, 0], atol=1e-6
     )
     stage.save(str(tmp_path / "own"))
-    with pytest.raises(BadInput, match="custom_object_scope"):
+    with pytest.raises(InvalidInputError, match="custom_object_scope"):
         KerasModel.load(str(tmp_path / "own"))
     with keras.saving.custom_object_scope({"Doubled": Doubled}):
         again = KerasModel.load(str(tmp_path / "own"))
@@ -285,7 +285,7 @@ def test_classes_of_ones_own_travel_and_are_told_of_when_loaded(frame, x, tmp_pa
 def test_a_lambda_is_saved_as_keras_saves_it_and_read_by_ones_own_wish(spark, tmp_path):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda inputs: inputs * 2.0)])
     KerasModel(model).save(str(tmp_path / "own"))
-    with pytest.raises(BadInput, match="enable_unsafe_deserialization"):
+    with pytest.raises(InvalidInputError, match="enable_unsafe_deserialization"):
         KerasModel.load(str(tmp_path / "own"))
     keras.config.enable_unsafe_deserialization()
     try:

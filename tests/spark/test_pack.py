@@ -8,7 +8,7 @@ import venv
 
 import pytest
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.pack_environment import main, pack
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def test_a_task_runs_in_the_packed_environment(cluster, tmp_path, capsys):
 
 
 def test_what_cannot_be_packed_is_told(tmp_path, capsys):
-    with pytest.raises(BadInput, match="Spark unpacks"):
+    with pytest.raises(InvalidInputError, match="Spark unpacks"):
         pack("environment.7z")
     assert main([str(tmp_path / "a.zip"), "--prefix", str(tmp_path)]) == 2
     assert "neither a venv nor conda's" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import choros
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 from choros.spark.feature_columns import normalise
 from choros.spark.frame_trainer import train
 
@@ -173,7 +173,7 @@ def test_a_job_that_somebody_cancels_does_not_begin_again(spark, capfd):
             spark.sparkContext.cancelAllJobs()
 
     frame, *_ = higgs(spark)
-    with pytest.raises(WorkerFailed, match="cancelled in Spark"):
+    with pytest.raises(WorkerFailedError, match="cancelled in Spark"):
         fit(frame, make(), epochs=50, callbacks=[Cancel()], max_restarts=3)
     assert "restarts left" not in capfd.readouterr().err
 
@@ -189,7 +189,7 @@ def test_a_worker_that_raises_is_told_with_its_traceback(spark):
     frame, *_ = higgs(spark)
     model = make()
     model.compile("sgd", wrong)
-    with pytest.raises(WorkerFailed, match=r"worker \d of 2 .*not on a worker[\s\S]*in wrong") as failed:
+    with pytest.raises(WorkerFailedError, match=r"worker \d of 2 .*not on a worker[\s\S]*in wrong") as failed:
         fit(frame, model)
     assert "py4j" not in str(failed.value)
     assert "at org.apache.spark" not in str(failed.value)

@@ -13,7 +13,13 @@ import torch
 
 import choros
 import choros.data.stream_source
-from choros.errors import BadData, BadInput, NotSerializable, UnknownAlgorithm, Unstable
+from choros.errors import (
+    InvalidDataError,
+    InvalidInputError,
+    NotSerializableError,
+    UnknownAlgorithmError,
+    UnstableAlgorithmError,
+)
 
 
 @pytest.fixture
@@ -39,14 +45,14 @@ def refused(make_model, data, monkeypatch):
 
 def test_models(refused):
     layers = [keras.Input((8,)), keras.layers.Dense(3)]
-    refused(BadInput, "not compiled: call model.compile", keras.Sequential(layers))
-    refused(BadInput, "is of type int: give a compiled", 7)
+    refused(InvalidInputError, "not compiled: call model.compile", keras.Sequential(layers))
+    refused(InvalidInputError, "is of type int: give a compiled", 7)
 
     numbers = iter(number for number in range(3))
     model = keras.Sequential([keras.Input((8,)), keras.layers.Lambda(lambda v: v if numbers else -v)])
     model.compile("sgd", "sparse_categorical_crossentropy")
     refused(
-        NotSerializable,
+        NotSerializableError,
         "cannot travel to a worker: model.layers.0..function .its variable 'numbers'.*, a generator, cannot",
         model,
     )
@@ -55,30 +61,35 @@ def test_models(refused):
 def test_an_ensemble_with_fewer_rows_than_members(refused, data):
     x, y = data(3)
     how = {"algorithm": "ensemble", "how": {"workers": 5}, "x": x, "y": y, "batch_size": 5}
-    refused(BadData, "3 rows cannot be divided among 5 members: give more rows or fewer workers", **how)
+    refused(InvalidDataError, "3 rows cannot be divided among 5 members: give more rows or fewer workers", **how)
 
 
 @pytest.mark.parametrize(
     ("name", "nearest"), [("aesgd", "AEASGD"), ("alreduse", "AllReduce"), ("downpoor", "DOWNPOUR")]
 )
 def test_unknown_algorithms(name, nearest, refused):
-    refused(UnknownAlgorithm, f"(?i){nearest}", algorithm=name)
+    refused(UnknownAlgorithmError, f"(?i){nearest}", algorithm=name)
 
 
 def test_a_name_that_is_like_none(refused):
-    refused(UnknownAlgorithm, "no algorithm is called 'zzz': there are Single, AllReduce", algorithm="zzz")
+    refused(UnknownAlgorithmError, "no algorithm is called 'zzz': there are Single, AllReduce", algorithm="zzz")
 
 
 @pytest.mark.parametrize("wide", [7, 9])
 def test_rows_that_do_not_fit_the_model(refused, wide):
     x = np.zeros((96, wide), "float32")
-    refused(BadInput, rf"cannot take these data \(x is of shape \({wide},\) a row\): ", x=x, y=np.zeros(96, "int32"))
+    refused(
+        InvalidInputError,
+        rf"cannot take these data \(x is of shape \({wide},\) a row\): ",
+        x=x,
+        y=np.zeros(96, "int32"),
+    )
 
 
 def test_rows_without_a_target(make_model):
     """Loss and metrics want one: said before a worker starts."""
     trainer = choros.Trainer(make_model(), workers=2)
-    with pytest.raises(BadInput, match="cannot take these data .*without y"):
+    with pytest.raises(InvalidInputError, match="cannot take these data .*without y"):
         trainer.fit(np.zeros((96, 8), "float32"), verbose=0)
     assert not trainer._pool.started
 
@@ -90,13 +101,13 @@ def test_hyper_parameters(refused):
             choros.AEASGD(alpha=value)
     with pytest.raises(ValueError, match="window=-1.*whole number"):
         choros.LocalSGD(window=-1)
-    refused(BadInput, "an algorithm is an object such as", algorithm=7)
-    refused(Unstable, r"alpha|EASGD", algorithm=choros.EASGD(alpha=5.0))
+    refused(InvalidInputError, "an algorithm is an object such as", algorithm=7)
+    refused(UnstableAlgorithmError, r"alpha|EASGD", algorithm=choros.EASGD(alpha=5.0))
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, True, "2"])
 def test_numbers_of_workers(workers, refused):
-    refused(BadInput, f"workers={workers!r}: give a whole number", how={"workers": workers})
+    refused(InvalidInputError, f"workers={workers!r}: give a whole number", how={"workers": workers})
 
 
 @pytest.mark.parametrize(
@@ -135,32 +146,32 @@ def test_numbers_of_workers(workers, refused):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_fit_is_given(fit, words, refused):
-    refused(BadInput, words, **fit)
+    refused(InvalidInputError, words, **fit)
 
 
 def test_other_libraries_datasets(refused):
     tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     dataset = tf.data.Dataset.from_tensor_slices((np.zeros((4, 8)), np.zeros(4)))
-    refused(BadData, "batch 1 .* has a single number .* batch rows first", x=dataset, y=None)  # not batched
+    refused(InvalidDataError, "batch 1 .* has a single number .* batch rows first", x=dataset, y=None)  # not batched
     torch = pytest.importorskip("torch", reason="torch is not installed")
     dataset = torch.utils.data.TensorDataset(torch.zeros(4, 8))
-    refused(BadData, "PyTorch Dataset without a DataLoader.*PyDataset", x=dataset, y=None)
+    refused(InvalidDataError, "PyTorch Dataset without a DataLoader.*PyDataset", x=dataset, y=None)
 
 
 def test_batches_and_meetings(refused):
-    refused(BadInput, "together", how={"workers": 2, "meet": "alone"})
-    refused(BadInput, "'together' or 'alone'", how={"workers": 2, "meet": "sometimes"})
-    refused(BadInput, "never meet", algorithm="ensemble", how={"workers": 2, "meet": "alone"})
-    refused(BadInput, "the pool has 1", how={"workers": 2, "pool": choros.WorkerPool(1)})
+    refused(InvalidInputError, "together", how={"workers": 2, "meet": "alone"})
+    refused(InvalidInputError, "'together' or 'alone'", how={"workers": 2, "meet": "sometimes"})
+    refused(InvalidInputError, "never meet", algorithm="ensemble", how={"workers": 2, "meet": "alone"})
+    refused(InvalidInputError, "the pool has 1", how={"workers": 2, "pool": choros.WorkerPool(1)})
 
 
 def test_an_interface_that_is_not_there(refused):
-    refused(BadInput, "network='nosuch0': .* has no such interface", how={"workers": 2, "network": "nosuch0"})
+    refused(InvalidInputError, "network='nosuch0': .* has no such interface", how={"workers": 2, "network": "nosuch0"})
 
 
 def test_a_worker_is_no_caller(make_model, monkeypatch):
     monkeypatch.setenv("CHOROS_WORKER", "1")
-    with pytest.raises(BadInput, match="itself a worker"):
+    with pytest.raises(InvalidInputError, match="itself a worker"):
         choros.Trainer(make_model())
 
 
@@ -242,7 +253,7 @@ def test_a_synchronized_batch_normalization(refused, backend):
     layers = [keras.Input((8,)), keras.layers.BatchNormalization(synchronized=True, name="norm"), keras.layers.Dense(3)]
     model = keras.Sequential(layers)
     model.compile("sgd", "sparse_categorical_crossentropy")
-    refused(BadInput, "'norm' is a BatchNormalization.synchronized=True., and 2 workers", model)
+    refused(InvalidInputError, "'norm' is a BatchNormalization.synchronized=True., and 2 workers", model)
 
 
 def test_a_meeting_point_of_ipv6_is_refused_by_name(monkeypatch):
@@ -254,15 +265,19 @@ def test_a_meeting_point_of_ipv6_is_refused_by_name(monkeypatch):
     for first in ("[::1]:2222", "[fd00::1]:2222"):
         cluster = f'"cluster": {{"worker": ["{first}", "[fd00::2]:2222"]}}'
         monkeypatch.setenv("TF_CONFIG", f'{{{cluster}, "task": {{"type": "worker", "index": 1}}}}')
-        with pytest.raises(BadInput, match="sockets use IPv4. Set CHOROS_COORDINATOR"):
+        with pytest.raises(InvalidInputError, match="sockets use IPv4. Set CHOROS_COORDINATOR"):
             join(1, 2, 5.0)
 
 
 def test_validation_data_without_an_end_are_refused_before_they_fill_the_memory(refused, monkeypatch):
     rows = np.zeros((10, 8), "float32"), np.zeros(10, "int32")
     monkeypatch.setattr(choros.data.stream_source, "memory_left", lambda: 36_000)
-    refused(BadData, "The first 51 batches .* give validation_steps= where it has no end", validation_data=repeat(rows))
-    refused(BadData, "validation_data, a list_iterator, yields no batch", validation_data=iter([]))
+    refused(
+        InvalidDataError,
+        "The first 51 batches .* give validation_steps= where it has no end",
+        validation_data=repeat(rows),
+    )
+    refused(InvalidDataError, "validation_data, a list_iterator, yields no batch", validation_data=iter([]))
 
 
 def test_validation_data_that_do_not_end_soon_are_warned_about(pools, make_model, data, monkeypatch):
@@ -299,13 +314,13 @@ def test_one_weight_for_one_of_two_outputs_is_refused_as_by_keras(refused):
     with pytest.raises(ValueError, match="one `sample_weight` array per output"):
         model.fit(x, y, sample_weight={"a": np.ones(6)}, verbose=0)
     words = "sample_weight is nested differently from y"
-    refused(BadData, words, model, x=x, y=y, sample_weight={"a": np.ones(6)})
+    refused(InvalidDataError, words, model, x=x, y=y, sample_weight={"a": np.ones(6)})
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX")
 def test_a_distribution_of_keras_in_force(refused):
     keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:1]))
     try:
-        refused(BadInput, r"keras.distribution.DataParallel is in force.*set_distribution\(None\)")
+        refused(InvalidInputError, r"keras.distribution.DataParallel is in force.*set_distribution\(None\)")
     finally:
         keras.distribution.set_distribution(None)

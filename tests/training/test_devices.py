@@ -116,33 +116,41 @@ def test_a_layout_that_does_not_fit_is_refused(layout, message, backend, make, d
     if backend != "jax":
         pytest.skip("a layout needs JAX")
     before = children()
-    with pytest.raises(choros.BadInput, match=message):
+    with pytest.raises(choros.InvalidInputError, match=message):
         choros.Trainer(make(), workers=2, devices_per_worker=2, layout=layout).fit(*data(61), verbose=0)
     assert children() == before
 
 
 def test_a_layout_for_other_devices_is_refused(backend, make, data):
     if backend != "jax":
-        with pytest.raises(choros.BadInput, match=f"layout= needs JAX; this is {backend}"):
+        with pytest.raises(choros.InvalidInputError, match=f"layout= needs JAX; this is {backend}"):
             choros.Trainer(make(), workers=2, devices_per_worker=2, layout=LAYOUT)
         return
-    with pytest.raises(choros.BadInput, match="mesh is 1 x 2, which takes 2 devices: give devices_per_worker=2"):
+    with pytest.raises(
+        choros.InvalidInputError, match="mesh is 1 x 2, which takes 2 devices: give devices_per_worker=2"
+    ):
         choros.Trainer(make(), workers=2, devices_per_worker=4, layout=layout_map())
-    with pytest.raises(choros.BadInput, match="the same devices in every worker, not \\[2, 1\\]"):
+    with pytest.raises(choros.InvalidInputError, match="the same devices in every worker, not \\[2, 1\\]"):
         choros.Trainer(make(), workers=2, devices_per_worker=[2, 1], layout=LAYOUT)
-    with pytest.raises(choros.BadInput, match="of the shape \\(8, 6\\), along 'model' in 4 parts, which 6 is not a"):
+    with pytest.raises(
+        choros.InvalidInputError, match="of the shape \\(8, 6\\), along 'model' in 4 parts, which 6 is not a"
+    ):
         choros.Trainer(make(), workers=1, devices_per_worker=4, layout=LAYOUT).fit(*data(61), verbose=0)
 
 
 @pytest.mark.parametrize("devices", [0, -1, True, 1.5, [2], [2, 0], "2"])
 def test_devices_that_are_no_numbers_are_refused(devices, make):
-    with pytest.raises(choros.BadInput, match="devices_per_worker=.*: give a whole number, 1 or more, or one for each"):
+    with pytest.raises(
+        choros.InvalidInputError, match="devices_per_worker=.*: give a whole number, 1 or more, or one for each"
+    ):
         choros.Trainer(make(), workers=2, devices_per_worker=devices)
 
 
 def test_the_devices_are_the_pools(make):
     with choros.WorkerPool(2, devices_per_worker=[2, 1]) as pool:
-        with pytest.raises(choros.BadInput, match="devices_per_worker=2, but the pool's workers have \\[2, 1\\]"):
+        with pytest.raises(
+            choros.InvalidInputError, match="devices_per_worker=2, but the pool's workers have \\[2, 1\\]"
+        ):
             choros.Trainer(make(), workers=2, pool=pool, devices_per_worker=2)
         choros.Trainer(make(), workers=2, pool=pool, devices_per_worker=[2, 1])
         assert not pool.started

@@ -57,8 +57,8 @@ SCRIPT = """
     ):
         try:
             fit(algorithm, 0.05, **how)
-        except (choros.errors.RanksDiffer, choros.errors.PeerFailed) as error:
-            assert isinstance(error, choros.errors.RanksDiffer) == (rank == 1), error
+        except (choros.errors.RankMismatchError, choros.errors.PeerLostError) as error:
+            assert isinstance(error, choros.errors.RankMismatchError) == (rank == 1), error
             for words in ("rank 1 on ", "of their norm", when, "from those of rank 0 on "):
                 assert words in str(error), (words, error)
         else:

@@ -195,10 +195,10 @@ def test_what_members_cannot_take_is_refused(make_model, data, pools, tmp_path):
     backup = K.BackupAndRestore(tmp_path / "backup")
     limit = choros.callbacks.BeforeTimeLimit(tmp_path / "limit.keras")
     for callback in (backup, limit):
-        with pytest.raises(choros.errors.BadInput, match=f"{type(callback).__name__}.*members of an Ensemble"):
+        with pytest.raises(choros.errors.InvalidInputError, match=f"{type(callback).__name__}.*members of an Ensemble"):
             trainer.fit(x, y, callbacks=[callback], verbose=0)
     setter = K.LambdaCallback(on_epoch_end=lambda epoch, logs: trainer.model.layers[0].bias.assign(np.ones(6)))
-    with pytest.raises(choros.errors.BadInput, match="set weights of an Ensemble"):
+    with pytest.raises(choros.errors.InvalidInputError, match="set weights of an Ensemble"):
         trainer.fit(x, y, callbacks=[setter], verbose=0)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 from choros.training.async_control import hang_detection
 
 
@@ -73,7 +73,7 @@ def test_the_caller_hears_of_it(algorithm, how, words, children):
     fds = len(os.listdir("/proc/self/fd"))
     trainer = choros.Trainer(given, algorithm, workers=2, echo=False)
     begun = time.monotonic()
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerFailedError) as caught:
         trainer.fit(Failing(how), epochs=1, verbose=0)
     error = caught.value
     assert error.rank == 1
@@ -99,7 +99,7 @@ def test_the_caller_hears_of_it(algorithm, how, words, children):
 
 def test_a_stopped_worker_is_named_within_the_timeout():
     trainer = choros.Trainer(model(), "allreduce", workers=2, echo=False, timeout=3, first_timeout=30)
-    with pytest.raises(WorkerFailed, match="rank 1|Worker 1|worker 1") as caught:
+    with pytest.raises(WorkerFailedError, match="rank 1|Worker 1|worker 1") as caught:
         trainer.fit(Failing(signal.SIGSTOP), epochs=1, verbose=0)
     assert "3" in str(caught.value)
 
@@ -119,7 +119,7 @@ def test_interrupting_stops_the_workers_and_keeps_the_model_usable(children):
 def test_a_pool_that_lost_a_worker_starts_anew():
     with choros.WorkerPool(2, echo=False) as pool:
         trainer = choros.Trainer(model(), "allreduce", workers=2, pool=pool)
-        with pytest.raises(WorkerFailed):
+        with pytest.raises(WorkerFailedError):
             trainer.fit(Failing(signal.SIGKILL), epochs=1, verbose=0)
         x, y = np.zeros((16, 8), "float32"), np.zeros(16, "int32")
         assert len(trainer.fit(x, y, batch_size=8, verbose=0).history["loss"]) == 1
@@ -146,7 +146,7 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
 
     monkeypatch.setattr(local, "Tally", told)
     monkeypatch.setattr(local.Engine, "next", seen)
-    with pytest.raises(WorkerFailed, match="worker 1 of 2 .* SIGKILL"):
+    with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)
 
 
@@ -180,7 +180,7 @@ def test_a_worker_that_is_killed_while_others_load_the_model(algorithm, restarts
             assert len(history.history["loss"]) == 2
             assert [each.signal for each in history.run.restarts] == ["SIGKILL"]
         else:
-            with pytest.raises(WorkerFailed, match="SIGKILL") as failed:
+            with pytest.raises(WorkerFailedError, match="SIGKILL") as failed:
                 trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
             assert failed.value.signal == "SIGKILL"
             assert failed.value.rank in (0, 1)
@@ -209,7 +209,7 @@ def test_a_worker_that_is_killed_while_its_interpreter_starts(
         assert len(history.history["loss"]) == 2
         assert [(each.rank, each.signal) for each in history.run.restarts] == [(1, "SIGKILL")]
     else:
-        with pytest.raises(WorkerFailed, match="SIGKILL") as failed:
+        with pytest.raises(WorkerFailedError, match="SIGKILL") as failed:
             trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
         assert (failed.value.rank, failed.value.signal) == (1, "SIGKILL")
     assert children() <= already
@@ -247,7 +247,7 @@ def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at
     monkeypatch.setattr(local, "Tally", told)
     monkeypatch.setattr(trainer._pool, "kill", lambda: ended.append(time.monotonic()))
     ended = []
-    with pytest.raises(WorkerFailed, match="worker 1 of 2 .* SIGKILL"):
+    with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Slow(), epochs=1, verbose=0)
     assert ended[0] - killed[0] < 4
 
@@ -256,7 +256,7 @@ def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at
 def test_a_worker_that_hangs_is_told_while_the_others_train(algorithm):
     begun = time.monotonic()
     trainer = choros.Trainer(model(), algorithm, workers=2, timeout=3)
-    with pytest.raises(WorkerFailed, match="Worker 1 of 2 has done no step for 3 s") as failed:
+    with pytest.raises(WorkerFailedError, match="Worker 1 of 2 has done no step for 3 s") as failed:
         trainer.fit(Failing(signal.SIGSTOP, batches=100_000), epochs=1, verbose=0)
     assert failed.value.rank == 1
     assert time.monotonic() - begun < 40  # the other one would train for minutes
@@ -304,7 +304,7 @@ def test_a_slow_callback_ends_no_run_of_a_launcher(hook, data, make_model, tmp_p
 def test_a_worker_that_hangs_is_told_where_callbacks_want_each_batch(rank):
     each = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     trainer = choros.Trainer(model(), workers=2, timeout=3)
-    with pytest.raises(WorkerFailed, match="of 2 has done no step for") as failed:
+    with pytest.raises(WorkerFailedError, match="of 2 has done no step for") as failed:
         trainer.fit(Failing(signal.SIGSTOP, rank=rank), epochs=1, verbose=0, callbacks=[each])
     assert failed.value.rank == rank
 

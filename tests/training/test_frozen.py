@@ -126,7 +126,7 @@ def test_after_a_failure_frozen_weights_are_those_that_were_given(pool, fails):
     model = keras.Sequential([keras.Input((4,)), table, fails(), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
     before = values(model)
-    with pytest.raises(choros.WorkerFailed, match="as the test wants it"):
+    with pytest.raises(choros.WorkerFailedError, match="as the test wants it"):
         choros.Trainer(model, workers=2, pool=pool).fit(
             x, y, batch_size=8, epochs=2, verbose=0, callbacks=[SetAndFail()]
         )

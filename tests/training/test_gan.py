@@ -8,7 +8,7 @@ import pytest
 
 import choros
 from choros.data import make_source
-from choros.errors import BadInput, NotExact
+from choros.errors import InexactLossError, InvalidInputError
 from choros.training.checkpoint import Checkpoint
 
 BACKEND = os.environ.get("KERAS_BACKEND", "jax")
@@ -333,7 +333,7 @@ def test_allreduce_refuses_before_a_worker_starts(children):
     for held, place in (("attribute", "second"), ("list", r"second\[0\]"), ("dict", r"second\['g'\]")):
         before = children()
         trainer = choros.Trainer(make(held=held), "allreduce", workers=2)
-        with pytest.raises(NotExact, match=f"second optimizer, .{place}"):
+        with pytest.raises(InexactLossError, match=f"second optimizer, .{place}"):
             trainer.fit(images(), **HOW)
         assert children() <= before
 
@@ -360,7 +360,7 @@ def test_an_optimizer_that_the_first_step_builds(held, pools, tmp_path):
 def test_averages_of_a_second_optimizer_are_refused_by_name(children):
     before = children()
     for name in ("localsgd", "aeasgd"):
-        with pytest.raises(BadInput, match=r"'second'.*use_ema"):
+        with pytest.raises(InvalidInputError, match=r"'second'.*use_ema"):
             choros.Trainer(make(average=True), name, workers=2).fit(images(), **HOW)
     assert children() <= before
 
@@ -378,7 +378,7 @@ def test_a_callback_changes_the_second_rate(pools):
     models[1].fit(images(), epochs=1, callbacks=[Slower()], **HOW)
     models[1].fit(images(), epochs=2, callbacks=[Slower()], **HOW)
     close(*map(everything, models))
-    with pytest.raises(BadInput, match="learning rate of a second optimizer"):
+    with pytest.raises(InvalidInputError, match="learning rate of a second optimizer"):
         choros.Trainer(make(), choros.DOWNPOUR(window=1), workers=2, pool=pools(2)).fit(
             images(), epochs=3, callbacks=[Slower()], **HOW
         )

@@ -11,7 +11,7 @@ import pytest
 
 import choros
 from choros.cluster.hardware import gpus, physical_cores
-from choros.errors import BadInput, WorkerFailed
+from choros.errors import InvalidInputError, WorkerFailedError
 
 
 @pytest.fixture
@@ -72,16 +72,16 @@ def test_each_worker_is_shown_gpus_of_its_own(machine, monkeypatch):
 def test_more_workers_than_gpus_are_refused_or_share(machine, make_model, data):
     machine(2)
     trainer = choros.Trainer(make_model(), workers=3)
-    with pytest.raises(BadInput, match="3 workers, but 2 GPUs"):
+    with pytest.raises(InvalidInputError, match="3 workers, but 2 GPUs"):
         trainer.fit(*data(), verbose=0)
     assert not trainer._pool.started
-    with pytest.raises(BadInput, match="3 workers, but 2 GPUs: .*workers=2, devices='shared' .*devices='cpu'"):
+    with pytest.raises(InvalidInputError, match="3 workers, but 2 GPUs: .*workers=2, devices='shared' .*devices='cpu'"):
         choros.WorkerPool(3).start()
     assert shown(choros.WorkerPool(3, devices="shared")) == ["0", "1", "0"]
-    with pytest.raises(BadInput, match="2 workers with 4 devices.*workers=1"):
+    with pytest.raises(InvalidInputError, match="2 workers with 4 devices.*workers=1"):
         choros.WorkerPool(2, devices_per_worker=[1, 3], devices="shared").start()
     machine(0)
-    with pytest.raises(BadInput, match="no GPU that the installed jax can use.*devices='cpu'"):
+    with pytest.raises(InvalidInputError, match="no GPU that the installed jax can use.*devices='cpu'"):
         choros.WorkerPool(2, backend="jax", devices="gpu").start()
 
 
@@ -99,7 +99,9 @@ def test_the_caller_may_stay_on_the_cpu_while_its_workers_use_gpus(machine, monk
 def test_a_worker_whose_backend_sees_no_gpu_says_so(machine, make_model, data):
     machine(1)
     x, y = data()
-    with pytest.raises((BadInput, WorkerFailed), match="was given a GPU, and .* sees none.*devices='cpu'"):
+    with pytest.raises(
+        (InvalidInputError, WorkerFailedError), match="was given a GPU, and .* sees none.*devices='cpu'"
+    ):
         choros.Trainer(make_model()).fit(x, y, verbose=0)
 
 

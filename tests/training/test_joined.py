@@ -42,7 +42,7 @@ SCRIPT = """
     ):
         try:
             bad()
-        except choros.BadInput as error:
+        except choros.InvalidInputError as error:
             assert "rank 0 of 2" in str(error) or "rank 1 of 2" in str(error) or "outside a job" in str(error), error
         else:
             raise AssertionError("not refused")
@@ -63,13 +63,13 @@ SCRIPT = """
     }.items():
         try:
             unlike(**how)
-        except choros.BadInput as error:
+        except choros.InvalidInputError as error:
             assert f"Rank 1 on {os.uname().nodename} and rank 0 on " in str(error), error
             assert "were told different things: " in str(error) and words in str(error), (words, error)
         else:
             raise AssertionError(words)
 
-    with choros.rank0_first():  # the file is made by one, and is there for the other
+    with choros.rank_zero_first():  # the file is made by one, and is there for the other
         first = not os.path.exists("made")
         open("made", "a").close()
     assert first == (rank == 0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 if importlib.util.find_spec("keras_hub") is None:
     pytest.skip("keras_hub is not installed", allow_module_level=True)
@@ -76,7 +76,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWa
 
 @TASKS
 def test_a_task_with_a_preprocessor_is_refused_with_the_remedy(make, raw):
-    with pytest.raises(BadInput, match=r"model\.preprocess_samples\(x, y\)") as refused:
+    with pytest.raises(InvalidInputError, match=r"model\.preprocess_samples\(x, y\)") as refused:
         choros.Trainer(make(), "allreduce", workers=2)
     assert "model.preprocessor = None" in str(refused.value)
 
@@ -157,7 +157,7 @@ def test_a_task_of_a_users_own_with_another_fit_is_refused():
 
     backbone = images().backbone
     for kind in (Mine, Own):
-        with pytest.raises(BadInput, match=kind.__name__):
+        with pytest.raises(InvalidInputError, match=kind.__name__):
             choros.Trainer(compiled(kind(backbone=backbone, num_classes=3)), workers=2)
 
 
@@ -166,5 +166,5 @@ def test_a_preprocessor_put_back_before_fit_is_refused():
     preprocessor, task.preprocessor = task.preprocessor, None
     trainer = choros.Trainer(task, workers=2)
     task.preprocessor = preprocessor
-    with pytest.raises(BadInput, match="preprocess_samples"):
+    with pytest.raises(InvalidInputError, match="preprocess_samples"):
         trainer.fit(IMAGES[:, :16, :16], LABELS, **FIT)

@@ -7,7 +7,7 @@ import pytest
 import choros
 from choros.backends import make_replica
 from choros.backends.loss_recheck import Recheck
-from choros.errors import NotExact, WorkerFailed
+from choros.errors import InexactLossError, WorkerFailedError
 from choros.types import Batch
 
 RNG = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def rows(count, padded_from):
 
 def test_padding_in_the_last_rows_is_found_at_the_start():
     x, y = rows(4000, 3950)
-    with pytest.raises(NotExact, match=r"MaskedMean\.compute_loss"):
+    with pytest.raises(InexactLossError, match=r"MaskedMean\.compute_loss"):
         choros.Trainer(make(), workers=2).fit(x, y, batch_size=40, verbose=0)
 
 
@@ -121,7 +121,7 @@ def test_a_late_check_sees_through_dropout_and_batch_normalisation(kind, dropout
     if kind is Declared:
         check.decide(padded)
     else:
-        with pytest.raises(NotExact, match=r"MaskedMean\.compute_loss"):
+        with pytest.raises(InexactLossError, match=r"MaskedMean\.compute_loss"):
             check.decide(padded)
     for value, old in zip(kept(replica), before, strict=True):
         np.testing.assert_array_equal(value, old)
@@ -194,7 +194,7 @@ def test_a_stream_whose_padding_begins_late_ends_with_the_weights(normalised, de
             yield x[start : start + 16], y[start : start + 16]
 
     trainer = choros.Trainer(make(normalised=normalised), workers=2, devices_per_worker=devices)
-    with pytest.raises(WorkerFailed, match=r"NotExact.*MaskedMean\.compute_loss") as error:
+    with pytest.raises(WorkerFailedError, match=r"InexactLossError.*MaskedMean\.compute_loss") as error:
         trainer.fit(batches(), steps_per_epoch=3000, verbose=0)
     assert [w.shape for w in error.value.weights][:2] == [(4, 6), (6,)]
 
@@ -217,7 +217,7 @@ class Halves(keras.utils.PyDataset):
 
 
 def test_padding_in_later_batches_of_a_dataset_is_found_at_the_start():
-    with pytest.raises(NotExact, match=r"MaskedMean\.compute_loss"):
+    with pytest.raises(InexactLossError, match=r"MaskedMean\.compute_loss"):
         choros.Trainer(make(), workers=2).fit(Halves(), shuffle=False, verbose=0)
 
 
@@ -228,7 +228,7 @@ def test_a_short_stream_is_checked_before_it_ends(steps):
     def batches():
         yield from map(data.__getitem__, range(40))
 
-    with pytest.raises(WorkerFailed, match=r"NotExact.*MaskedMean\.compute_loss") as error:
+    with pytest.raises(WorkerFailedError, match=r"InexactLossError.*MaskedMean\.compute_loss") as error:
         choros.Trainer(make(), workers=2).fit(batches(), steps_per_epoch=steps, verbose=0)
     assert [w.shape for w in error.value.weights][:2] == [(4, 6), (6,)]
 
@@ -246,7 +246,7 @@ def test_devices_that_divide_the_rows_of_a_worker_are_checked(algorithm, workers
     if keras.backend.backend() == "jax":  # one program spans the devices: it divides by what is in the whole batch
         trainer.fit(batches(), steps_per_epoch=40, verbose=0)
         return
-    with pytest.raises(WorkerFailed, match=r"NotExact.*MaskedMean\.compute_loss"):
+    with pytest.raises(WorkerFailedError, match=r"InexactLossError.*MaskedMean\.compute_loss"):
         trainer.fit(batches(), steps_per_epoch=40, verbose=0)
 
 
@@ -258,7 +258,7 @@ def test_the_last_epoch_of_a_stream_is_checked_too():
     check(batch(x, y), 0)
     check.end()
     check(batch(x, padded), 1)
-    with pytest.raises(NotExact, match=r"MaskedMean\.compute_loss"):
+    with pytest.raises(InexactLossError, match=r"MaskedMean\.compute_loss"):
         check.finish()
 
 
@@ -269,5 +269,5 @@ def test_few_rows_are_checked_with_those_of_the_first_batch(count):
     check = Recheck(replica, 0, 2)
     check(batch(x[:count], y[:count]), 0)
     check(batch(x[:count], (y * [1, 0, 0]).astype("float32")[:count]), 0)
-    with pytest.raises(NotExact, match=r"MaskedMean\.compute_loss"):
+    with pytest.raises(InexactLossError, match=r"MaskedMean\.compute_loss"):
         check.end()

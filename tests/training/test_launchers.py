@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import BadInput, WorkerFailed
+from choros.errors import InvalidInputError, WorkerFailedError
 from choros.training.payload import CodeFolder, read_code
 
 
@@ -132,7 +132,7 @@ def test_a_worker_that_fails_is_named_and_nothing_is_lost(make_model, data, same
     words, number = BREAKING[how]
     there = launcher if launcher == "mpiexec" else choros.Ssh(launcher)
     begun = time.monotonic()
-    with pytest.raises(WorkerFailed, match=words) as failed:
+    with pytest.raises(WorkerFailedError, match=words) as failed:
         fit(model, "allreduce", there, Rows(), shuffle=False, epochs=3)
     assert time.monotonic() - begun < 60
     assert (failed.value.rank, failed.value.signal) == (1, number)
@@ -172,13 +172,13 @@ def test_an_interrupt_ends_all_workers_and_keeps_the_last_weights(make_model, da
 def test_what_cannot_be_is_said(make_model, data, how, words):
     x, y = data(rows=16)
     make = how["launcher"] if callable(how["launcher"]) else lambda: how["launcher"]
-    with pytest.raises((BadInput, WorkerFailed), match=words):
+    with pytest.raises((InvalidInputError, WorkerFailedError), match=words):
         choros.Trainer(make_model(), **{"workers": 2, **how, "launcher": make()}).fit(x, y, verbose=0)
 
 
 def test_a_stream_is_refused(make_model, data):
     x, y = data(rows=16)
-    with pytest.raises(BadInput, match=r"choros.files or a PyDataset"):
+    with pytest.raises(InvalidInputError, match=r"choros.files or a PyDataset"):
         fit(make_model(), "allreduce", "mpiexec", ((x, y) for _ in range(8)), steps_per_epoch=2)
 
 
@@ -188,10 +188,10 @@ def test_code_that_somebody_else_could_have_written_is_not_taken(tmp_path):
         assert stat.S_IMODE(place.stat().st_mode) == 0o700
         assert read_code(folder.told) == [b"code"]
         (place / "0").write_bytes(b"other")
-        with pytest.raises(BadInput, match="not what the process that called fit wrote"):
+        with pytest.raises(InvalidInputError, match="not what the process that called fit wrote"):
             read_code(folder.told)
         (place / "0").chmod(0o620)
-        with pytest.raises(BadInput, match="others may write it"):
+        with pytest.raises(InvalidInputError, match="others may write it"):
             read_code(folder.told)
-    with pytest.raises(BadInput, match="in a directory that all hosts share"):
+    with pytest.raises(InvalidInputError, match="in a directory that all hosts share"):
         read_code(folder.told)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 from choros.training.checkpoint import Store
 
 HOW = {"epochs": 4, "batch_size": 10, "seed": 3, "verbose": 0}
@@ -127,6 +127,6 @@ def test_a_warning_here_ends_all_in_a_checkpoint_from_which_they_go_on(make_mode
 def test_what_does_better_no_second_time_is_not_tried_again(make_model, tmp_path):
     launcher = choros.Ssh("nowhere.invalid:2", command="false")
     trainer = choros.Trainer(make_model(), workers=2, launcher=launcher, restarts=3)
-    with pytest.raises(WorkerFailed, match="ended with code") as failed:
+    with pytest.raises(WorkerFailedError, match="ended with code") as failed:
         trainer.fit(rows_of(tmp_path / "flag"), **HOW)
     assert failed.value.rank == 0

@@ -27,7 +27,7 @@ from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
 from choros.consistency.versions import check_versions, versions
 from choros.data.array_source import ArraySource
-from choros.errors import BadInput, NotSerializable
+from choros.errors import InvalidInputError, NotSerializableError
 from choros.training.model_io.redraw import redraw
 from choros.training.model_io.serialization import copy_model, pack_model, pack_with_weights
 from choros.types import dtype_of
@@ -491,11 +491,13 @@ def test_weights_are_no_part_of_the_pickle():
 def test_an_object_that_cannot_be_pickled_is_named_with_its_place():
     model = built(bare)
     model.later = {"log": [1, (number for number in range(3))]}
-    with pytest.raises(NotSerializable, match=r"The model 'bare.*model.later\['log'\]\[1\], a generator, cannot be"):
+    with pytest.raises(
+        NotSerializableError, match=r"The model 'bare.*model.later\['log'\]\[1\], a generator, cannot be"
+    ):
         pack_model(model)
     numbers = (number for number in range(3))
     model = compiled(sequential(), lambda y, p: scaled(y, p, next(numbers)))
-    with pytest.raises(NotSerializable, match="its variable 'numbers'.*a generator"):
+    with pytest.raises(NotSerializableError, match="its variable 'numbers'.*a generator"):
         pack_model(model)
 
 
@@ -505,22 +507,22 @@ def test_data_that_a_model_captures_are_named(monkeypatch):
     monkeypatch.setattr(serialization, "_MOST", 1 << 20)
     x_train = np.zeros((1 << 18,), "float64")
     model = compiled(sequential(), lambda y, p: scaled(y, p, 1.0) + float(x_train[0]))
-    with pytest.raises(NotSerializable, match="its variable 'x_train'.*, a ndarray, brings 2 MB"):
+    with pytest.raises(NotSerializableError, match="its variable 'x_train'.*, a ndarray, brings 2 MB"):
         pack_model(model)
     model = compiled(sequential())
     model.rows = {"train": x_train}
-    with pytest.raises(NotSerializable, match=r"model.rows\['train'\], a ndarray"):
+    with pytest.raises(NotSerializableError, match=r"model.rows\['train'\], a ndarray"):
         pack_model(model)
     scale = keras.layers.Lambda(lambda inputs: inputs * float(x_train[0]))
     model = compiled(keras.Sequential([keras.Input((4,)), scale, keras.layers.Dense(1)]))
-    with pytest.raises(NotSerializable, match=r"model.layers\[0\].function \(its variable 'x_train'\), a ndarray"):
+    with pytest.raises(NotSerializableError, match=r"model.layers\[0\].function \(its variable 'x_train'\), a ndarray"):
         pack_model(model)
 
 
 def test_other_versions_are_refused_before_anything_is_unpickled():
     check_versions(versions())
     assert {"python", "keras", "backend", "numpy", "cloudpickle"} <= versions().keys()
-    with pytest.raises(BadInput, match="keras .* here and 2.0 there"):
+    with pytest.raises(InvalidInputError, match="keras .* here and 2.0 there"):
         check_versions(versions() | {"keras": "2.0"})
 
 
@@ -634,7 +636,7 @@ def test_ranks_of_a_launcher_train_what_one_process_does(make, same):
 
 def test_an_ensemble_with_a_layer_without_configuration_is_refused_by_name(pools):
     model = compiled(sequential(Secret(lambda: 6)))
-    with pytest.raises(NotSerializable, match="'secret.*' cannot be made again"):
+    with pytest.raises(NotSerializableError, match="'secret.*' cannot be made again"):
         choros.Trainer(model, "ensemble", workers=2, pool=pools(2)).fit(*data(), verbose=0)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import BadInput, NotExact
+from choros.errors import InexactLossError, InvalidInputError
 
 X, Y = np.ones((16, 4), "float32"), np.ones((16, 2), "float32")
 
@@ -47,7 +47,7 @@ def functional(kind=keras.Model, batch_size=None):
     [(Scaled, "its own Scaled.fit"), (OwnLoop, "OwnLoop.make_train_function"), (Task, "model.preprocessor = None")],
 )
 def test_a_model_with_its_own_fit_is_refused_with_the_remedy(kind, words):
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         choros.Trainer(compiled(functional(kind)), workers=2)
 
 
@@ -63,16 +63,16 @@ def test_an_optimizer_of_several_is_refused_by_name():
         pytest.skip("this Keras has no MultiOptimizer")
     model = functional()
     several = keras.optimizers.MultiOptimizer([(keras.optimizers.SGD(0.1), model.layers)])
-    with pytest.raises(BadInput, match="MultiOptimizer"):
+    with pytest.raises(InvalidInputError, match="MultiOptimizer"):
         choros.Trainer(compiled(model, several), workers=2)
 
 
 def test_batches_of_a_fixed_size_are_refused_where_workers_divide_them():
-    with pytest.raises(BadInput, match="batches of 8 rows only"):
+    with pytest.raises(InvalidInputError, match="batches of 8 rows only"):
         choros.Trainer(compiled(functional(batch_size=8)), workers=2).fit(X, Y, batch_size=8)
     inputs = keras.Input((2, 2), batch_size=8)
     outputs = keras.layers.Dense(2)(keras.layers.LSTM(3, stateful=True, name="memory")(inputs))
-    with pytest.raises(BadInput, match="'memory' is stateful"):
+    with pytest.raises(InvalidInputError, match="'memory' is stateful"):
         choros.Trainer(compiled(keras.Model(inputs, outputs)), workers=2).fit(X.reshape(16, 2, 2), Y, batch_size=8)
 
 
@@ -87,7 +87,7 @@ def test_one_worker_takes_batches_of_a_fixed_size():
 def test_float8_scales_are_refused_by_all_that_exchange(algorithm):
     model = functional()
     model.quantize("float8")
-    with pytest.raises(NotExact, match="float8"):
+    with pytest.raises(InexactLossError, match="float8"):
         choros.Trainer(compiled(model), algorithm, workers=2).fit(X, Y, batch_size=8)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 4)).astype("float32"), RNG.normal(size=(24, 2)).astype("float32")
@@ -40,5 +40,5 @@ def test_a_step_without_any_gradient_is_an_error_as_in_keras():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile("sgd", Constant())
-    with pytest.raises((WorkerFailed, ValueError), match="No gradients provided for any variable"):
+    with pytest.raises((WorkerFailedError, ValueError), match="No gradients provided for any variable"):
         choros.Trainer(model, workers=2).fit(X, Y, batch_size=8, verbose=0)

@@ -14,7 +14,7 @@ import pytest
 
 import choros
 from choros.data import make_source
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 ALL = os.environ["KERAS_BACKEND"] == "jax"
 SYNC = ["allreduce", "averaging", "localsgd", "easgd", "diloco"]
@@ -275,12 +275,12 @@ def test_swapped_weights_are_validated_saved_and_returned(name, swap, make_model
 def test_what_no_asynchronous_average_can_be_is_refused(make_model, data, pools):
     x, y = data(64)
     how = {"workers": 2, "pool": pools(2)}
-    with pytest.raises(BadInput, match="ema_overwrite_frequency=3"):
+    with pytest.raises(InvalidInputError, match="ema_overwrite_frequency=3"):
         choros.Trainer(make_model(ema(ema_overwrite_frequency=3)), "downpour", **how).fit(x, y, **HOW)
     swaps = [keras.callbacks.SwapEMAWeights()]
-    with pytest.raises(BadInput, match="SwapEMAWeights"):
+    with pytest.raises(InvalidInputError, match="SwapEMAWeights"):
         choros.Trainer(make_model(ema()), "downpour", **how).fit(x, y, callbacks=swaps, **HOW)
-    with pytest.raises(BadInput, match="use_ema=True"):
+    with pytest.raises(InvalidInputError, match="use_ema=True"):
         choros.Trainer(make_model(), **how).fit(x, y, callbacks=swaps, **HOW)
 
 
@@ -302,7 +302,7 @@ def test_a_backup_is_restored_as_in_keras(name, make_model, data, pools, same, t
     assert not (tmp_path / "backup").exists()
     again = {"callbacks": [keras.callbacks.BackupAndRestore(tmp_path / "backup")], "checkpoint": tmp_path / "kept"}
     trainer = choros.Trainer(make_model(), name, workers=2, pool=pools(2))
-    with pytest.raises(BadInput, match="checkpoint="):
+    with pytest.raises(InvalidInputError, match="checkpoint="):
         trainer.fit(*data(64), **again, **HOW)
 
 

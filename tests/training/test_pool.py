@@ -10,7 +10,7 @@ import keras
 import pytest
 
 import choros
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 def test_a_pool_that_trains_is_not_given_to_another(make_model, data, pools):
@@ -19,7 +19,7 @@ def test_a_pool_that_trains_is_not_given_to_another(make_model, data, pools):
 
     class Greedy(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            with pytest.raises(BadInput, match="training already, for a fit of another thread or around this"):
+            with pytest.raises(InvalidInputError, match="training already, for a fit of another thread or around this"):
                 choros.Trainer(make_model(), workers=2, pool=pools(2)).fit(x, y, verbose=0)
             refused.append(epoch)
 

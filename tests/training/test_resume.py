@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import BadInput, CheckpointFailed
+from choros.errors import CheckpointError, InvalidInputError
 from choros.training.checkpoint import Store
 
 MODEL = """
@@ -269,7 +269,7 @@ def test_a_disk_that_is_full_ends_the_run_and_leaves_the_last_good_one(pools, da
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointFailed, match="No space left on device.*last good one"):
+    with pytest.raises(CheckpointError, match="No space left on device.*last good one"):
         small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True, seed=None)
     monkeypatch.undo()
     assert Store(tmp_path).latest().facts["epoch"] == 2
@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_refused(how, words, pools, data, make_model, tmp_p
     if len(how) > 1:
         small(pools, data, make_model, checkpoint=tmp_path, epochs=1, seed=8)
         how = {"checkpoint": tmp_path, **how}
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         small(pools, data, make_model, **how)
 
 
@@ -328,7 +328,7 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
         "first rows='": {"seeded": 1},
         "first rows=' ": {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
     }.items():
-        with pytest.raises(BadInput, match=words.rstrip()):
+        with pytest.raises(InvalidInputError, match=words.rstrip()):
             small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8, **how)
     capfd.readouterr()
     small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8)
@@ -338,13 +338,13 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
 
 def test_a_directory_that_cannot_be_written_to_is_found_before_training(pools, data, make_model, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointFailed, match="nothing was trained. Give another directory"):
+    with pytest.raises(CheckpointError, match="nothing was trained. Give another directory"):
         small(pools, data, make_model, checkpoint=tmp_path / "file")
 
 
 def test_restarts_that_cannot_be_are_refused(make_model):
     for restarts in (-1, 1.5, True):
-        with pytest.raises(BadInput, match="restarts="):
+        with pytest.raises(InvalidInputError, match="restarts="):
             choros.Trainer(make_model(), workers=2, restarts=restarts)
 
 
@@ -361,7 +361,7 @@ def test_a_failure_after_a_resume_leaves_the_model_as_it_was(tmp_path, fails):
     model.optimizer.build(model.trainable_variables)
     before = [keras.ops.convert_to_numpy(variable).copy() for variable in model.optimizer.variables]
     fails.flag.touch()
-    with pytest.raises(choros.WorkerFailed, match="as the test wants it"):
+    with pytest.raises(choros.WorkerFailedError, match="as the test wants it"):
         choros.Trainer(model, "aeasgd", workers=2).fit(x, x[:, :1], epochs=2, resume=True, **how)
     for variable, value in zip(model.optimizer.variables, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)

@@ -274,7 +274,7 @@ def test_a_schedule_in_the_place_of_a_rate_is_refused(rows, pools):
         model.optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(value, 10, 0.5)
 
     trainer = choros.Trainer(make(), workers=2, pool=pools(2))
-    with pytest.raises(choros.errors.BadInput, match="replaced the learning rate by a schedule"):
+    with pytest.raises(choros.errors.InvalidInputError, match="replaced the learning rate by a schedule"):
         trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_begin", replaces)])
 
 
@@ -287,7 +287,7 @@ def test_another_optimizer_or_compile_in_a_hook_is_refused(again, rows, pools):
             model.optimizer = keras.optimizers.SGD(0.5)
 
     trainer = choros.Trainer(make(), workers=2, pool=pools(2))
-    with pytest.raises(choros.errors.BadInput, match="replaced the optimizer or compiled the model again"):
+    with pytest.raises(choros.errors.InvalidInputError, match="replaced the optimizer or compiled the model again"):
         trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_begin", replaces)])
 
 
@@ -296,5 +296,5 @@ def test_freezing_in_the_middle_is_refused(rows, pools):
         model.layers[1].trainable = False
 
     trainer = choros.Trainer(make(), workers=2, pool=pools(2))
-    with pytest.raises(choros.errors.BadInput, match="changed which variables are trained"):
+    with pytest.raises(choros.errors.InvalidInputError, match="changed which variables are trained"):
         trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_begin", freezes)])

@@ -11,7 +11,7 @@ import pytest
 
 from choros.cluster import Place
 from choros.comm.bootstrap.init import _by_secret
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 SCRIPT = """
 import json, os, sys
@@ -88,8 +88,8 @@ def test_ranks_that_know_a_secret_meet_at_the_first_one_s(script, tmp_path):
 
 def test_a_secret_that_is_none_and_hosts_that_nobody_told_are_refused(monkeypatch):
     monkeypatch.setenv("CHOROS_SECRET", "short")
-    with pytest.raises(BadInput, match="64 random hexadecimal"):
+    with pytest.raises(InvalidInputError, match="64 random hexadecimal"):
         _by_secret(Place(0, 2, 0, 1, launcher="kubernetes"), 0, 2, 1.0)
     monkeypatch.setenv("CHOROS_SECRET", "ab" * 32)
-    with pytest.raises(BadInput, match="set CHOROS_COORDINATOR"):
+    with pytest.raises(InvalidInputError, match="set CHOROS_COORDINATOR"):
         _by_secret(Place(0, 2, 0, 1, launcher="kubernetes"), 0, 2, 1.0)

@@ -96,15 +96,15 @@ def test_what_decode_raises_in_a_worker_is_told(folder, pools):
         return columns
 
     data = choros.files(folder / "train.parquet", y="label", decode=decode)
-    with pytest.raises(choros.WorkerFailed, match="these rows are bad"):
+    with pytest.raises(choros.WorkerFailedError, match="these rows are bad"):
         choros.Trainer(model(), workers=2, pool=pools(2)).fit(data, verbose=0)
 
 
 def test_targets_beside_files_and_a_split_of_them_are_refused(folder):
     data = choros.files(folder / "train.parquet", y="label")
-    with pytest.raises(choros.BadInput, match="y was given beside a FileSource"):
+    with pytest.raises(choros.InvalidInputError, match="y was given beside a FileSource"):
         choros.Trainer(model()).fit(data, np.zeros(400))
-    with pytest.raises(choros.BadInput, match="validation_split cannot cut a FileSource"):
+    with pytest.raises(choros.InvalidInputError, match="validation_split cannot cut a FileSource"):
         choros.Trainer(model()).fit(data, validation_split=0.2)
 
 
@@ -192,13 +192,13 @@ def test_the_end_of_a_stream_and_its_errors_are_the_callers(pools):
     with pytest.raises(ZeroDivisionError, match="in the user's generator"):
         trainer.fit(broken(), steps_per_epoch=6, epochs=3, verbose=0)
     with pytest.raises(
-        choros.BadInput, match="A generator ended after 7 batches, in the middle of an epoch of 6 steps"
+        choros.InvalidInputError, match="A generator ended after 7 batches, in the middle of an epoch of 6 steps"
     ):
         trainer.fit(batches(7), steps_per_epoch=6, epochs=3, verbose=0)
-    with pytest.raises(choros.BadInput, match="can be gone through once, and 3 epochs"):
+    with pytest.raises(choros.InvalidInputError, match="can be gone through once, and 3 epochs"):
         trainer.fit(batches(7), epochs=3, verbose=0)
     assert all(map(np.array_equal, given, trainer.model.get_weights()))
-    with pytest.raises(choros.BadInput, match="which a stream does not give"):
+    with pytest.raises(choros.InvalidInputError, match="which a stream does not give"):
         choros.Trainer(model(), "ensemble", workers=2, pool=pools(2)).fit(batches(6), verbose=0)
     trainer.fit(batches(6), verbose=0)  # the pool is as good as new
 
@@ -243,7 +243,7 @@ def test_ranks_of_a_job_take_their_shares_and_must_see_the_same_stream(tmp_path)
         np.testing.assert_allclose(train(0), train(0, plain=True), atol=1e-6)
         try:
             train(Place.here().rank)
-        except choros.BadInput as error:
+        except choros.InvalidInputError as error:
             assert "were told different things: first_batch" in str(error), error
             print("refused")
     """

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 ENDING = """
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 from choros.comm.bootstrap.exit_hooks import let_the_cause_end_first, linger
 
 {hook}
@@ -24,8 +24,8 @@ def end(hook, error):
 
 @pytest.mark.parametrize("hook", ["linger()", "let_the_cause_end_first('rank 0 of 2')"])
 def test_the_loss_of_another_rank_is_one_line(hook):
-    said, code = end(hook, "PeerFailed('rank 1 on n2 has gone')")
-    assert said == "choros.errors.PeerFailed: rank 1 on n2 has gone\n"
+    said, code = end(hook, "PeerLostError('rank 1 on n2 has gone')")
+    assert said == "choros.errors.PeerLostError: rank 1 on n2 has gone\n"
     assert code == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from choros.comm.shm.group import SharedGroup
 from choros.comm.tcp.group import TcpGroup
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 
 
 @pytest.fixture(params=["shared memory", "sockets"])
@@ -43,7 +43,7 @@ def test_a_wait_ends_with_the_reason_and_later_ones_too(pair):
     def wait():
         try:
             waiting.sum(np.ones(3))
-        except PeerFailed as error:
+        except PeerLostError as error:
             told.append(str(error))
 
     thread = threading.Thread(target=wait)
@@ -53,7 +53,7 @@ def test_a_wait_ends_with_the_reason_and_later_ones_too(pair):
     thread.join(30)
     assert "rank 1 was ended by SIGKILL" in told[0]
     assert "rank 1 was ended by SIGKILL" in pair[0].broken
-    with pytest.raises(PeerFailed, match="rank 1 was ended by SIGKILL"):
+    with pytest.raises(PeerLostError, match="rank 1 was ended by SIGKILL"):
         waiting.barrier()
 
 

@@ -271,12 +271,12 @@ else:
     ]
     for rank, lines in enumerate(said):
         for number, (line, expected) in enumerate(zip(lines, words, strict=False)):
-            assert line["error"] == ("CallsDifferError" if number < 8 else "BadInput")
+            assert line["error"] == ("CallsDifferError" if number < 8 else "InvalidInputError")
             assert all(word in line["text"] for word in expected), line["text"]
         assert lines[13] == {"total": 3.0}
         assert len(lines) == (14 if rank == 1 else 16)
     for rank in (0, 2):
-        assert [line["error"] for line in said[rank][14:]] == ["PeerFailed"] * 2
+        assert [line["error"] for line in said[rank][14:]] == ["PeerLostError"] * 2
         assert "rank 1" in said[rank][14]["text"]
         assert "left" in said[rank][14]["text"]
         assert "failed before" in said[rank][15]["text"]

@@ -10,7 +10,7 @@ import pytest
 
 from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import Segment
-from choros.errors import BadData, MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, InvalidDataError, PeerLostError
 
 
 def fill(value):
@@ -71,17 +71,17 @@ def test_a_writer_waits_for_room_and_can_give_up():
 
 def test_a_reader_is_told_when_nothing_comes():
     ring = Ring.create(readers=1, depth=2, nbytes=64)
-    with pytest.raises(MeetingTimeout, match="No batch came from the data for"):
+    with pytest.raises(CommTimeoutError, match="No batch came from the data for"):
         ring.take(0, 0.1)
     ring.leave()
-    with pytest.raises(PeerFailed, match="reads the data has stopped"):
+    with pytest.raises(PeerLostError, match="reads the data has stopped"):
         ring.take(0, 5.0)
     ring.close()
 
 
 def test_what_is_longer_than_a_slot_is_refused():
     ring = Ring.create(readers=1, depth=2, nbytes=64)
-    with pytest.raises(BadData, match="give batches of more equal size"):
+    with pytest.raises(InvalidDataError, match="give batches of more equal size"):
         ring.put(10_000, fill(0), patient)
     ring.put(0, lambda memory: None, patient)
     assert not len(ring.take(0, 1.0))

@@ -15,7 +15,7 @@ import pytest
 import choros.comm.group
 from choros.comm.shm.futex import Waiter
 from choros.comm.shm.segment import Segment, align
-from choros.errors import BadInput, PeerFailed
+from choros.errors import InvalidInputError, PeerLostError
 
 
 def test_align_rounds_up():
@@ -115,27 +115,27 @@ def test_closing_a_second_mapping_keeps_the_locks_of_the_first():
 
 
 def test_what_is_not_a_segment_is_refused():
-    with pytest.raises(BadInput, match="pass_fds"):
+    with pytest.raises(InvalidInputError, match="pass_fds"):
         Segment.attach(99999)
-    with open(os.devnull, "rb") as null, pytest.raises(BadInput, match="not a segment"):
+    with open(os.devnull, "rb") as null, pytest.raises(InvalidInputError, match="not a segment"):
         Segment.attach(null.fileno())
-    with pytest.raises(BadInput, match="1 or more"):
+    with pytest.raises(InvalidInputError, match="1 or more"):
         Segment.create(0)
-    with pytest.raises(PeerFailed, match="alive"):
+    with pytest.raises(PeerLostError, match="alive"):
         Segment.open_peer(2**22 + 5, 3)
     with Segment.create(4096) as segment:
         for count, offset in ((1025, 0), (1, 4), (1, -64), (-1, 0), (1, 4096)):
-            with pytest.raises(BadInput, match="do not fit"):
+            with pytest.raises(InvalidInputError, match="do not fit"):
                 segment.array("float32", count, offset)
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(segment.fd, 0)
-    with pytest.raises(BadInput, match="closed"):
+    with pytest.raises(InvalidInputError, match="closed"):
         segment.array("float32", 1)
 
 
 def test_windows_is_sent_to_wsl(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(BadInput, match="WSL"):
+    with pytest.raises(InvalidInputError, match="WSL"):
         runpy.run_path(choros.comm.group.__file__)
 
 

@@ -12,7 +12,7 @@ from choros.comm.shm.segment import Segment
 from choros.comm.tcp import auth_socket
 from choros.comm.tcp.reconnecting_client import Lasting
 from choros.comm.tcp.rpc import Channel
-from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 from choros.param_server.shard_service import ServedCentre, answers
 from choros.param_server.sharded import ShardedCentre
 from choros.param_server.shared_memory import SharedCentre
@@ -51,7 +51,7 @@ class Host:
         while not self.closed:
             try:
                 hello, end = self.door.next(0.1)
-            except MeetingTimeout:
+            except CommTimeoutError:
                 continue
             self.came += 1
             centre = ServedCentre(self.segment, self.rule, hello["rank"], WORKERS, self.kept)  # as a new process has it
@@ -183,9 +183,9 @@ def test_who_has_another_number_of_exchanges_is_not_served(host):
     local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
     one.far.exchange(local, seen, 1, NONE)
     one.far._far[0][1].sent = 5
-    with pytest.raises(BadInput, match="another process exchanges under this rank"):
+    with pytest.raises(InvalidInputError, match="another process exchanges under this rank"):
         one.far.exchange(local, seen, 1, NONE)
-    with pytest.raises(BadInput, match="'explode'"):
+    with pytest.raises(InvalidInputError, match="'explode'"):
         one.line.ask({"op": "explode"})
     assert one.came == 1
 
@@ -224,7 +224,7 @@ def test_a_server_whose_rank_has_gone_too_is_an_error(host):
     one.door.close()
     one.harm["read"] = "before", None
     for _ in range(2):
-        with pytest.raises(PeerFailed, match="The host has gone, and so has the rank that would start another one"):
+        with pytest.raises(PeerLostError, match="The host has gone, and so has the rank that would start another one"):
             one.far.read(np.zeros(SIZE, "float32"), NONE)
 
 
@@ -235,7 +235,7 @@ def test_a_server_that_is_not_back_in_time_is_an_error(host, monkeypatch):
     try:
         one.line._place, one.line.timeout = f"127.0.0.1:{port}", 1.0
         one.harm["read"] = "before", None
-        with pytest.raises(PeerFailed, match=r"The host has gone, and no other one answered for 1 s \("):
+        with pytest.raises(PeerLostError, match=r"The host has gone, and no other one answered for 1 s \("):
             one.far.read(np.zeros(SIZE, "float32"), NONE)
     finally:
         os.close(heard)

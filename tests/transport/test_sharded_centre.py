@@ -8,7 +8,7 @@ import pytest
 from choros import algorithms
 from choros.comm.tcp.auth_socket import Door, dial
 from choros.comm.tcp.rpc import Channel
-from choros.errors import BadInput, PeerFailed
+from choros.errors import InvalidInputError, PeerLostError
 from choros.param_server.in_memory import MemoryCentre
 from choros.param_server.shard_service import ServedCentre, answers
 from choros.param_server.sharded import ShardedCentre
@@ -75,7 +75,7 @@ def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
     rng = np.random.default_rng(3)
     begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
     if not rule.elementwise and cuts == "two":
-        with pytest.raises(BadInput, match="cannot be divided"):
+        with pytest.raises(InvalidInputError, match="cannot be divided"):
             hosts(rule, begin, own, CUTS[cuts])(0, 0)
         return
     one = MemoryCentre(rule, begin, WORKERS, own)
@@ -188,12 +188,12 @@ def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_an
     at = hosts(rule, zero, none, CUTS["two"])
     centre = at(0, 2)
     assert centre.timeout == 5.0
-    with pytest.raises(BadInput, match="host 0: BadInput: rank 0 gave a others of shape"):
+    with pytest.raises(InvalidInputError, match="host 0: InvalidInputError: rank 0 gave a others of shape"):
         centre.exchange(zero.copy(), zero.copy(), 1, np.zeros(3, "float32"))
     assert centre.read(np.empty_like(zero), none) == 0
     line = centre._far[0][1].line
-    with pytest.raises(BadInput, match="'explode'"):
+    with pytest.raises(InvalidInputError, match="'explode'"):
         line.ask({"op": "explode"})
     line.close()
-    with pytest.raises(PeerFailed, match="host 0 has gone"):
+    with pytest.raises(PeerLostError, match="host 0 has gone"):
         centre.read(np.empty_like(zero), none)

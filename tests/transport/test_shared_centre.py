@@ -7,7 +7,7 @@ import pytest
 
 from choros.comm.group import Centre
 from choros.comm.shm.segment import Segment
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.param_server.layout import ACTIVE
 from choros.param_server.shared_memory import BLOCK, SharedCentre
 
@@ -239,7 +239,7 @@ def test_a_rank_may_come_back_but_not_twice_at_once():
         again = SharedCentre(segment, rule, 0, 2)
         again.exchange(np.ones(5), np.zeros(5), 1, NONE)
         assert again.contributions == [2, 0]
-        with pytest.raises(BadInput, match="another process exchanges under this rank"):
+        with pytest.raises(InvalidInputError, match="another process exchanges under this rank"):
             first.exchange(np.ones(5), np.zeros(5), 1, NONE)
         assert again.contributions == [2, 0]
 
@@ -249,14 +249,14 @@ def test_what_does_not_fit_is_refused():
     with a_centre(others=2) as segment:
         client, fine = SharedCentre(segment, rule, 1, 2), np.zeros(2)
         for local, others in ((np.zeros(4), fine), (np.zeros(5, "float32"), fine), (np.zeros(5), np.zeros(3))):
-            with pytest.raises(BadInput, match=r"rank 1 gave a (vector|others) of shape"):
+            with pytest.raises(InvalidInputError, match=r"rank 1 gave a (vector|others) of shape"):
                 client.exchange(local, np.zeros(5), 1, others)
-            with pytest.raises(BadInput, match="shape"):
+            with pytest.raises(InvalidInputError, match="shape"):
                 client.read(local, others)
-        with pytest.raises(BadInput, match="controller reads"):
+        with pytest.raises(InvalidInputError, match="controller reads"):
             SharedCentre(segment).exchange(np.zeros(5), np.zeros(5), 1, fine)
         for arguments in ((rule, 2, 2), (rule, 0, 3), (None, 0, 2)):
-            with pytest.raises(BadInput):
+            with pytest.raises(InvalidInputError):
                 SharedCentre(segment, *arguments)
         assert client.clock == 0
     for centre, others, memory, workers in (
@@ -265,9 +265,9 @@ def test_what_does_not_fit_is_refused():
         (np.zeros(2), NONE, (np.zeros(3),), 1),
         (np.zeros(2), NONE, (), 0),
     ):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidInputError):
             SharedCentre.create(centre, others, memory, workers)
-    with Segment.create(4096) as plain, pytest.raises(BadInput, match="a SharedCentre's was expected"):
+    with Segment.create(4096) as plain, pytest.raises(InvalidInputError, match="a SharedCentre's was expected"):
         SharedCentre(plain)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from choros.algorithms import DOWNPOUR
 from choros.comm.shm.group_header import abort
-from choros.errors import MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, PeerLostError
 from choros.param_server.shared_memory import BLOCK, SharedCentre
 
 NONE = np.zeros(0)
@@ -119,7 +119,7 @@ def test_a_stopped_holder_is_named_and_the_centre_can_still_be_read(ranks):
         assert ranks.line(0) == {"killed": True}
         client = SharedCentre(segment, DOWNPOUR(), 0, 2, timeout=0.6)
         begin = time.perf_counter()
-        with pytest.raises(MeetingTimeout, match=r"rank 0 on .* held by rank 1 \(process \d+\)") as caught:
+        with pytest.raises(CommTimeoutError, match=r"rank 0 on .* held by rank 1 \(process \d+\)") as caught:
             client.exchange(np.ones(5), np.zeros(5), 1, NONE)
         assert 0.6 <= time.perf_counter() - begin < 5
         assert caught.value.missing == (1,)
@@ -161,10 +161,10 @@ say(at=time.time())
             given_up = time.time()
             abort(segment, "rank 0 ran out of memory")
             error, after = ranks.finish()[0]
-        assert error["error"] == "PeerFailed"
+        assert error["error"] == "PeerLostError"
         assert "rank 1 on" in error["text"]
         assert "rank 0 ran out of memory" in error["text"]
         assert after["at"] - given_up < 0.3
-        with pytest.raises(PeerFailed, match="given up before an exchange"):
+        with pytest.raises(PeerLostError, match="given up before an exchange"):
             holder.exchange(np.ones(5), np.zeros(5), 1, NONE)
         assert holder.read(np.empty(5), NONE) == 0

@@ -19,7 +19,7 @@ from choros.comm.shm.group import SharedGroup, abort, share
 from choros.comm.shm.robust_lock import RobustLock
 from choros.comm.shm.segment import Segment
 from choros.comm.single_rank_group import LocalGroup
-from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed
+from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
 
 
 def test_a_killed_rank_is_named_within_a_second(ranks):
@@ -44,7 +44,7 @@ trying(group.barrier)
         said = ranks.finish(codes={2: -signal.SIGKILL})
     assert seconds < 5
     for rank, line in enumerate(first):
-        assert line["error"] == "PeerFailed"
+        assert line["error"] == "PeerLostError"
         assert f"rank {rank} on {os.uname().nodename}: rank 2 (process" in line["text"]
         assert "died while it was awaited at sum_slots of 10 float32" in line["text"]
         assert "failed before" in said[rank][0]["text"]
@@ -63,7 +63,7 @@ else:
 """
     with SharedGroup.create(3, 4096) as segment:
         said = ranks.start(script, segment, 3).finish(codes={2: -signal.SIGKILL})
-    assert said[0][0]["error"] == "PeerFailed"
+    assert said[0][0]["error"] == "PeerLostError"
     assert said[0][0]["seconds"] < 2.5
 
 
@@ -84,7 +84,7 @@ trying(group.barrier)
         ranks.kill(1, signal.SIGSTOP)
         line = ranks.line(0)
         ranks.kill(1)
-    assert line["error"] == "MeetingTimeout"
+    assert line["error"] == "CommTimeoutError"
     assert line["missing"] == [1, 2, 3]
     assert "rank 1 (alive, but busy or stopped) and ranks 2, 3 (never joined) of 4" in line["text"]
     assert 0.7 <= line["seconds"] < 5
@@ -109,7 +109,7 @@ say(at=time.time())
         SharedGroup.abort(segment, "a second reason does not replace the first")
         said = ranks.finish()
     for lines in said:
-        assert lines[0]["error"] == "PeerFailed"
+        assert lines[0]["error"] == "PeerLostError"
         assert "rank 9 raised ValueError: no rows" in lines[0]["text"]
     assert all(lines[1]["at"] - given_up < 0.3 for lines in said[:2])
 
@@ -123,9 +123,9 @@ trying(lambda: SharedCentre(os.dup(fd)))
 """
     with SharedGroup.create(2, 4096) as segment, SharedGroup(segment, 0):
         (lines,) = ranks.start(script, segment, 1).finish()
-        with pytest.raises(BadInput, match="already taken"):
+        with pytest.raises(InvalidInputError, match="already taken"):
             SharedGroup(segment, 0)
-    assert [line["error"] for line in lines] == ["BadInput"] * 4
+    assert [line["error"] for line in lines] == ["InvalidInputError"] * 4
     assert f"already taken by process {os.getpid()}" in lines[0]["text"]
     assert "give 0 to 1" in lines[1]["text"]
     assert "holds a SharedGroup's segment, and a SharedCentre's was expected" in lines[3]["text"]
@@ -261,7 +261,7 @@ def test_a_thread_that_waits_in_vain_leaves_the_lock_to_the_one_that_has_it():
             try:
                 with RobustLock(segment, 40, 41, "rank 0", 0).hold(0.1, "an exchange"):
                     pass
-            except MeetingTimeout as error:
+            except CommTimeoutError as error:
                 failures.append(error)
 
         thread = threading.Thread(target=other)
@@ -290,7 +290,7 @@ group.close()
         said = ranks.start(script, segment, 3).finish()
     for rank, (line, refused) in enumerate(said):
         assert line == {"values": [10, 11, 12], "same": rank == root}
-        assert refused["error"] == "PeerFailed"
+        assert refused["error"] == "PeerLostError"
         assert "gave no segment" in refused["text"]
 
 
@@ -310,7 +310,7 @@ class _Telling(LocalGroup):
 
 def test_a_segment_that_cannot_be_mapped_is_told_to_everyone():
     group = _Telling(2**22 + 5)
-    with pytest.raises(PeerFailed, match="not mapped everywhere"):
+    with pytest.raises(PeerLostError, match="not mapped everywhere"):
         share(group, None)
     assert b"cannot map" in group.gathered[1]
 
@@ -318,7 +318,7 @@ def test_a_segment_that_cannot_be_mapped_is_told_to_everyone():
 def test_ranks_of_several_machines_cannot_share_memory():
     group = _Telling(1)
     group.gather = lambda x: [json.dumps(["elsewhere 7", [1, 3]]).encode(), x]
-    with pytest.raises(BadInput, match=f"rank 0 on elsewhere, rank 1 on {os.uname().nodename}"):
+    with pytest.raises(InvalidInputError, match=f"rank 0 on elsewhere, rank 1 on {os.uname().nodename}"):
         share(group, None)
 
 
@@ -327,24 +327,24 @@ def test_what_cannot_be_summed_or_sent_is_refused():
         assert isinstance(group, Group)
         assert group.slot_bytes == 4096
         for values in (np.zeros(3, bool), np.array(["a"]), np.array([object()])):
-            with pytest.raises(BadInput, match="cannot be summed"):
+            with pytest.raises(InvalidInputError, match="cannot be summed"):
                 group.sum(values)
-        with pytest.raises(BadInput, match="slot_bytes=4100"):
+        with pytest.raises(InvalidInputError, match="slot_bytes=4100"):
             group.slot(1025, "float32")
-        with pytest.raises(BadInput, match="objects"):
+        with pytest.raises(InvalidInputError, match="objects"):
             group.broadcast(np.array([object()]))
-        with pytest.raises(BadInput, match="give 0 to 0"):
+        with pytest.raises(InvalidInputError, match="give 0 to 0"):
             group.broadcast(np.zeros(1), root=1)
         assert group.sum(np.float32([1.5, np.inf])).tolist() == [1.5, np.inf]
         for count in range(40):  # more kinds of slots than are remembered
             assert group.slot(count, "float32").size == count
     for size, room in ((0, 10), (2, -1)):
-        with pytest.raises(BadInput, match="cannot be"):
+        with pytest.raises(InvalidInputError, match="cannot be"):
             SharedGroup.create(size, room)
     with Segment.create(4096) as plain:
-        with pytest.raises(BadInput, match="holds no segment, and a SharedGroup's was expected"):
+        with pytest.raises(InvalidInputError, match="holds no segment, and a SharedGroup's was expected"):
             SharedGroup(plain, 0)
-        with pytest.raises(BadInput, match="nothing to give up"):
+        with pytest.raises(InvalidInputError, match="nothing to give up"):
             abort(plain, "x")
 
 
@@ -369,6 +369,6 @@ def test_local_group_gives_what_a_shared_group_of_one_gives():
     assert local.slot(3, "float32").ctypes.data % 64 == 0
     with pytest.raises(ChorosError):
         local.slot(-1, "float32")
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidInputError):
         local.broadcast(given, root=1)
     local.close()

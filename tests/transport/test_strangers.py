@@ -17,7 +17,7 @@ import pytest
 from choros.comm.tcp import auth_socket
 from choros.comm.tcp.auth_socket import Door, dial
 from choros.comm.tcp.rpc import Channel
-from choros.errors import MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, PeerLostError
 
 SECRET = secrets.token_bytes(32)
 
@@ -34,7 +34,7 @@ def stranger(door):
 
 
 def came(door):
-    with pytest.raises(MeetingTimeout, match="Nobody came"):
+    with pytest.raises(CommTimeoutError, match="Nobody came"):
         door.next(0.3)
 
 
@@ -59,7 +59,7 @@ def until(condition):
 
 def test_strangers_are_not_let_in(door):
     """Who does not know the secret, speaks otherwise or says nothing: nobody comes of it, and the next gets in."""
-    with pytest.raises(PeerFailed, match="does not know this job's secret"):
+    with pytest.raises(PeerLostError, match="does not know this job's secret"):
         dial(door.place, b"another job's", {"rank": 1}, 5)
     with stranger(door) as end:
         end.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
@@ -192,7 +192,7 @@ def test_what_is_no_message_is_named_so(message):
     with one, two:
         one.sendall(message)
         one.shutdown(socket.SHUT_WR)
-        with pytest.raises(PeerFailed, match="a rank"):
+        with pytest.raises(PeerLostError, match="a rank"):
             Channel(two, "a rank", 5).hear()
 
 

@@ -20,7 +20,7 @@ from choros.comm.tcp.auth_socket import Door, dial
 from choros.comm.tcp.connections import Links, TcpMessages
 from choros.comm.tcp.group import TcpGroup
 from choros.comm.tcp.rpc import Channel
-from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 
 SECRET = secrets.token_bytes(32)
 
@@ -32,15 +32,15 @@ def door():
 
 
 def test_a_door_that_does_not_know_the_secret_is_left():
-    with Door("127.0.0.1", b"somebody else's") as other, pytest.raises(PeerFailed, match="another job's ranks"):
+    with Door("127.0.0.1", b"somebody else's") as other, pytest.raises(PeerLostError, match="another job's ranks"):
         dial(other.place, SECRET, {}, 5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         threading.Thread(target=lambda: deaf.accept()[0].close(), daemon=True).start()
-        with pytest.raises(PeerFailed, match="Nobody answers|ended"):
+        with pytest.raises(PeerLostError, match="Nobody answers|ended"):
             dial(f"127.0.0.1:{deaf.getsockname()[1]}", SECRET, {}, 1)
-    with pytest.raises(PeerFailed, match=r"Nobody answers at 127.0.0.1:1 .*CHOROS_NETWORK"):
+    with pytest.raises(PeerLostError, match=r"Nobody answers at 127.0.0.1:1 .*CHOROS_NETWORK"):
         dial("127.0.0.1:1", SECRET, {}, 0.2)
-    with pytest.raises(BadInput, match="must be this host's"):
+    with pytest.raises(InvalidInputError, match="must be this host's"):
         Door("192.0.2.1", SECRET)
 
 
@@ -62,11 +62,11 @@ def test_the_address_by_which_others_reach_this_host():
     assert own_address("lo") == own_address("127.0.0.1") == "127.0.0.1"
     assert own_address() in here.values()
     assert own_address("127.0.0.0/8") == "127.0.0.1"
-    with pytest.raises(BadInput, match="no such interface"):
+    with pytest.raises(InvalidInputError, match="no such interface"):
         own_address("192.0.2.0/33")
-    with pytest.raises(BadInput, match=r"no such interface .*lo \(127.0.0.1\)"):
+    with pytest.raises(InvalidInputError, match=r"no such interface .*lo \(127.0.0.1\)"):
         own_address("nosuch0")
-    with pytest.raises(BadInput, match=r"no.such.domain.invalid cannot be looked up"):
+    with pytest.raises(InvalidInputError, match=r"no.such.domain.invalid cannot be looked up"):
         own_address(".no.such.domain.invalid")
 
 
@@ -83,7 +83,7 @@ def test_other_libraries_are_told_the_same_network(monkeypatch):
 
 def test_a_meeting_tells_all_who_did_not_come(door):
     Rendezvous(door, 3)
-    with pytest.raises(MeetingTimeout, match=r"ranks 1, 2 of 3 did not come to 127.0.0.1"):
+    with pytest.raises(CommTimeoutError, match=r"ranks 1, 2 of 3 did not come to 127.0.0.1"):
         come(door.place, SECRET, 0, 0.5)(b"x")
 
 
@@ -106,9 +106,9 @@ def test_a_rank_that_waits_for_others_says_so_and_for_whom(door, monkeypatch, ca
     """Two processes with other secrets each wait for the other one, so each tells the mark of its own."""
     monkeypatch.setattr(rendezvous, "_SAY", 0.3)
     Rendezvous(door, 2)
-    with pytest.raises(MeetingTimeout, match="rank 1 of 2 did not come"):
+    with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not come"):
         come(door.place, SECRET, 0, 1.0)(b"")
-    with pytest.raises(PeerFailed, match="Nobody answers at 127.0.0.1:1 "):
+    with pytest.raises(PeerLostError, match="Nobody answers at 127.0.0.1:1 "):
         come("127.0.0.1:1", b"another", 1, 1.0)(b"")
     said = capfd.readouterr().err
     marks = re.findall(r"CHOROS_SECRET has the mark (\w{6})", said)
@@ -119,9 +119,9 @@ def test_a_secret_that_nobody_was_told_is_not_spoken_of(door, monkeypatch, capfd
     """That of tasks of Spark, which the driver draws."""
     monkeypatch.setattr(rendezvous, "_SAY", 0.3)
     Rendezvous(door, 2, told=False)
-    with pytest.raises(MeetingTimeout, match="rank 1 of 2 did not come"):
+    with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not come"):
         come(door.place, SECRET, 0, 1.0, told=False)(b"")
-    with pytest.raises(PeerFailed, match="Nobody answers at 127.0.0.1:1 "):
+    with pytest.raises(PeerLostError, match="Nobody answers at 127.0.0.1:1 "):
         come("127.0.0.1:1", b"another", 1, 1.0, told=False)(b"")
     said = capfd.readouterr().err
     assert "rank 1 of 2 did not come here within" in said
@@ -151,13 +151,16 @@ def test_two_first_ranks_on_a_host_are_told_so():
     with Door("127.0.0.1", b"another job's", among[:1]), Door("127.0.0.1", SECRET, among) as first:
         Rendezvous(first, 2)
         alone(first, among)
-        with Door("127.0.0.1", SECRET, among) as second, pytest.raises(BadInput, match="is rank 0 of this job"):
+        with (
+            Door("127.0.0.1", SECRET, among) as second,
+            pytest.raises(InvalidInputError, match="is rank 0 of this job"),
+        ):
             alone(second, among)
         assert "Two processes came as rank 0 of 2" in _error(come(first.place, SECRET, 0, 20.0))
 
 
 def _error(swap):
-    with pytest.raises((BadInput, PeerFailed)) as found:
+    with pytest.raises((InvalidInputError, PeerLostError)) as found:
         swap(b"")
     return str(found.value)
 
@@ -201,13 +204,13 @@ def test_a_message_that_is_too_long_is_an_error():
 def test_a_channel_refuses_what_is_no_number():
     one, two = (Channel(end, "the other", 5) for end in socket.socketpair())
     one._end.sendall((30).to_bytes(4, "little") + b'[{"op": 1}, [["object", 100]]]')
-    with pytest.raises(PeerFailed, match="no message .*object cannot be summed"):
+    with pytest.raises(PeerLostError, match="no message .*object cannot be summed"):
         two.hear()
     one.timeout = two.timeout = 0.2
-    with pytest.raises(MeetingTimeout, match=r"the other did not answer for 0.2 s"):
+    with pytest.raises(CommTimeoutError, match=r"the other did not answer for 0.2 s"):
         one.ask({"op": "read"})
     two.close()
-    with pytest.raises(PeerFailed, match="the other has gone"):
+    with pytest.raises(PeerLostError, match="the other has gone"):
         one.ask({"op": "read"})
     one.close()
 
@@ -240,9 +243,9 @@ os._exit(0)
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "PeerFailed", "rank 1 .process|rank 1 on"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "MeetingTimeout", "for rank 1 of 3"),
-        ("group.close(); time.sleep(3); os._exit(0)", "PeerFailed", "rank 1 left"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "PeerLostError", "rank 1 .process|rank 1 on"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "CommTimeoutError", "for rank 1 of 3"),
+        ("group.close(); time.sleep(3); os._exit(0)", "PeerLostError", "rank 1 left"),
     ],
 )
 def test_a_rank_that_dies_hangs_or_leaves_is_named_by_all(how, kind, words, tmp_path):
@@ -288,9 +291,9 @@ def _stopped(script):
 
 
 def test_ranks_that_cannot_be_reached_are_named():
-    with pytest.raises(MeetingTimeout, match=r"rank 0 on .* for ranks 1, 2 of 3.*CHOROS_NETWORK"):
+    with pytest.raises(CommTimeoutError, match=r"rank 0 on .* for ranks 1, 2 of 3.*CHOROS_NETWORK"):
         TcpGroup(0, 3, lambda mine: [mine] * 3, SECRET, timeout=0.3)
     begun = time.monotonic()
-    with pytest.raises(PeerFailed, match=r"rank 1 on .* cannot reach rank 0 on there"):
+    with pytest.raises(PeerLostError, match=r"rank 1 on .* cannot reach rank 0 on there"):
         TcpGroup(1, 2, lambda mine: [b'["127.0.0.1:1", "there"]', mine], SECRET, timeout=0.3)
     assert time.monotonic() - begun < 5

@@ -39,7 +39,7 @@ def test_it_is_plain_keras_or_refused_by_name(entry, pools, capsys):
     if entry.expected[BACKEND] == "refused":
         for run in ("2 workers", "3 workers"):
             assert runs[run].verdict == "refused", str(report)
-            assert runs[run].error == "NotExact", str(report)
+            assert runs[run].error == "InexactLossError", str(report)
         assert (runs["1 worker"].verdict, runs["1 worker"].error) == ("equal", ""), str(report)
     else:
         assert report.verdict == entry.expected[BACKEND], str(report)

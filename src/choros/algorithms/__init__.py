@@ -23,7 +23,7 @@ from choros.algorithms.aeasgd import AEASGD
 from choros.algorithms.agn import AGN
 from choros.algorithms.allreduce import AllReduce
 from choros.algorithms.averaging import Averaging
-from choros.algorithms.base import Algorithm, Meeting, Memory, UnstableError, Vector
+from choros.algorithms.base import Algorithm, Meeting, Memory, Vector
 from choros.algorithms.diloco import DiLoCo
 from choros.algorithms.downpour import DOWNPOUR
 from choros.algorithms.dynsgd import DynSGD
@@ -33,6 +33,7 @@ from choros.algorithms.ensemble import Ensemble
 from choros.algorithms.legacy import MeanEASGD
 from choros.algorithms.localsgd import LocalSGD
 from choros.algorithms.single import Single
+from choros.errors import UnknownAlgorithmError
 
 __all__ = [
     "ADAG",
@@ -52,8 +53,6 @@ __all__ = [
     "Meeting",
     "Memory",
     "Single",
-    "UnknownAlgorithmError",
-    "UnstableError",
     "Vector",
     "algorithms",
     "by_name",
@@ -78,10 +77,6 @@ ALL: tuple[type[Algorithm], ...] = (
 )
 
 _OLD = (MeanEASGD,)  # for old names alone: workers find them
-
-
-class UnknownAlgorithmError(ValueError):
-    """No algorithm has that name; the message gives the nearest one."""
 
 
 def algorithms() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The base class of the algorithms: a frozen dataclass with three pure functions.
 
 Vectors are one-dimensional arrays of any library with ``+ - * /``, ``**`` and ``.sum()``: numpy, JAX and
-PyTorch alike. Nothing here, or in any file of this folder, imports more than the standard library.
+PyTorch alike. This package imports only the standard library and ``choros.errors``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+from choros.errors import UnstableAlgorithmError
+
 Vector = Any
 Memory = tuple[Vector, ...]
 TINY = 1e-30  # keeps 0 / 0 from being, and is lost beside any square that matters
-
-
-class UnstableError(ValueError):
-    """Hyper-parameters outside the stability bound, which the message states."""
 
 
 class Meeting(NamedTuple):
@@ -93,7 +91,7 @@ class Algorithm:
         """Refuse unstable hyper-parameters, or only warn of them."""
         message = f"{self!r} is unstable with {workers} workers at learning rate {learning_rate:.4g}: {remedy}."
         if strict:
-            raise UnstableError(message)
+            raise UnstableAlgorithmError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     @property
@@ -118,7 +116,7 @@ class Algorithm:
             The algorithm with every hyper-parameter set.
 
         Raises:
-            UnstableError: the hyper-parameters are outside the stability bound, which the message states.
+            UnstableAlgorithmError: the hyper-parameters are outside the stability bound, which the message states.
         """
         return self
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from choros.backends.replica import Replica
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 __all__ = [
     "Replica",
@@ -27,7 +27,7 @@ def backend_name() -> str:
     """Return the backend that Keras runs on.
 
     Raises:
-        BadInput: Keras was imported with a backend that Choros does not train on, such as numpy.
+        InvalidInputError: Keras was imported with a backend that Choros does not train on, such as numpy.
 
     Example:
         >>> backend_name() in ("jax", "torch", "tensorflow")
@@ -37,7 +37,7 @@ def backend_name() -> str:
 
     name = str(keras.backend.backend())
     if name not in ("jax", "torch", "tensorflow"):
-        raise BadInput(
+        raise InvalidInputError(
             f"Keras was imported with the backend {name!r}, on which Choros does not train: start a new process, and "
             "set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow' before Keras is imported."
         )
@@ -73,10 +73,10 @@ def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layo
         The replica; call its ``build`` with a first batch before anything else.
 
     Raises:
-        BadInput: the model is not compiled, or Keras runs on a backend that Choros does not know.
+        InvalidInputError: the model is not compiled, or Keras runs on a backend that Choros does not know.
     """
     if not getattr(model, "compiled", False) or model.optimizer is None:
-        raise BadInput("The model is not compiled: call model.compile(optimizer, loss) first.")
+        raise InvalidInputError("The model is not compiled: call model.compile(optimizer, loss) first.")
     name = backend_name()
     if name == "jax":
         from choros.backends.devices.jax import Spread

@@ -15,7 +15,7 @@ from choros.backends.base import blind, moving_statistics, parts, vector_dtype
 from choros.backends.metrics import gather, scatter, slices_of
 from choros.backends.optimizers import build_held, optimizer_variables
 from choros.backends.rowwise_parts import of_keras
-from choros.errors import BadInput, brief
+from choros.errors import InvalidInputError, brief
 from choros.types import Array, Batch, aligned_copy, same_bits
 
 
@@ -68,7 +68,7 @@ def build_model(model: Any, sample: Batch) -> None:
     """Create what the first ``fit`` would create: weights, slots of all optimizers, metrics.
 
     Raises:
-        BadInput: the model cannot take such data; in one line what Keras says of it.
+        InvalidInputError: the model cannot take such data; in one line what Keras says of it.
     """
     # A step of the user's own may use a compiled loss without y, as diffusion models do.
     own_step = not of_keras(getattr(type(model), "train_step", None))
@@ -77,7 +77,7 @@ def build_model(model: Any, sample: Batch) -> None:
             model._symbolic_build(data_batch=parts(sample))
     except (AttributeError, TypeError, ValueError) as error:
         shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
-        raise BadInput(
+        raise InvalidInputError(
             f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row"
             f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
         ) from error

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from choros.backends import step_counter
 from choros.backends.optimizers import held_optimizers
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 
 
 class Capture:
@@ -38,7 +38,7 @@ class Capture:
         self._where = where
         self._here: Any = None
         self._taken: list[Any] | None = None
-        self._refusal: NotExact | None = None
+        self._refusal: InexactLossError | None = None
         self._before: list[Any] = []
         self.shifts: list[float] = []  # added to the weights, for a trial of what comes after the update in the step
         self.then: Callable[[], None] = lambda: None  # is called when the step has given its gradients
@@ -66,7 +66,7 @@ class Capture:
         """The step's gradients, one for each trainable variable; None where the loss does not depend on it.
 
         Raises:
-            NotExact: the step did not call the compiled optimizer.
+            InexactLossError: the step did not call the compiled optimizer.
         """
         if self._taken is None and not self._order:  # all is frozen, and Keras' own steps then leave the optimizer be
             return []
@@ -117,7 +117,7 @@ class Capture:
             own["apply"] = self._hook
 
     def _refuse(self, why: str) -> NoReturn:
-        self._refusal = NotExact(f"The train_step of {type(self._model).__name__} {self._model.name!r} {why}")
+        self._refusal = InexactLossError(f"The train_step of {type(self._model).__name__} {self._model.name!r} {why}")
         raise self._refusal
 
 
@@ -125,10 +125,10 @@ def refuse_other_optimizers(model: Any) -> None:
     """Refuse a model that holds an optimizer besides the compiled one.
 
     Raises:
-        NotExact: names the attribute.
+        InexactLossError: names the attribute.
     """
     for name in held_optimizers(model):
-        raise NotExact(
+        raise InexactLossError(
             f"Model {model.name!r} holds a second optimizer, {name!r}, whose updates AllReduce would not "
             "reduce: use one compiled optimizer, or another algorithm."
         )

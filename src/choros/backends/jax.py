@@ -24,7 +24,7 @@ from choros.backends.base import BaseReplica, large_frozen
 from choros.backends.devices.jax import Spread
 from choros.backends.gradient_capture import refuse_other_optimizers
 from choros.backends.metrics import UNUSED, Told, flattened
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Array
 
 
@@ -240,7 +240,7 @@ class JaxReplica(BaseReplica):
             logs, (_, others, _, seen) = self.model.train_step(state, data)
             n = weigher.divisor(_rows(data), data)
         if len(kept) != 1:
-            raise NotExact(
+            raise InexactLossError(
                 f"train_step of {type(self.model).__name__} used model.optimizer {len(kept)} times: AllReduce needs "
                 "exactly one update a step, through model.optimizer. Use another algorithm, or one optimizer."
             )

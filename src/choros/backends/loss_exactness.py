@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from choros.backends.rowwise_parts import compiled_losses, flat, flat_outputs, known, model_divisor, name_of, title
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Batch
 
 MEANS = ("sum_over_batch_size", "mean")
@@ -50,7 +50,8 @@ def check_exact(
         A name of what depends on the optimizer's update in a step that has to be made again; None for other steps.
 
     Raises:
-        NotExact: a step that would have to be made again, where it cannot; a loss without reduction, or one that mixes
+        InexactLossError: a step that would have to be made again, where it cannot; a loss without reduction, or one
+            that mixes
             the rows; ``sum`` with several outputs or with regularisers; several outputs that do not all divide by rows.
     """
     if workers < 2:
@@ -74,7 +75,7 @@ def check_exact(
 
     dependent = after_update(model, wide or (lambda: batch), workers)
     if dependent is not None and not repeats:
-        raise NotExact(
+        raise InexactLossError(
             f"{type(model).__name__}.train_step of model {model.name!r} goes on with weights that the optimizer has "
             f"updated: {dependent} depends on them. With several devices for each worker this would come one step "
             "late: give each worker one device, or do it in a callback's on_train_batch_end."
@@ -91,11 +92,11 @@ def check_scales(variables: Iterable[Any]) -> None:
     values are small, and its history has to stay what it was computed from.
 
     Raises:
-        NotExact: names the variable.
+        InexactLossError: names the variable.
     """
     scales = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
     if scales:
-        raise NotExact(
+        raise InexactLossError(
             f"Variable {scales[0]!r} holds float8 scales, whose next values are the largest over a batch, and no mean "
             "over workers: quantise to float8 after training, or train in one process."
         )
@@ -108,19 +109,21 @@ def kind(loss: Any) -> str:
     if not isinstance(loss, keras.losses.Loss):
         return "rows"
     if type(loss).__call__ is not keras.losses.Loss.__call__:
-        raise NotExact(
+        raise InexactLossError(
             f"Loss {loss.name!r} ({type(loss).__name__}) overrides __call__, so what it divides by is unknown: "
             "override call() instead, or train with another algorithm than AllReduce."
         )
     if isinstance(loss, keras.losses.Circle) or name_of(loss) == "circle":
-        raise NotExact(f"Loss {loss.name!r} compares the rows of a batch with each other: use another algorithm.")
+        raise InexactLossError(
+            f"Loss {loss.name!r} compares the rows of a batch with each other: use another algorithm."
+        )
     if loss.reduction in MEANS:
         return "rows"
     if loss.reduction == WEIGHTED:
         return "weights"
     if loss.reduction == "sum":
         return "sum"
-    raise NotExact(
+    raise InexactLossError(
         f"Loss {loss.name!r} has reduction={loss.reduction!r}; AllReduce needs 'sum_over_batch_size', 'mean', "
         "'mean_with_sample_weight' or 'sum'."
     )
@@ -134,21 +137,21 @@ def declared(loss: Any) -> Any:
 
 
 def check_together(kinds: list[str], losses: list[Any]) -> None:
-    """Raise ``NotExact`` where several losses do not all divide by rows."""
+    """Raise ``InexactLossError`` where several losses do not all divide by rows."""
     if len(kinds) > 1 and set(kinds) != {"rows"}:
         named = ", ".join(f"{getattr(x, 'name', x)!r} by {k}" for x, k in zip(losses, kinds, strict=True))
-        raise NotExact(f"Of several losses all must divide by rows to be exact; here: {named}.")
+        raise InexactLossError(f"Of several losses all must divide by rows to be exact; here: {named}.")
 
 
-def refuse_sum(model: Any) -> NotExact:
+def refuse_sum(model: Any) -> InexactLossError:
     """The error for a loss that adds over ranks beside terms that must not."""
-    return NotExact(
+    return InexactLossError(
         f"Model {model.name!r} has regularisers or add_loss beside a loss of reduction='sum': adding over ranks "
         "would count them once for each worker. Use reduction='sum_over_batch_size', or another algorithm."
     )
 
 
-def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
+def mixed_rows(model: Any, data: tuple[Any, ...]) -> InexactLossError | None:
     """Try the losses that are not known on a few rows; say why one is not exact.
 
     Args:
@@ -197,11 +200,11 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> NotExact | None:
     loss, adds = mixed[0]
     axis = ONE_AXIS if rows_only else ""
     if adds:
-        return NotExact(
+        return InexactLossError(
             f"Loss {title(loss)} of a batch is the sum of its rows' losses, and its reduction does not say so: {axis}"
             "return one loss for each row, in a keras.losses.Loss with reduction='sum', or use another algorithm."
         )
-    return NotExact(
+    return InexactLossError(
         f"Loss {title(loss)} of a batch is not the mean of its rows' losses, each times its sample weight, so "
         f"AllReduce would not be exact: {axis}return one loss for each row, give it a method "
         "divisor(y_true, y_pred, sample_weight) that returns what it divides by, or use another algorithm."

@@ -93,7 +93,7 @@ class Recheck:
         """Count a step, and check its batch where that is due.
 
         Raises:
-            NotExact: names where the loss comes from, and what to do.
+            InexactLossError: names where the loss comes from, and what to do.
         """
         if not self.tests:
             return
@@ -121,7 +121,7 @@ class Recheck:
         """Check the last batch of an epoch, whatever that takes; every rank may call it when it likes.
 
         Raises:
-            NotExact: names where the loss comes from, and what to do.
+            InexactLossError: names where the loss comes from, and what to do.
         """
         batch, self.latest = self.latest, None
         if batch is None:
@@ -135,7 +135,7 @@ class Recheck:
         """Check the last batch of a stream: as ``end``, and as before training where moving statistics are kept.
 
         Raises:
-            NotExact: names where the loss comes from, and what to do.
+            InexactLossError: names where the loss comes from, and what to do.
         """
         batch = self.latest
         self.end()
@@ -225,7 +225,7 @@ class Recheck:
         """Check the batch as before training.
 
         Raises:
-            NotExact: its parts do not add up.
+            InexactLossError: its parts do not add up.
         """
         replica = self.replica
         if batch.rows < 4:  # half of a half: a model may take the axis of a single row for none

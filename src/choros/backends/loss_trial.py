@@ -25,7 +25,7 @@ from keras.src import backend as keras_backend
 
 from choros.backends import make_replica
 from choros.backends.rowwise_parts import compiled_losses, known, model_divisor, of_keras, plain, title
-from choros.errors import NotExact, brief, warn
+from choros.errors import InexactLossError, brief, warn
 from choros.types import Array, Batch
 
 WIDE, NARROW = 1e-3, 0.05  # tolerance relative to the gradient, for float32 and for 16-bit types
@@ -53,7 +53,7 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
         count: int. In how many ways the rows are halved.
 
     Raises:
-        NotExact: names where the loss comes from, and what to do.
+        InexactLossError: names where the loss comes from, and what to do.
 
     Warns:
         UserWarning: the loss depends on random numbers that hide the answer; or ``add_loss`` adds what depends on
@@ -76,7 +76,7 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
 
         try:
             apart = [difference(model, *each, attempt.sums) or 0.0 for each in gradients()]
-        except NotExact:
+        except InexactLossError:
             raise
         except Exception as error:  # the workers' own step raises it again, with its traceback
             warn(
@@ -126,7 +126,7 @@ def refuse_masked(
         off: by how much a step would be off, relative.
 
     Raises:
-        NotExact: names the layers.
+        InexactLossError: names the layers.
     """
     loud = [[thinned(each, kept) for each in parts] for parts in gradients()]
     single_layers = [{name} for name in sorted(adding)]
@@ -174,7 +174,7 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
     """
     try:
         found = replica.structure(data, rows)
-    except NotExact:
+    except InexactLossError:
         raise
     except Exception:  # of a step that cannot be traced
         found = None
@@ -185,7 +185,7 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
     unmoved = [0.0] * trained
     try:
         (still_there, logs), (moved, other_logs) = (replica.left(data, rows, each) for each in (unmoved, shifts))
-    except NotExact:
+    except InexactLossError:
         raise
     except Exception:  # the workers' own step raises it again, with its traceback
         return None
@@ -220,7 +220,7 @@ def ways(half: int, count: int = WAYS) -> list[tuple[Array, Array]]:
     return [(each[:half], each[half:]) for each in orders[:count]]
 
 
-def refusal(where: str, off: float, remedy: str) -> NotExact:
+def refusal(where: str, off: float, remedy: str) -> InexactLossError:
     """The error for a loss whose parts do not add up.
 
     Args:
@@ -228,7 +228,7 @@ def refusal(where: str, off: float, remedy: str) -> NotExact:
         off: the difference relative to the gradient.
         remedy: what to do instead of a declaration.
     """
-    return NotExact(
+    return InexactLossError(
         f"{where} is not a mean over the rows of a batch: the workers' gradients together would be off by {off:.1%} "
         f"from the gradient of one process. Do one of these: {remedy}; declare what it divides by, as a method "
         "divisor(y_true, y_pred, sample_weight) of a compiled loss or loss_divisor(x, y, y_pred, sample_weight) of the "

@@ -24,7 +24,7 @@ from keras.src.backend.common.masking import get_keras_mask
 
 from choros.backends.loss_exactness import DECLARED, WEIGHTED, check_together, declared, kind, refuse_sum
 from choros.backends.rowwise_parts import compiled_losses, model_divisor
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Array
 
 TINY = 1e-20  # the weight of rows that are all masked: nothing beside another rank, but not 0 where all are
@@ -68,7 +68,7 @@ class Weigher:
         self._losses = compiled_losses(model)
         self._plain = list(self._losses)
         self._kinds: list[str] = []
-        self._refusal: NotExact | None = None
+        self._refusal: InexactLossError | None = None
         self._seen: list[Any] = []
         self._terms = 0
         self._fixed = sum(1 for v in model.trainable_variables if v.regularizer is not None)
@@ -80,15 +80,15 @@ class Weigher:
             losses = [entry.loss for entry in self._plain]
             self._kinds = [kind(loss) for loss in losses]
             check_together(self._kinds, losses)
-        except NotExact as refusal:
+        except InexactLossError as refusal:
             self._refusal = refusal  # raised by the first reduced step: other algorithms can do without
 
-    def refuse(self, why: NotExact | None) -> None:
+    def refuse(self, why: InexactLossError | None) -> None:
         """Take up what was found elsewhere, to be raised by the first reduced step."""
         self._refusal = self._refusal or why
 
     @property
-    def refusal(self) -> NotExact | None:
+    def refusal(self) -> InexactLossError | None:
         """The reason why reduced steps are refused; None if they are not."""
         return self._refusal
 
@@ -122,7 +122,7 @@ class Weigher:
             strict: False for evaluation, where rows will do for what could not be exact.
 
         Raises:
-            NotExact: strict, and the ranks' gradients could not be weighed to give that of one process.
+            InexactLossError: strict, and the ranks' gradients could not be weighed to give that of one process.
         """
         refusal = self._refusal or self._mixed()
         if refusal is not None and strict and self.workers > 1:
@@ -136,7 +136,7 @@ class Weigher:
         found = None if refusal is not None or not self._seen else self._seen[0]
         return float(rows) if found is None else keras.ops.maximum(found, TINY)
 
-    def _mixed(self) -> NotExact | None:
+    def _mixed(self) -> InexactLossError | None:
         """Return why the last step cannot be weighed: its terms divide by different things. None if it can."""
         if self._adds:
             return None
@@ -145,12 +145,12 @@ class Weigher:
         if all(n is None for n in self._seen):
             return None
         if len(self._seen) > 1:
-            return NotExact(
+            return InexactLossError(
                 f"Model {self.model.name!r} computes several losses, of which one at least divides by mask entries or "
                 "weights: only where all divide by rows is AllReduce exact. Use another algorithm."
             )
         if self._terms > self._fixed:
-            return NotExact(
+            return InexactLossError(
                 f"The loss of model {self.model.name!r} divides by mask entries or weights, and its add_loss or "
                 "activity regulariser by rows: AllReduce cannot weigh both. Use another algorithm."
             )

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import keras
 
-from choros.errors import BadInput, brief
+from choros.errors import InvalidInputError, brief
 
 _ADVICE = "Build it before fit, with the variables that it trains: model.{name}.build(variables)."
 
@@ -89,7 +89,7 @@ def build_held(model: Any, data: Any) -> None:
         data: a batch as ``fit`` passes it: numpy arrays or tensors.
 
     Raises:
-        BadInput: the step fails; with the name of the optimizer.
+        InvalidInputError: the step fails; with the name of the optimizer.
     """
     unbuilt = [place for place, each in held_optimizers(model).items() if not each.built]
     if not unbuilt or keras.backend.backend() == "jax":
@@ -104,7 +104,7 @@ def build_held(model: Any, data: Any) -> None:
                 stack.enter_context(_replaced(optimizer, "apply", _building(optimizer)))
             model.train_step(keras.tree.map_structure(_tensor, data))
     except Exception as error:
-        raise BadInput(
+        raise InvalidInputError(
             f"Model {model.name!r} holds an optimizer, {unbuilt[0]!r}, that is not built, and the trial of a step that "
             f"would build it failed: {brief(error)}. {_ADVICE.format(name=unbuilt[0])}"
         ) from error
@@ -125,7 +125,7 @@ def unbuilt_refused(model: Any) -> Iterator[None]:
 
 def _refusal(model: str, place: str) -> Callable[..., NoReturn]:
     def build(*arguments: object) -> NoReturn:
-        raise BadInput(
+        raise InvalidInputError(
             f"Model {model!r} uses its optimizer {place!r} for the first time in the middle of training, and it is "
             f"not built yet: its variables would be lost. {_ADVICE.format(name=place)}"
         )

@@ -92,7 +92,8 @@ class Replica(Protocol):
         ``apply``.
 
         Raises:
-            NotExact: the step does not pass once, and only once, through the compiled optimizer; or, with several
+            InexactLossError: the step does not pass once, and only once, through the compiled optimizer; or, with
+                several
                 workers, no weights could make its loss that of one process.
         """
 

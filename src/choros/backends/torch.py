@@ -20,7 +20,7 @@ from choros.backends.base import BaseReplica
 from choros.backends.gradient_capture import Capture
 from choros.backends.metrics import UNUSED, Told
 from choros.backends.optimizers import model_variables
-from choros.errors import NotExact
+from choros.errors import InexactLossError
 from choros.types import Array, aligned_copy
 
 _PLAIN = tuple(np.dtype(kind).str for kind in ("float32", "float64", "int64", "int32", "uint8", "bool"))
@@ -88,7 +88,7 @@ class TorchReplica(BaseReplica):
         """See whether the step uses weights after the update, where it is not made again; such use may come late.
 
         Raises:
-            NotExact: it does.
+            InexactLossError: it does.
         """
         if not self.watches or self.model.jit_compile:
             yield
@@ -103,7 +103,7 @@ class TorchReplica(BaseReplica):
             self._capture.then = lambda: None
             self._watch.disarm()
         if self._watch.used is not None:
-            raise NotExact(
+            raise InexactLossError(
                 f"{type(self.model).__name__}.train_step of model {self.model.name!r} goes on with weights that the "
                 f"optimizer has updated (it uses {self._watch.used!r} after the update), which it did not do in the "
                 "trial before training. Set repeat_step = True on the model, so that AllReduce makes each step again "
@@ -117,7 +117,7 @@ class TorchReplica(BaseReplica):
         self.watches = True
         try:
             self.left(data, rows, [0.0] * len(self.trainable))
-        except NotExact:
+        except InexactLossError:
             if self._watch is None or self._watch.used is None:
                 raise
             return str(self._watch.used)

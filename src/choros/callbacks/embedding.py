@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
@@ -24,7 +24,8 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
         embeddings_metadata: a file with one line for each row of the embedding, or one a layer's name.
 
     Raises:
-        BadInput: a frequency below 1; at the beginning of training, a layer that there is not, or a file that is not.
+        InvalidInputError: a frequency below 1; at the beginning of training, a layer that there is not, or a file that
+            is not.
 
     Example:
         >>> TensorBoardEmbedding("logs", embeddings_freq=5).embeddings_freq
@@ -40,7 +41,7 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if embeddings_freq < 1:
-            raise BadInput(f"embeddings_freq={embeddings_freq}: give 1 epoch or more.")
+            raise InvalidInputError(f"embeddings_freq={embeddings_freq}: give 1 epoch or more.")
         self.log_dir, self.embeddings_freq = Path(log_dir), embeddings_freq
         self.embeddings_layer_names, self.embeddings_metadata = embeddings_layer_names, embeddings_metadata
 
@@ -50,7 +51,7 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
         wanted = self.embeddings_layer_names
         self._layers = [layer for layer in found if wanted is None or layer.name in wanted]
         if missing := set(wanted or ()) - {layer.name for layer in found}:
-            raise BadInput(
+            raise InvalidInputError(
                 f"There is no Embedding layer {', '.join(map(repr, sorted(missing)))}: there are "
                 f"{', '.join(repr(layer.name) for layer in found) or 'none'}."
             )
@@ -62,7 +63,7 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
             path = given.get(layer.name) if isinstance(given, Mapping) else given
             if path is not None:
                 if not os.path.isfile(path):
-                    raise BadInput(f"The metadata of {layer.name!r}, {path}, is no file.")
+                    raise InvalidInputError(f"The metadata of {layer.name!r}, {path}, is no file.")
                 shutil.copy(path, self.log_dir / f"{layer.name}-metadata.tsv")
                 lines.append(f'  metadata_path: "{layer.name}-metadata.tsv"')
             lines.append("}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]
@@ -26,7 +26,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
             begin behind compilation. Defaults to (10, 14). A window that the end of training cuts is written too.
 
     Raises:
-        BadInput: numbers that make no window.
+        InvalidInputError: numbers that make no window.
 
     Example:
         >>> callback = Profile("profile", profile_batches=(20, 22))
@@ -38,7 +38,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         first, last = profile_batches
         if first < 0 or last < first:
-            raise BadInput(
+            raise InvalidInputError(
                 f"A first step {first} and a last {last} make no window: give 0 or more, and no less than it."
             )
         self.directory, self.first_step, self.steps = os.fspath(directory), first, last - first + 1

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from choros.cluster import Place
-from choros.errors import AGAIN, BadInput
+from choros.errors import AGAIN, InvalidInputError
 from choros.training.checkpoint.policy import stop_time
 from choros.training.checkpoint.store import sync
 
@@ -42,7 +42,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         signals: names of signals that ask for it. Defaults to those in ``CHOROS_STOP_SIGNALS``, or SIGUSR2.
 
     Raises:
-        BadInput: when training begins: the model has no weights yet.
+        InvalidInputError: when training begins: the model has no weights yet.
         SystemExit: when asked, once the state is saved: with 0 where the job's script asks for another turn, else 75.
 
     Example:
@@ -60,7 +60,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         self.signals = tuple(told if signals is None else signals)
         unknown = [name for name in self.signals if name not in signal.Signals.__members__]
         if unknown:
-            raise BadInput(f"{', '.join(unknown)} is no signal: give names such as SIGUSR2")
+            raise InvalidInputError(f"{', '.join(unknown)} is no signal: give names such as SIGUSR2")
         self.asked = False
         self.at_once = True  # False: who runs the callbacks says when this turn may end
         self.agree: Callable[[bool], bool] = bool  # whether any rank is asked
@@ -101,7 +101,9 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         """Load what the last turn left, and listen."""
         self.asked, self._at, self._begun = False, (0, 0), (-1, 0) if not self._loaded else self._begun
         if not self.model.built:
-            raise BadInput("BeforeTimeLimit needs a model that has its weights before fit: begin it with keras.Input.")
+            raise InvalidInputError(
+                "BeforeTimeLimit needs a model that has its weights before fit: begin it with keras.Input."
+            )
         if not self._loaded and Place.here().rank == 0:
             self.restore(self.model)
         self._loaded = False

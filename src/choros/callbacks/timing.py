@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
@@ -29,7 +29,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         total: float. Seconds of all epochs; ``total_but_first``: of all but the first.
 
     Raises:
-        BadInput: ``warmup`` is negative.
+        InvalidInputError: ``warmup`` is negative.
 
     Example:
         >>> import numpy as np
@@ -44,7 +44,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, warmup: int = 1, verbose: int = 1) -> None:
         super().__init__()
         if warmup < 0:
-            raise BadInput(f"warmup={warmup}: give a number of steps, 0 or more.")
+            raise InvalidInputError(f"warmup={warmup}: give a number of steps, 0 or more.")
         self.warmup, self.verbose = warmup, verbose
         self._forget()
 
@@ -128,13 +128,13 @@ class SamplesPerSec(BatchTiming):
         samples_per_sec: float.
 
     Raises:
-        BadInput: a batch of less than one row.
+        InvalidInputError: a batch of less than one row.
     """
 
     def __init__(self, batch_size: int, warmup: int = 1, verbose: int = 1) -> None:
         super().__init__(warmup, verbose)
         if batch_size < 1:
-            raise BadInput(f"batch_size={batch_size}: give 1 or more.")
+            raise InvalidInputError(f"batch_size={batch_size}: give 1 or more.")
         self.batch_size = batch_size
 
     @property

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
-from choros.errors import ChorosError, WorkerFailed
+from choros.errors import ChorosError, WorkerFailedError
 
 _COMMANDS = {
     "run": "run N ranks of a script on this machine or on hosts",
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except ChorosError as error:
         print(f"choros {args.command}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, WorkerFailed) else 2
+        return 1 if isinstance(error, WorkerFailedError) else 2
     return int(code)
 
 

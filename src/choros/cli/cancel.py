@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        BadInput: the scheduler does not know the job, or refuses.
+        InvalidInputError: the scheduler does not know the job, or refuses.
     """
     if not cancel_job(find_scheduler(args.on), args.job):
         print(f"job {args.job} is over already: there is nothing to cancel")

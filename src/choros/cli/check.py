@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from choros.cli.arguments import count
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _HELP = """\
 Runs a Python file that defines `model`, compiled (or `build()` or `make_model()`, which returns one), and `x` and `y`
@@ -49,11 +49,11 @@ def main(args: argparse.Namespace) -> int:
         The report's exit code.
 
     Raises:
-        BadInput: arguments that cannot work, or a file without a model.
+        InvalidInputError: arguments that cannot work, or a file without a model.
     """
     parts = args.workers.split(",")
     if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise BadInput(f"--workers {args.workers}: give numbers of workers, such as 1,2,3.")
+        raise InvalidInputError(f"--workers {args.workers}: give numbers of workers, such as 1,2,3.")
     from choros.tools.check import check, load_model
 
     model, data = load_model(args.file)

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _SCRIPTS = (".py", ".pyc", ".pyz")
 
@@ -25,7 +25,7 @@ def command_of(
         here: whether it must be on this machine. Defaults to True.
 
     Raises:
-        BadInput: there is nothing to run, or it is not there.
+        InvalidInputError: there is nothing to run, or it is not there.
 
     Example:
         >>> command_of(["train.py", "--fast"], False, python="python", here=False)
@@ -33,24 +33,24 @@ def command_of(
     """
     target = list(target[1:] if target[:1] == ["--"] else target)
     if not target:
-        raise BadInput("nothing to run: give a script, -m and a module, or a program")
+        raise InvalidInputError("nothing to run: give a script, -m and a module, or a program")
     if module:
         return [python, "-m", *target]
     first = target[0]
     if first.startswith("-"):
-        raise BadInput(f"{first} is no option of 'choros {name}'; see choros {name} --help")
+        raise InvalidInputError(f"{first} is no option of 'choros {name}'; see choros {name} --help")
     if first.endswith(_SCRIPTS) or (here and os.path.isdir(first)):
         if here:
             _check_script(first)
         return [python, *target]
     if here and shutil.which(first) is None:
         what = "is not executable" if os.path.exists(first) else "is neither a file nor a program on PATH"
-        raise BadInput(f"{first} {what}; a Python script ends in .py, a module comes after -m")
+        raise InvalidInputError(f"{first} {what}; a Python script ends in .py, a module comes after -m")
     return target
 
 
 def _check_script(name: str) -> None:
     if not os.path.exists(name):
-        raise BadInput(f"the script {name} does not exist (the directory is {os.getcwd()})")
+        raise InvalidInputError(f"the script {name} does not exist (the directory is {os.getcwd()})")
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
-        raise BadInput(f"{name} is a directory without a __main__.py: give a script in it")
+        raise InvalidInputError(f"{name} is a directory without a __main__.py: give a script in it")

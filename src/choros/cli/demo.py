@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.tools.demo.datasets.common import Dataset
 from choros.tools.demo.plan import BACKENDS, Plan, check_installed, choose, choose_backend, prepare
 
@@ -51,13 +51,15 @@ def main(args: argparse.Namespace) -> int:
         0; 1 where an algorithm failed, 130 where the user interrupted. The report is written all the same.
 
     Raises:
-        BadInput: what cannot work, said before anything is trained.
+        InvalidInputError: what cannot work, said before anything is trained.
     """
     algorithms = choose(args.algorithms)
     backend = choose_backend(args.backend)
     check_installed()
     if args.batch_size < args.workers:
-        raise BadInput(f"--batch-size {args.batch_size} for {args.workers} workers: give one row a worker or more.")
+        raise InvalidInputError(
+            f"--batch-size {args.batch_size} for {args.workers} workers: give one row a worker or more."
+        )
     _make_folder(args.out)
     threads = prepare(backend, args.workers)
     data, name, classes = _load(args.data)
@@ -120,9 +122,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"--out {folder} cannot be made ({error.strerror}): give another folder.") from error
+        raise InvalidInputError(f"--out {folder} cannot be made ({error.strerror}): give another folder.") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise BadInput(f"--out {folder} cannot be written to: give another folder.")
+        raise InvalidInputError(f"--out {folder} cannot be written to: give another folder.")
 
 
 def _count(text: str) -> int:

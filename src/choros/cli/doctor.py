@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         0, or 1 where there is an error.
 
     Raises:
-        BadInput: ranks were asked for in a rank.
+        InvalidInputError: ranks were asked for in a rank.
     """
     if args.workers is not None:
         from choros.tools.doctor.launch_checks import visit_all

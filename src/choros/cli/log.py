@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        BadInput: there is no log.
+        InvalidInputError: there is no log.
     """
     follow_log(find_scheduler(args.on), args.job, args.follow)
     return 0

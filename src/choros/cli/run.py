@@ -15,7 +15,7 @@ from choros.cli.command_target import command_of
 from choros.cluster import is_this_machine
 from choros.cluster.device_choice import SHARE
 from choros.cluster.hardware import raise_descriptors
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.elastic.driver import start_elastic
 from choros.launch.elastic.settings import terms_of
 from choros.launch.horovod_options import OPTIONS, Option
@@ -159,7 +159,8 @@ def main(args: argparse.Namespace) -> int:
         The exit code of the run.
 
     Raises:
-        BadInput: nothing to run, no number of ranks, an option that is refused, or this process is a rank itself.
+        InvalidInputError: nothing to run, no number of ranks, an option that is refused, or this process is a rank
+            itself.
     """
     raise_descriptors()
     answers = [option.answer(name) for option, name in args.others]
@@ -181,7 +182,7 @@ def main(args: argparse.Namespace) -> int:
         cooldown=args.cooldown and tuple(args.cooldown),
     )
     if terms is not None and args.launcher != "ssh":
-        raise BadInput(f"the ranks of an elastic job are started by ssh, not by --launcher {args.launcher}")
+        raise InvalidInputError(f"the ranks of an elastic job are started by ssh, not by --launcher {args.launcher}")
     own = {
         "--output-filename": args.output_filename,
         "--prefix-output-with-timestamp": args.timestamps,
@@ -191,13 +192,13 @@ def main(args: argparse.Namespace) -> int:
         "--verbose": args.verbose,
     }
     if args.launcher != "ssh" and any(own.values()):
-        raise BadInput(
+        raise InvalidInputError(
             f"{', '.join(name for name, value in own.items() if value)}: for ranks that choros run starts itself. With "
             f"--launcher {args.launcher} leave it out; that program starts them, and has options of its own"
         )
     size = terms.first if terms is not None else size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:
-        raise BadInput("say how many ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
+        raise InvalidInputError("say how many ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
     command = command_of(args.target, args.module)
     check_outside("run the script itself there, without 'choros run'")
     for line in answers:

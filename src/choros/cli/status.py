@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        BadInput: the scheduler does not know the job.
+        InvalidInputError: the scheduler does not know the job.
     """
     print(job_status(find_scheduler(args.on), args.job))
     return 0

@@ -17,7 +17,7 @@ from typing import Any
 from choros.cli.command_target import command_of
 from choros.cluster import backend_choice
 from choros.cluster.hardware import cpu_features
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.schedulers import (
     BY_MPI,
     SCHEDULERS,
@@ -125,11 +125,11 @@ def main(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        BadInput: what cannot work, before anything is written; or the scheduler refuses the script.
+        InvalidInputError: what cannot work, before anything is written; or the scheduler refuses the script.
     """
     site = load_site(args.site)
     if args.on and site.scheduler and args.on != site.scheduler:
-        raise BadInput(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
+        raise InvalidInputError(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
     scheduler = find_scheduler(args.on or site.scheduler)
     check_options(
         scheduler.name,
@@ -156,12 +156,12 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
         on: the scheduler's name.
 
     Raises:
-        BadInput: what cannot work.
+        InvalidInputError: what cannot work.
     """
     python = args.python or ("python" if args.setup or on == "k8s" else sys.executable)
     command = command_of(args.target, args.module, name="submit", python=python, here=on != "k8s" and not args.setup)
     if on != "k8s" and not args.module and command[0] == python and not os.path.exists(command[1]):
-        raise BadInput(f"the script {command[1]} does not exist (the directory is {os.getcwd()})")
+        raise InvalidInputError(f"the script {command[1]} does not exist (the directory is {os.getcwd()})")
     name = args.name or _name_of(args.target[1:] if args.target[:1] == ["--"] else args.target)
     return Job(
         command=tuple(command),
@@ -198,7 +198,7 @@ def _run(scheduler: Scheduler, job: Job) -> int:
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
     if not job.master.startswith("sc://"):
         if shutil.which(scheduler.program) is None:
-            raise BadInput(f"there is no {scheduler.program} on PATH: pip install 'choros[spark]' brings one")
+            raise InvalidInputError(f"there is no {scheduler.program} on PATH: pip install 'choros[spark]' brings one")
         ensure_java()
     return subprocess.call(scheduler.submit(job.script))
 
@@ -223,7 +223,7 @@ def _own_mpi(on: str) -> str:
 def _pair(text: str) -> tuple[str, str]:
     name, equal, value = text.partition("=")
     if not equal:
-        raise BadInput(f"--env {text}: give a name and a value, as in --env {text or 'NAME'}=1")
+        raise InvalidInputError(f"--env {text}: give a name and a value, as in --env {text or 'NAME'}=1")
     return name, value
 
 
@@ -231,7 +231,7 @@ def _words(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise BadInput(f"--wrap {text!r} is no command ({error}): close its quotes") from None
+        raise InvalidInputError(f"--wrap {text!r} is no command ({error}): close its quotes") from None
 
 
 def _name_of(target: Sequence[str]) -> str:
@@ -246,7 +246,9 @@ def _write(path: str, text: str) -> None:
     file = Path(path)
     try:
         if file.exists() and "choros submit" not in file.read_text(encoding="utf-8", errors="replace")[:4000]:
-            raise BadInput(f"{path} is there and was not written by choros submit: give another --script, or --name")
+            raise InvalidInputError(
+                f"{path} is there and was not written by choros submit: give another --script, or --name"
+            )
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"the script {path} cannot be written: {error.strerror}") from None
+        raise InvalidInputError(f"the script {path} cannot be written: {error.strerror}") from None

@@ -12,7 +12,7 @@ from choros.cluster import Place, why
 from choros.cluster.hardware import keras_backend, physical_cores, usable_cores, variables, version
 from choros.comm.bootstrap.discover_rank import asks_mpi
 from choros.comm.bootstrap.select import choose
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _LIBRARIES = ("keras", "jax", "torch", "tensorflow", "numpy")
 
@@ -101,7 +101,7 @@ def _group(place: Place) -> str:
         return "none needed: one rank"
     try:
         choice = choose(place)
-    except BadInput as error:
+    except InvalidInputError as error:
         return f"none: {error}"
     return choice.words + (wheel() if "MPI" in choice.words else "")
 

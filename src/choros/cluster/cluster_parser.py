@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from choros.cluster.hostlist import expand_hosts, expand_tasks
 from choros.cluster.rank_info import Place
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 class ClusterParser:
@@ -25,7 +25,7 @@ class ClusterParser:
         place: Place. starting_port: int. network: str or None.
 
     Raises:
-        BadInput: the launcher's variables make no sense; by a property, that the launcher does not tell this.
+        InvalidInputError: the launcher's variables make no sense; by a property, that the launcher does not tell this.
 
     Example:
         >>> text = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
@@ -59,7 +59,9 @@ class ClusterParser:
         if told and len(counts := expand_tasks(told)) == hosts and sum(counts) == place.size:
             return list(counts)
         if place.local_size * hosts != place.size:
-            raise BadInput(f"{place.launcher} does not tell how the {place.size} ranks lie on the {hosts} hosts.")
+            raise InvalidInputError(
+                f"{place.launcher} does not tell how the {place.size} ranks lie on the {hosts} hosts."
+            )
         return [place.local_size] * hosts
 
     @property
@@ -77,7 +79,7 @@ class ClusterParser:
             return self.place.hosts
         if self.place.nodes == 1:
             return (os.uname().nodename,)
-        raise BadInput(f"{self.place.launcher} does not tell the names of the hosts: see choros where.")
+        raise InvalidInputError(f"{self.place.launcher} does not tell the names of the hosts: see choros where.")
 
 
 class SlurmClusterParser(ClusterParser):
@@ -87,7 +89,7 @@ class SlurmClusterParser(ClusterParser):
         num_param_servers, starting_port, network, environ: as in ``ClusterParser``.
 
     Raises:
-        BadInput: this is no job of SLURM.
+        InvalidInputError: this is no job of SLURM.
 
     Example:
         >>> job = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1", "SLURM_PROCID": "0"}
@@ -106,7 +108,7 @@ class SlurmClusterParser(ClusterParser):
         """This rank; 0 in a job's own shell."""
         told = self._environ.get("SLURM_PROCID") or "0"
         if not told.isdecimal():
-            raise BadInput(f"SLURM_PROCID={told} is no rank: unset it, or start this by srun.")
+            raise InvalidInputError(f"SLURM_PROCID={told} is no rank: unset it, or start this by srun.")
         return int(told)
 
     def _hosts(self) -> tuple[str, ...]:
@@ -117,4 +119,4 @@ class SlurmClusterParser(ClusterParser):
         for each in names:
             if self._environ.get(each):
                 return self._environ[each]
-        raise BadInput(f"this is no job of SLURM: neither {names[0]} nor {names[1]} is set.")
+        raise InvalidInputError(f"this is no job of SLURM: neither {names[0]} nor {names[1]} is set.")

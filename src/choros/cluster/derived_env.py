@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 NODEFILE = "hosts of PBS_NODEFILE"
 NODEFILE_SIZE = "PALS_LOCAL_SIZE x hosts of PBS_NODEFILE"
@@ -94,7 +94,7 @@ def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
     """The place that TF_CONFIG tells: the chief and then the workers are ranks; parameter servers are none.
 
     Raises:
-        BadInput: it is no JSON of this form, or this process is no worker.
+        InvalidInputError: it is no JSON of this form, or this process is no worker.
 
     Example:
         >>> text = '{"cluster": {"worker": ["a:1", "a:2", "b:1"]}, "task": {"type": "worker", "index": 1}}'
@@ -108,12 +108,12 @@ def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
         places = [(each, i) for each in ("chief", "master", "worker") for i in range(len(cluster.get(each, ())))]
         addresses = [str(cluster[each][i]) for each, i in places]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadInput(
+        raise InvalidInputError(
             f"TF_CONFIG tells no place ({type(error).__name__}: {error}): give it cluster and task, or unset it."
         ) from None
     if (kind, index) not in places:
         ranks = ", ".join(f"{each} {i}" for each, i in places)
-        raise BadInput(
+        raise InvalidInputError(
             f"TF_CONFIG says that this process is {kind} {index}, and ranks are {ranks}: start the chief and workers; "
             "Choros' algorithms need no parameter server of TensorFlow's."
         )

@@ -69,7 +69,7 @@ def choose_device(place: Place | None = None) -> None:
         place: the place of this process. Defaults to the place in its launcher's variables.
 
     Raises:
-        BadInput: a framework has started on another GPU.
+        InvalidInputError: a framework has started on another GPU.
     """
     _choose(place)
 
@@ -214,9 +214,9 @@ def _shown_to_jax(jax: Any) -> str:
 
 
 def _too_late(name: str, number: int) -> Exception:
-    from choros.errors import BadInput
+    from choros.errors import InvalidInputError
 
-    return BadInput(
+    return InvalidInputError(
         f"{name} had started in process {os.getpid()} on {os.uname().nodename} before its GPU was chosen, so it "
         f"computes on the first one, as other ranks of this host do, and not on GPU {number}. Import choros before "
         f"Keras, call hvd.init() before the first model or array is made, or choose the GPU yourself and set {OWN}=1."

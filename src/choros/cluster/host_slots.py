@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Iterable
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 Slots = tuple[tuple[str, int], ...]
 
@@ -25,7 +25,7 @@ def parse_slots(text: str) -> Slots:
         Each host and its slots, in the order given; those of a host that is there twice are added up.
 
     Raises:
-        BadInput: the text is not of that form.
+        InvalidInputError: the text is not of that form.
 
     Example:
         >>> parse_slots("localhost:2,n1:4")
@@ -35,7 +35,9 @@ def parse_slots(text: str) -> Slots:
     """
     pairs = [_PAIR.fullmatch(part.strip()) for part in text.split(",")]
     if not all(pairs):
-        raise BadInput(f"the hosts {text!r} are not of the form host:slots[,host:slots], each with 1 slot or more")
+        raise InvalidInputError(
+            f"the hosts {text!r} are not of the form host:slots[,host:slots], each with 1 slot or more"
+        )
     return _added((pair[1], int(pair[2])) for pair in pairs if pair)
 
 
@@ -49,22 +51,24 @@ def read_hostfile(path: str) -> Slots:
         Each host and its slots, in the order of the file, added up as ``parse_slots`` does.
 
     Raises:
-        BadInput: it cannot be read, has a line of another form, or no host.
+        InvalidInputError: it cannot be read, has a line of another form, or no host.
     """
     try:
         with open(path, encoding="utf-8") as file:
             lines = [line.partition("#")[0].strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the host file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise InvalidInputError(
+            f"the host file {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     found = []
     for number, line in enumerate(lines, 1):
         pair = _LINE.fullmatch(line)
         if pair:
             found.append((pair[1], int(pair[2])))
         elif line:
-            raise BadInput(f"line {number} of the host file {path} is {line!r}, not of the form: host slots=n")
+            raise InvalidInputError(f"line {number} of the host file {path} is {line!r}, not of the form: host slots=n")
     if not found:
-        raise BadInput(f"the host file {path} names no host: give lines of the form: host slots=n")
+        raise InvalidInputError(f"the host file {path} names no host: give lines of the form: host slots=n")
     return _added(found)
 
 

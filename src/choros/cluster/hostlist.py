@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)|(,)")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
@@ -21,7 +21,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
         One name a host, as ``scontrol show hostnames`` prints them.
 
     Raises:
-        BadInput: brackets that do not close, or a range that is not one.
+        InvalidInputError: brackets that do not close, or a range that is not one.
 
     Example:
         >>> expand_hosts("n[1-2,4],login1")
@@ -35,7 +35,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     while position < len(text):
         found = _PIECE.match(text, position)
         if found is None:
-            raise BadInput(f"the host list {text!r} has brackets that do not match")
+            raise InvalidInputError(f"the host list {text!r} has brackets that do not match")
         position = found.end()
         inside, plain, comma = found.groups()
         if comma:
@@ -45,7 +45,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
             endings = [plain] if plain is not None else _numbers(inside, text)
             names = [name + ending for name in (names or [""]) for ending in endings]
             if len(hosts) + len(names) > _MOST:
-                raise BadInput(f"the host list {text[:80]!r} names more than {_MOST} hosts")
+                raise InvalidInputError(f"the host list {text[:80]!r} names more than {_MOST} hosts")
     return tuple(hosts + names)
 
 
@@ -56,7 +56,7 @@ def _numbers(inside: str, text: str) -> list[str]:
         first, dash, last = part.partition("-")
         last = last if dash else first
         if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + _MOST):
-            raise BadInput(f"the host list {text!r} has {part!r} where a number or a range was expected")
+            raise InvalidInputError(f"the host list {text!r} has {part!r} where a number or a range was expected")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
 
@@ -71,7 +71,7 @@ def expand_tasks(text: str) -> tuple[int, ...]:
         One count a node, in the order of the host list.
 
     Raises:
-        BadInput: the text is not of that form.
+        InvalidInputError: the text is not of that form.
 
     Example:
         >>> expand_tasks("2(x3),1")
@@ -81,6 +81,8 @@ def expand_tasks(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         found = _COUNT.match(part.strip())
         if found is None or int(found[2] or 1) > _MOST:
-            raise BadInput(f"the tasks per node {text!r} have {part!r} where a count such as 2(x3) was expected")
+            raise InvalidInputError(
+                f"the tasks per node {text!r} have {part!r} where a count such as 2(x3) was expected"
+            )
         counts += [int(found[1])] * int(found[2] or 1)
     return tuple(counts)

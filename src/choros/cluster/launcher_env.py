@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from choros.cluster import derived_env
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 PLACES = "choros.places"
 
@@ -224,7 +224,7 @@ def tables() -> Iterator[Table]:
     """All tables, in the order in which they are tried; packages are looked for once ``choros`` does not fit.
 
     Raises:
-        BadInput: a package's entry point cannot be loaded, or leads to something else.
+        InvalidInputError: a package's entry point cannot be loaded, or leads to something else.
     """
     first, *rest = TABLES
     yield first
@@ -232,12 +232,12 @@ def tables() -> Iterator[Table]:
         try:
             table = point.load()
         except Exception as error:
-            raise BadInput(
+            raise InvalidInputError(
                 f"the launcher {point.name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error}): "
                 "repair or uninstall the package"
             ) from error
         if not isinstance(table, Table):
-            raise BadInput(f"the launcher {point.name!r}: {point.value} is no choros.cluster.Table")
+            raise InvalidInputError(f"the launcher {point.name!r}: {point.value} is no choros.cluster.Table")
         yield table
     yield from rest
 

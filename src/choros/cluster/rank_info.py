@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from choros.cluster.hostlist import expand_hosts, expand_tasks
 from choros.cluster.launcher_env import Table, tables
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _SIGNS = ("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
 
@@ -55,7 +55,7 @@ class Place:
             The place; rank 0 of 1 where no launcher is recognised.
 
         Raises:
-            BadInput: the launcher's variables are missing in part, are no numbers, or contradict each other.
+            InvalidInputError: the launcher's variables are missing in part, are no numbers, or contradict each other.
         """
         environ = os.environ if environ is None else environ
         table, environ = _table(environ)
@@ -215,10 +215,10 @@ def _check(table: Table, what: str, value: int, limit_name: str, limit: int) -> 
         raise _wrong(table, f"the {what} {value} is not below the {limit_name} {limit}")
 
 
-def _wrong(table: Table, what: str) -> BadInput:
+def _wrong(table: Table, what: str) -> InvalidInputError:
     names = ", ".join(table.tells + tuple(name for name in table.needs if name not in table.tells))
     asked = " set CHOROS_GROUP=mpi on all ranks, who then ask MPI," if table.mpi else ""
-    return BadInput(
+    return InvalidInputError(
         f"this process's place, as {table.launcher} tells it, makes no sense: {what}. "
         f"Start it through {table.launcher} again,{asked} or unset {names} to run it on its own."
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Array
 
 
@@ -21,7 +21,9 @@ def numeric(dtype: Any) -> np.dtype[Any]:
     kind: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     if kind.kind in "iufc" or kind.name == "bfloat16":
         return kind
-    raise BadInput(f"Values of {kind} cannot be summed over ranks: cast them to a number first, such as int64.")
+    raise InvalidInputError(
+        f"Values of {kind} cannot be summed over ranks: cast them to a number first, such as int64."
+    )
 
 
 def dtype_code(dtype: np.dtype[Any]) -> tuple[int, int]:

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Array
 
 if sys.platform == "win32":
-    raise BadInput("Workers that share memory need Linux (or macOS, untested). On Windows run Choros inside WSL 2.")
+    raise InvalidInputError(
+        "Workers that share memory need Linux (or macOS, untested). On Windows run Choros inside WSL 2."
+    )
 
 
 # Takes down what took time: (kind, name, begin, end, bytes). The kind is "call", "step" (of an optimizer), "wait",

@@ -36,7 +36,7 @@ class HostsGroup(MessageGroup):
         hosts: list of lists of int. The ranks of each host.
 
     Raises:
-        PeerFailed, MeetingTimeout: a rank has gone or does not come.
+        PeerLostError, CommTimeoutError: a rank has gone or does not come.
 
     Example, in a script that ``mpiexec -hosts n1:2,n2:2`` starts::
 
@@ -111,7 +111,7 @@ class HostsGroup(MessageGroup):
         whole[:] = far.sum_slots(whole.size, whole.dtype)
 
     def give_up(self, reason: str) -> None:
-        """Have this host's waits, now or later, raise ``PeerFailed``; any thread may call."""
+        """Have this host's waits, now or later, raise ``PeerLostError``; any thread may call."""
         super().give_up(reason)
         self._near.give_up(reason)
         if self._far is not None:

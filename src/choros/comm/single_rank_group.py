@@ -9,7 +9,7 @@ import numpy as np
 
 from choros.comm.dtypes import mean_of, numeric
 from choros.comm.group import Trace
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Array, aligned
 
 
@@ -44,7 +44,7 @@ class LocalGroup:
         dtype = numeric(dtype)
         nbytes = count * dtype.itemsize
         if count < 0:
-            raise BadInput(f"A slot of {count} values was asked for: give 0 or more.")
+            raise InvalidInputError(f"A slot of {count} values was asked for: give 0 or more.")
         if self._memory.size < nbytes:
             self._memory = aligned(nbytes, np.uint8)
         return self._memory[:nbytes].view(dtype)
@@ -71,7 +71,7 @@ class LocalGroup:
     def broadcast(self, x: Array, root: int = 0) -> Array:
         """A copy."""
         if root != 0:
-            raise BadInput(f"Root {root} was given for a group of 1: give 0.")
+            raise InvalidInputError(f"Root {root} was given for a group of 1: give 0.")
         return np.array(x, order="C")
 
     def barrier(self) -> None:

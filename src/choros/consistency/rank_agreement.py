@@ -19,7 +19,7 @@ from choros.comm.group import Group
 from choros.consistency.model_fingerprint import digest_of, first_difference, layers_of, named, settings, short
 from choros.consistency.versions import versions
 from choros.data import serialization
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Batch
 
 # Of a job, what only rank 0 knows.
@@ -57,7 +57,7 @@ def agree(group: Group, job: JobT, facts: dict[str, Any], model: Any) -> JobT:
         The job, with what only rank 0 knows.
 
     Raises:
-        BadInput: on every rank, if one differs from rank 0; names what differs.
+        InvalidInputError: on every rank, if one differs from rank 0; names what differs.
     """
 
     def gather(told: Any) -> list[Any]:
@@ -66,7 +66,7 @@ def agree(group: Group, job: JobT, facts: dict[str, Any], model: Any) -> JobT:
             try:
                 found.append(json.loads(text))
             except ValueError:
-                raise BadInput(
+                raise InvalidInputError(
                     f"Rank {rank} does something else than a Trainer's fit here: all ranks run the same script, with "
                     "the same CHOROS_GROUP."
                 ) from None
@@ -74,7 +74,7 @@ def agree(group: Group, job: JobT, facts: dict[str, Any], model: Any) -> JobT:
 
     said = gather({**facts, **job.json(), **facts, "host": platform.node()})
     if problem := difference(said, model, gather):
-        raise BadInput(f"{problem} {_ADVICE}")
+        raise InvalidInputError(f"{problem} {_ADVICE}")
     return replace(job, **{name: said[0][name] for name in _RANK_0})
 
 

@@ -6,7 +6,7 @@ import platform
 from contextlib import suppress
 from importlib import metadata
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _LIBRARIES = {"tensorflow": ("tensorflow", "tensorflow-cpu")}  # distributions that bring the backend
 
@@ -30,13 +30,13 @@ def check_versions(theirs: dict[str, str]) -> None:
         theirs: ``versions()`` of that process.
 
     Raises:
-        BadInput: says what differs, and on which host.
+        InvalidInputError: says what differs, and on which host.
     """
     mine = versions()
     different = [name for name in theirs if theirs[name] != mine.get(name)]
     if different:
         both = ", ".join(f"{name} {mine.get(name, 'none')} here and {theirs[name]} there" for name in different)
-        raise BadInput(
+        raise InvalidInputError(
             f"The worker on {platform.node()} and the process that called fit have different versions: {both} "
             "(here is the worker). A model travels between equal ones only: install the same on both."
         )

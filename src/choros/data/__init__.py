@@ -100,7 +100,7 @@ def make_source(
         The source.
 
     Raises:
-        BadData: Text, or arrays that do not fit together.
+        InvalidDataError: Text, or arrays that do not fit together.
 
     Example:
         >>> import numpy as np

@@ -14,7 +14,7 @@ from choros.data.permutation import batch_order, permutation
 from choros.data.sharding import Piece, pieces
 from choros.data.tree import is_nested, leaves, map_leaves
 from choros.data.validation import check_arrays, check_batch
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Array, Batch
 
 
@@ -35,7 +35,7 @@ class ArraySource:
         block: int.
 
     Raises:
-        BadData: Something is no array, or the arrays do not fit together.
+        InvalidDataError: Something is no array, or the arrays do not fit together.
 
     Example:
         >>> source = ArraySource(np.arange(5), np.arange(5))
@@ -140,7 +140,7 @@ class ArraySource:
         """Every ``size``-th row of a permutation drawn from ``seed``: one of ``size`` disjoint shards, copied."""
         rows = np.sort(permutation(self.rows, seed, 0)[rank::size])
         if not len(rows):
-            raise BadData(f"{self.rows} rows cannot be divided among {size} members: give more rows.")
+            raise InvalidDataError(f"{self.rows} rows cannot be divided among {size} members: give more rows.")
         x, y, weight = self._pick(rows)
         return ArraySource(x, y, weight, self.floatx, block=0)
 

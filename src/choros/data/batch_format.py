@@ -9,7 +9,7 @@ from choros.data.class_weights import with_class_weight
 from choros.data.conversion import as_arrays, is_row, to_floatx
 from choros.data.tree import is_nested, map_leaves
 from choros.data.validation import check_arrays
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Batch
 
 
@@ -26,7 +26,7 @@ def standard(
         floatx: what floating point numbers become.
 
     Raises:
-        BadData: it is malformed.
+        InvalidDataError: it is malformed.
 
     Example:
         >>> import numpy as np
@@ -38,9 +38,9 @@ def standard(
     if isinstance(batch, dict) or hasattr(batch, "__array__"):
         batch = (batch,)
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
-        raise BadData(f"{name} is of type {type(batch).__name__}: {how}.")
+        raise InvalidDataError(f"{name} is of type {type(batch).__name__}: {how}.")
     if is_row(batch):
-        raise BadData(
+        raise InvalidDataError(
             f"{name} has a single number or text where an array of all its rows is expected: batch rows first, as by "
             ".batch(32) of tf.data, Grain and Hugging Face datasets, or by a PyTorch DataLoader."
         )
@@ -51,8 +51,8 @@ def standard(
         weight = with_class_weight(y, weight, class_weight, floatx)
     try:
         rows = check_arrays(x, y, weight)
-    except BadData as error:
-        raise BadData(f"In {name}: {error}") from None
+    except InvalidDataError as error:
+        raise InvalidDataError(f"In {name}: {error}") from None
     if is_nested(y) and weight is not None and not is_nested(weight):
         one = weight
         weight = map_leaves(lambda _: one, y)

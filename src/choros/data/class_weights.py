@@ -11,7 +11,7 @@ import numpy as np
 from choros.data.conversion import as_arrays
 from choros.data.tree import is_nested
 from choros.data.validation import check_arrays
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Array
 
 
@@ -27,7 +27,7 @@ def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str = "fl
         floatx: The dtype of the result.
 
     Raises:
-        BadData: y has more axes than one-hot classes have.
+        InvalidDataError: y has more axes than one-hot classes have.
 
     Example:
         >>> class_weights(np.array([0, 2, 1, 0]), {0: 3.0, 1: 0.5}).tolist()
@@ -37,7 +37,9 @@ def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str = "fl
     if y.ndim > 1:
         labels = y[..., 0] if y.shape[-1] == 1 else np.argmax(y, axis=-1)
     if labels.ndim != 1:
-        raise BadData(f"class_weight needs one class for each row, and y has the shape {y.shape}: give sample_weight.")
+        raise InvalidDataError(
+            f"class_weight needs one class for each row, and y has the shape {y.shape}: give sample_weight."
+        )
     found, where = np.unique(np.round(labels).astype("int32"), return_inverse=True)
     dtype = np.dtype("float32" if floatx == "bfloat16" else floatx)
     table: Array = np.array([class_weight.get(int(label), 1.0) for label in found], dtype=dtype)
@@ -48,26 +50,30 @@ def check_class_weight(class_weight: Any, y: Any) -> None:
     """Refuse what is no mapping from class numbers to finite numbers, or more than one output.
 
     Raises:
-        BadData: In one sentence, what to give.
+        InvalidDataError: In one sentence, what to give.
 
     Example:
         >>> check_class_weight([1.0, 2.0], None)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        choros.errors.BadData: class_weight is of type list: give a dict of class numbers and weights, like ...
+        choros.errors.InvalidDataError: class_weight is of type list: give a dict of class numbers and weights, like ...
     """
     if not isinstance(class_weight, Mapping):
-        raise BadData(
+        raise InvalidDataError(
             f"class_weight is of type {type(class_weight).__name__}: give a dict of class numbers and weights, like "
             f"{{0: 1.0, 1: 5.0}}."
         )
     if is_nested(y):
-        raise BadData("class_weight works for models with a single output: give one sample_weight array for each.")
+        raise InvalidDataError(
+            "class_weight works for models with a single output: give one sample_weight array for each."
+        )
     for label, weight in class_weight.items():
         if not isinstance(label, int | np.integer):
-            raise BadData(f"class_weight has the key {label!r}: name the classes by their numbers, 0, 1, 2 ...")
+            raise InvalidDataError(
+                f"class_weight has the key {label!r}: name the classes by their numbers, 0, 1, 2 ..."
+            )
         if not isinstance(weight, int | float | np.number) or not math.isfinite(weight):
-            raise BadData(f"class_weight[{label}] is {weight!r}: give a finite number.")
+            raise InvalidDataError(f"class_weight[{label}] is {weight!r}: give a finite number.")
 
 
 def with_class_weight(y: Any, sample_weight: Any, class_weight: Any, floatx: str = "float32") -> Any:
@@ -76,7 +82,7 @@ def with_class_weight(y: Any, sample_weight: Any, class_weight: Any, floatx: str
     Keras 3 refuses the two together; their product is what Keras 2 did, and what the words mean.
 
     Raises:
-        BadData: See ``check_class_weight``, or there is no y.
+        InvalidDataError: See ``check_class_weight``, or there is no y.
 
     Example:
         >>> with_class_weight(np.array([0, 1]), np.array([2.0, 2.0]), {1: 5.0}).tolist()
@@ -84,7 +90,7 @@ def with_class_weight(y: Any, sample_weight: Any, class_weight: Any, floatx: str
     """
     check_class_weight(class_weight, y)
     if y is None:
-        raise BadData("class_weight was given without y: give y, or leave it out.")
+        raise InvalidDataError("class_weight was given without y: give y, or leave it out.")
     y, given = as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")
     weights = class_weights(y, class_weight, floatx)
     if given is None:

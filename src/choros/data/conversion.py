@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from choros.data.tree import map_leaves
-from choros.errors import BadData, brief
+from choros.errors import InvalidDataError, brief
 from choros.types import Array
 
 _REMEDY = "convert it to numpy arrays, name files by choros.files, or wrap it in a keras.utils.PyDataset"
@@ -67,7 +67,8 @@ def as_array(value: Any, name: str = "x") -> Array:
         A numeric array with at least one axis.
 
     Raises:
-        BadData: It is no array, or one of objects, text or dates, or has no rows' axis, or is sparse, ragged or masked.
+        InvalidDataError: It is no array, or one of objects, text or dates, or has no rows' axis, or is sparse, ragged
+            or masked.
 
     Example:
         >>> as_array(np.arange(3)).shape
@@ -75,29 +76,33 @@ def as_array(value: Any, name: str = "x") -> Array:
     """
     library = type(value).__module__.split(".")[0]
     if _has_no_rows(value):
-        raise BadData(f"{name} is of type {type(value).__name__}, which has no fixed rows: give a dense array instead.")
+        raise InvalidDataError(
+            f"{name} is of type {type(value).__name__}, which has no fixed rows: give a dense array instead."
+        )
     if library == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
         if "bfloat16" in str(value.dtype):
             value = value.float()
     if not hasattr(value, "__array__") or isinstance(value, type):
-        raise BadData(f"{name} is {_describe(value)}: {_REMEDY}.")
+        raise InvalidDataError(f"{name} is {_describe(value)}: {_REMEDY}.")
     if isinstance(value, np.ma.MaskedArray) and value.mask is not np.ma.nomask:
-        raise BadData(f"{name} is a masked array, and the mask would be lost: fill it, as by {name}.filled(0).")
+        raise InvalidDataError(
+            f"{name} is a masked array, and the mask would be lost: fill it, as by {name}.filled(0)."
+        )
     series = library == "pandas" and type(value).__name__ == "Series"
     try:
         array = np.asarray(value)
     except Exception as error:  # sparse, nested or quantized tensors, symbolic ones: each library has its own
-        raise BadData(
+        raise InvalidDataError(
             f"{name} is a {type(value).__name__} that numpy cannot read ({brief(error)}): {_REMEDY}."
         ) from None
     if array.dtype.kind not in "biufc" and "float" not in array.dtype.name:
-        raise BadData(
+        raise InvalidDataError(
             f"{name} holds {array.dtype.name} values, not numbers: convert it first, for instance with "
             f"astype('float32') or a keras StringLookup layer."
         )
     if array.ndim == 0:
-        raise BadData(f"{name} is a single number: give an array with one row for each sample.")
+        raise InvalidDataError(f"{name} is a single number: give an array with one row for each sample.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array[:, None] if series else array
@@ -107,7 +112,7 @@ def as_arrays(structure: Any, name: str = "x") -> Any:
     """``as_array`` at every leaf of a nested structure; None stays None.
 
     Raises:
-        BadData: A leaf is no array; the error names it.
+        InvalidDataError: A leaf is no array; the error names it.
 
     Example:
         >>> as_arrays({"a": np.zeros(2), "b": None})
@@ -116,7 +121,9 @@ def as_arrays(structure: Any, name: str = "x") -> Any:
     if isinstance(structure, dict):
         for key in structure:
             if not isinstance(key, str | int):
-                raise BadData(f"{name} has the key {key!r}: name the parts of a dict with text or whole numbers.")
+                raise InvalidDataError(
+                    f"{name} has the key {key!r}: name the parts of a dict with text or whole numbers."
+                )
         return {key: as_arrays(value, f"{name}[{key!r}]") for key, value in structure.items()}
     if isinstance(structure, list | tuple):
         first: Any = structure
@@ -124,9 +131,9 @@ def as_arrays(structure: Any, name: str = "x") -> Any:
             first = first[0]
         if isinstance(first, int | float | str | bytes):
             kind = type(structure).__name__
-            raise BadData(f"{name} is a {kind} of {type(first).__name__} values: give np.array({name}).")
+            raise InvalidDataError(f"{name} is a {kind} of {type(first).__name__} values: give np.array({name}).")
         if structure and isinstance(structure[0], dict | list | tuple) and is_row(structure[0]):
-            raise BadData(
+            raise InvalidDataError(
                 f"{name} is a {type(structure).__name__} of rows: give an array of all rows for each part of them, as "
                 "np.stack makes it."
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 from choros.data.conversion import as_arrays, brings_targets
 from choros.data.tree import leaves
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Batch
 
 Augment = Callable[[Any], Any]
@@ -48,7 +48,7 @@ def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Pre
         What ``fit`` takes as x.
 
     Raises:
-        BadData: ``depth`` is below 1.
+        InvalidDataError: ``depth`` is below 1.
 
     Example:
         >>> import numpy as np
@@ -56,13 +56,13 @@ def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Pre
         3
     """
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-        raise BadData(f"depth={depth!r}: give a whole number of batches, 1 or more.")
+        raise InvalidDataError(f"depth={depth!r}: give a whole number of batches, 1 or more.")
     if augment is not None and not callable(augment):
-        raise BadData(f"augment is of type {type(augment).__name__}: give a function or a Keras layer.")
+        raise InvalidDataError(f"augment is of type {type(augment).__name__}: give a function or a Keras layer.")
     if brings_targets(source) or not isinstance(source, tuple):
         source = (source,)
     if not 1 <= len(source) <= 3:
-        raise BadData(f"{len(source)} parts were given: give x, (x, y) or (x, y, sample_weight).")
+        raise InvalidDataError(f"{len(source)} parts were given: give x, (x, y) or (x, y, sample_weight).")
     x, y, weight = (*source, None, None)[:3]
     return Prefetch((x, y, weight), depth, augment)
 
@@ -113,13 +113,13 @@ def augmented(augment: Augment, x: Any, rows: int) -> Any:
     """Return the result of a user's function on a batch's x.
 
     Raises:
-        BadData: it gave nothing, or another number of rows.
+        InvalidDataError: it gave nothing, or another number of rows.
     """
     found = as_arrays(augment(x), "augmented x")
     lengths = {len(leaf) for _, leaf in leaves(found)}
     if lengths != {rows}:
         what = f"arrays of {sorted(lengths)} rows" if lengths else "nothing"
-        raise BadData(f"augment gave {what} for a batch of {rows}: it must return one row for each.")
+        raise InvalidDataError(f"augment gave {what} for a batch of {rows}: it must return one row for each.")
     return found
 
 

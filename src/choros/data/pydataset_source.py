@@ -18,7 +18,7 @@ from choros.data.class_weights import check_class_weight
 from choros.data.conversion import is_py_dataset
 from choros.data.permutation import permutation
 from choros.data.sharding import share, visits
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Batch
 
 _Read = tuple[tuple[Any, Any, Any, int], list[int]]  # (x, y, sample_weight, rows) and the numbers of its shares
@@ -46,7 +46,7 @@ class PyDatasetSource:
         rows: None: how many rows there are is known only when all batches were read.
 
     Raises:
-        BadData: It is no PyDataset, it has no batches, or the class weights are malformed.
+        InvalidDataError: It is no PyDataset, it has no batches, or the class weights are malformed.
     """
 
     rows: int | None = None
@@ -57,14 +57,14 @@ class PyDatasetSource:
         self, dataset: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32", cuts: int = 1
     ) -> None:
         if not is_py_dataset(dataset):
-            raise BadData(f"x is of type {type(dataset).__name__}: give a keras.utils.PyDataset.")
+            raise InvalidDataError(f"x is of type {type(dataset).__name__}: give a keras.utils.PyDataset.")
         if class_weight is not None:
             check_class_weight(class_weight, None)
         self.dataset = dataset
         self.class_weight = class_weight
         self.floatx, self.cuts = floatx, cuts
         if self._count() == 0:
-            raise BadData(f"{self._name} has no batches: its length must be 1 or more.")
+            raise InvalidDataError(f"{self._name} has no batches: its length must be 1 or more.")
 
     @property
     def _name(self) -> str:
@@ -122,10 +122,11 @@ class PyDatasetSource:
         counts its batches.
 
         Raises:
-            BadData: The dataset has no end and ``steps`` is None, or a batch is malformed (the error names it).
+            InvalidDataError: The dataset has no end and ``steps`` is None, or a batch is malformed (the error names
+                it).
         """
         if steps is None and self._count() is None:
-            raise BadData(f"{self._name} has no end (num_batches is None): give steps_per_epoch.")
+            raise InvalidDataError(f"{self._name} has no end (num_batches is None): give steps_per_epoch.")
         return self._epoch(rank, size, together, seed, epoch, bool(shuffle), steps)
 
     def _epoch(

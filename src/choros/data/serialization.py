@@ -18,7 +18,7 @@ from choros.data.memmap import open_place, place_in_file
 from choros.data.prefetch import AheadSource
 from choros.data.pydataset_source import PyDatasetSource
 from choros.data.stream_source import StreamSource
-from choros.errors import NotSerializable
+from choros.errors import NotSerializableError
 from choros.pickling import dumps, loads
 from choros.types import Array, Batch
 
@@ -44,7 +44,7 @@ def pack(
         ``(spec, arrays, blobs)``.
 
     Raises:
-        NotSerializable: The PyDataset or ``decode`` holds something that cannot travel; the message says what.
+        NotSerializableError: The PyDataset or ``decode`` holds something that cannot travel; the message says what.
 
     Example:
         >>> shared = np.zeros(3, "float32")
@@ -225,7 +225,7 @@ def _code(code: Any, blobs: list[bytes]) -> int | None:
         blob = dumps(code)
     except Exception as error:
         name = f"function {code.__name__}" if hasattr(code, "__name__") else f"dataset {type(code).__name__}"
-        raise NotSerializable(
+        raise NotSerializableError(
             f"The {name} cannot travel to the workers ({type(error).__name__}: {error}): "
             f"let it open files, locks and connections when it reads its first batch, not when it is made."
         ) from error

@@ -15,7 +15,7 @@ from choros.data.memmap import memory_left
 from choros.data.prefetch import augmented
 from choros.data.sharding import share
 from choros.data.tree import leaves, map_leaves
-from choros.errors import BadData, warn
+from choros.errors import InvalidDataError, warn
 from choros.types import Batch
 
 _SLOW = 10.0  # seconds of reading validation data after which there is a warning
@@ -41,7 +41,7 @@ class StreamSource:
         augment: from the x of a batch to another x, or None.
 
     Raises:
-        BadData: it yields no batch, or the class weights are malformed.
+        InvalidDataError: it yields no batch, or the class weights are malformed.
 
     Example:
         >>> import numpy as np
@@ -82,12 +82,12 @@ class StreamSource:
         """Refuse what could not last.
 
         Raises:
-            BadData: a generator for several epochs, or a stream without an end, and no number of steps.
+            InvalidDataError: a generator for several epochs, or a stream without an end, and no number of steps.
         """
         if steps is None:
             self.check_end("steps_per_epoch")
         if self.once and steps is None and epochs > 1:
-            raise BadData(
+            raise InvalidDataError(
                 f"A {type(self.stream).__name__} can be gone through once, and {epochs} epochs were asked for: give "
                 "steps_per_epoch, or what can be iterated again."
             )
@@ -95,7 +95,7 @@ class StreamSource:
     def check_end(self, remedy: str) -> None:
         """Refuse a stream that tells that it has no end, naming the argument that bounds it."""
         if hasattr(self.stream, "cardinality") and int(self.stream.cardinality()) == -1:
-            raise BadData(f"A {type(self.stream).__name__} without an end was given: give {remedy}.")
+            raise InvalidDataError(f"A {type(self.stream).__name__} without an end was given: give {remedy}.")
 
     def sample(self, batch_size: int = 0) -> Batch:
         """The first batch, which is still there for training."""
@@ -103,7 +103,9 @@ class StreamSource:
             self._running = iter(self.stream)
             self._first = list(islice(self._running, 1))
             if not self._first:
-                raise BadData(f"A {type(self.stream).__name__} that yields no batch was given: give at least one.")
+                raise InvalidDataError(
+                    f"A {type(self.stream).__name__} that yields no batch was given: give at least one."
+                )
             x, y, weight, rows = self._standard(self._first[0])
             self._sample = Batch(x, y, weight, rows=rows, total=rows)
         return self._sample
@@ -112,15 +114,17 @@ class StreamSource:
         """One of ``size`` disjoint shards.
 
         Raises:
-            BadData: always; a stream cannot be divided beforehand.
+            InvalidDataError: always; a stream cannot be divided beforehand.
         """
-        raise BadData("An Ensemble's members have a part of the rows each, which a stream does not give: give arrays.")
+        raise InvalidDataError(
+            "An Ensemble's members have a part of the rows each, which a stream does not give: give arrays."
+        )
 
     def batches(self, steps: int | None) -> Iterator[tuple[Any, Any, Any, int]]:
         """One epoch's global batches, (x, y, sample_weight, rows): a pass, or the next ``steps``.
 
         Raises:
-            BadData: a batch is malformed, or a stream that can be gone through once has ended too early.
+            InvalidDataError: a batch is malformed, or a stream that can be gone through once has ended too early.
         """
         taken, fresh = 0, False
         while steps is None or taken < steps:
@@ -135,7 +139,7 @@ class StreamSource:
             if steps is None:
                 return
             if self.once or fresh:
-                raise BadData(
+                raise InvalidDataError(
                     f"A {type(self.stream).__name__} ended after {self._number} batches, in the middle of an epoch of "
                     f"{steps} steps: give one that lasts for all epochs, or what can be iterated again."
                 )
@@ -164,7 +168,8 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
         steps: batches to read; None is all.
 
     Raises:
-        BadData: the batches' rows are of different shapes, or they take more memory than there is, as those of a stream
+        InvalidDataError: the batches' rows are of different shapes, or they take more memory than there is, as those of
+            a stream
             without an end do.
     """
     if steps is None:
@@ -175,7 +180,7 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
         parts.append(batch[:3])
         held += sum(array.nbytes for _, array in leaves(batch[:3]))
         if held > room:
-            raise BadData(
+            raise InvalidDataError(
                 f"The first {number} batches of validation_data, a {name}, take {held / 1e9:.2f} GB, more than half of "
                 "the memory that is left: give validation_steps= where it has no end, or a keras.utils.PyDataset or "
                 "choros.files, which are read batch by batch."
@@ -187,11 +192,11 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
                 "validation_steps= if it has no end."
             )
     if not parts:
-        raise BadData(f"validation_data, a {name}, yields no batch: give at least one.")
+        raise InvalidDataError(f"validation_data, a {name}, yields no batch: give at least one.")
     try:
         x, y, weight = (map_leaves(lambda *rows: np.concatenate(rows), *column) for column in zip(*parts, strict=True))
     except ValueError as error:
-        raise BadData(
+        raise InvalidDataError(
             f"The batches of validation_data, a {type(source.stream).__name__}, do not make one array ({error}): give "
             f"arrays or a keras.utils.PyDataset."
         ) from None

@@ -10,7 +10,7 @@ import numpy as np
 
 from choros.data.conversion import as_arrays, brings_targets, is_py_dataset
 from choros.data.tree import is_nested, leaves, map_leaves, same_shape
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 
 def check(
@@ -25,23 +25,23 @@ def check(
     """Refuse what could not be trained; ``x`` is nested arrays, a ``keras.utils.PyDataset`` or ``choros.files``.
 
     Raises:
-        BadData: In one sentence, what does not fit and what to give instead.
+        InvalidDataError: In one sentence, what does not fit and what to give instead.
 
     Example:
         >>> import numpy as np
         >>> check(np.zeros((5, 2)), np.zeros(4), batch_size=2)
         Traceback (most recent call last):
             ...
-        choros.errors.BadData: x has 5 rows and y has 4: give arrays with the same number of rows.
+        choros.errors.InvalidDataError: x has 5 rows and y has 4: give arrays with the same number of rows.
     """
     check_batch(batch_size)
     if steps is not None and not is_whole(steps, 1):
-        raise BadData(f"steps_per_epoch={steps!r}: give a whole number of global batches, 1 or more, or None.")
+        raise InvalidDataError(f"steps_per_epoch={steps!r}: give a whole number of global batches, 1 or more, or None.")
     _check_fraction(validation_split)
     if brings_targets(x):
         check_alone_in_call(x, y, sample_weight)
         if validation_split:
-            raise BadData(_no_split(x))
+            raise InvalidDataError(_no_split(x))
     else:
         check_arrays(as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight"))
 
@@ -50,41 +50,44 @@ def check_batch(batch_size: Any) -> None:
     """Refuse a global batch that is no whole number of rows.
 
     Raises:
-        BadData: The batch is no whole number, or below 1.
+        InvalidDataError: The batch is no whole number, or below 1.
     """
     if not is_whole(batch_size, 1):
-        raise BadData(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
+        raise InvalidDataError(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
 
 
 def check_shuffle(shuffle: Any, source: Any) -> bool | str:
     """Return ``shuffle`` of ``fit`` as a bool, or as "batch", which is for arrays and data that yield batches.
 
     Raises:
-        BadData: It is another text, or "batch" for rows that have another order.
+        InvalidDataError: It is another text, or "batch" for rows that have another order.
     """
     if not isinstance(shuffle, str):
         if not isinstance(shuffle, bool | numbers.Integral | np.bool_ | None):
-            raise BadData(f"shuffle={shuffle!r}: give True, False or 'batch'.")
+            raise InvalidDataError(f"shuffle={shuffle!r}: give True, False or 'batch'.")
         return bool(shuffle)
     if shuffle != "batch":
-        raise BadData(f"shuffle={shuffle!r}: give True, False or 'batch'.")
+        raise InvalidDataError(f"shuffle={shuffle!r}: give True, False or 'batch'.")
     inner = getattr(source, "inner", source)
     if hasattr(inner, "x"):  # arrays
         return shuffle
     if hasattr(inner, "dataset") or hasattr(inner, "stream"):  # batches, permuted whole or in an order of their own
         return True
-    raise BadData("shuffle='batch' is for arrays: choros.files and rows of Spark have True or False.")
+    raise InvalidDataError("shuffle='batch' is for arrays: choros.files and rows of Spark have True or False.")
 
 
 def check_members(source: Any, members: int) -> None:
     """Refuse data of which each member of an ensemble cannot have a part of its own.
 
     Raises:
-        BadData: There are fewer rows, batches of a PyDataset or blocks of files than members, or it is a stream.
+        InvalidDataError: There are fewer rows, batches of a PyDataset or blocks of files than members, or it is a
+            stream.
     """
     count, what = (source.steps(1), "batches") if source.rows is None else (source.rows, "rows")
     if count is not None and count < members:
-        raise BadData(f"{count} {what} cannot be divided among {members} members: give more {what} or fewer workers.")
+        raise InvalidDataError(
+            f"{count} {what} cannot be divided among {members} members: give more {what} or fewer workers."
+        )
     if not hasattr(source, "x"):  # not arrays, of which a part is a copy
         source.part(0, members, seed=0)
 
@@ -93,19 +96,19 @@ def check_arrays(x: Any, y: Any, sample_weight: Any) -> int:
     """Refuse numpy arrays that do not fit together; returns how many rows they have.
 
     Raises:
-        BadData: Different numbers of rows, none at all, or weights that do not go with ``y``.
+        InvalidDataError: Different numbers of rows, none at all, or weights that do not go with ``y``.
     """
     parts = [*leaves(x, "x"), *leaves(y, "y"), *leaves(sample_weight, "sample_weight")]
     if not list(leaves(x)):
-        raise BadData("x holds no array: give at least one.")
+        raise InvalidDataError("x holds no array: give at least one.")
     first, rows = parts[0][0], len(parts[0][1])
     for name, array in parts:
         if len(array) != rows:
-            raise BadData(
+            raise InvalidDataError(
                 f"{first} has {rows} rows and {name} has {len(array)}: give arrays with the same number of rows."
             )
     if rows == 0:
-        raise BadData(f"{first} has no rows: give at least one.")
+        raise InvalidDataError(f"{first} has no rows: give at least one.")
     if sample_weight is not None:
         _check_weights(y, sample_weight)
     return rows
@@ -120,7 +123,7 @@ def split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple[An
         ``(x, y, sample_weight)`` for training and for validation: views, not copies.
 
     Raises:
-        BadData: The fraction is outside [0, 1), or one of the two parts would have no row.
+        InvalidDataError: The fraction is outside [0, 1), or one of the two parts would have no row.
 
     Example:
         >>> import numpy as np
@@ -130,12 +133,12 @@ def split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple[An
     """
     _check_fraction(fraction)
     if brings_targets(x):
-        raise BadData(_no_split(x))
+        raise InvalidDataError(_no_split(x))
     data = (as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight"))
     rows = check_arrays(*data)
     cut = math.floor(rows * (1.0 - fraction))
     if cut in (0, rows):
-        raise BadData(
+        raise InvalidDataError(
             f"validation_split={fraction} of {rows} rows leaves {'training' if cut == 0 else 'validation'} without "
             f"any: give more rows or another fraction."
         )
@@ -147,7 +150,7 @@ def unpack(validation_data: Any) -> tuple[Any, Any, Any]:
     """``validation_data`` as ``(x, y, sample_weight)``: a tuple of one to three, or a ``keras.utils.PyDataset``.
 
     Raises:
-        BadData: It is neither.
+        InvalidDataError: It is neither.
 
     Example:
         >>> unpack(("x", "y"))
@@ -159,7 +162,7 @@ def unpack(validation_data: Any) -> tuple[Any, Any, Any]:
         what = type(validation_data).__name__
         if isinstance(validation_data, tuple | list):
             what += f", of length {len(validation_data)}"
-        raise BadData(
+        raise InvalidDataError(
             f"validation_data is of type {what}: give (x, y), (x, y, sample_weight) or a keras.utils.PyDataset."
         )
     padded = (*validation_data, None, None)
@@ -173,7 +176,9 @@ def is_whole(value: Any, least: int) -> bool:
 
 def _check_fraction(fraction: Any) -> None:
     if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0.0 <= float(fraction) < 1.0:
-        raise BadData(f"validation_split={fraction!r}: give a fraction of the rows, 0 or more and less than 1.")
+        raise InvalidDataError(
+            f"validation_split={fraction!r}: give a fraction of the rows, 0 or more and less than 1."
+        )
 
 
 def _no_split(x: Any) -> str:
@@ -185,26 +190,28 @@ def check_alone_in_call(x: Any, y: Any, sample_weight: Any) -> None:
     """Refuse targets or weights beside data that bring their own.
 
     Raises:
-        BadData: the message names which.
+        InvalidDataError: the message names which.
     """
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             how = "let its __getitem__ return" if is_py_dataset(x) else "let it have"
-            raise BadData(f"{name} was given beside a {type(x).__name__}: {how} {name} instead.")
+            raise InvalidDataError(f"{name} was given beside a {type(x).__name__}: {how} {name} instead.")
 
 
 def _check_weights(y: Any, sample_weight: Any) -> None:
     if y is None:
-        raise BadData("sample_weight was given without y, and Keras would not use it: give y, or leave it out.")
+        raise InvalidDataError(
+            "sample_weight was given without y, and Keras would not use it: give y, or leave it out."
+        )
     if is_nested(sample_weight):
         if not is_nested(y) or not same_shape(y, sample_weight):
-            raise BadData(
+            raise InvalidDataError(
                 "sample_weight is nested differently from y: give one array for each array of y, or one for all."
             )
         pairs = zip(_flat(y), _flat(sample_weight), strict=True)
     else:
         if is_nested(y) and any(length != 1 for length in sample_weight.shape[1:]):
-            raise BadData(
+            raise InvalidDataError(
                 f"sample_weight of shape {sample_weight.shape} cannot be used for several outputs: give one number "
                 f"for each row, or one array for each output."
             )
@@ -214,7 +221,7 @@ def _check_weights(y: Any, sample_weight: Any) -> None:
             continue
         fits = all(b in (1, a) for a, b in zip(target.shape, weight.shape, strict=False))
         if not fits or any(length != 1 for length in weight.shape[target.ndim :]):
-            raise BadData(
+            raise InvalidDataError(
                 f"sample_weight of shape {weight.shape} does not go with y of shape {target.shape}: give one number "
                 f"for each row, shape {target.shape[:1]}."
             )

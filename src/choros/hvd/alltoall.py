@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from choros.comm.collectives import Collectives
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.hvd.collectives import told
 from choros.hvd.context import collectives
 from choros.hvd.host_ops import Shape, grad_name, no_second, operate
@@ -32,8 +32,8 @@ def alltoall(value: Any, splits: Any = None, name: str | None = None, process_se
         The rows received; with ``splits`` given, also how many came from each rank.
 
     Raises:
-        BadInput: inside ``jax.jit``, splits without values.
-        RanksDiffer: on every rank, where the calls differ or splits are no parts of the rows.
+        InvalidInputError: inside ``jax.jit``, splits without values.
+        RankMismatchError: on every rank, where the calls differ or splits are no parts of the rows.
 
     Example:
         >>> import choros.hvd as hvd
@@ -79,7 +79,7 @@ def _traced(calls: Collectives, value: Any, splits: Any, name: str | None) -> An
         given = arrive(splits, "splits")[0].tolist()
     known = calls.allgather_object(given, name=f"splits of {name}")
     if any(len(sent) != calls.size for sent in known):
-        raise BadInput(f"alltoall {name or ''}: splits={given}: give {calls.size} whole numbers, one a rank.")
+        raise InvalidInputError(f"alltoall {name or ''}: splits={given}: give {calls.size} whole numbers, one a rank.")
     counts = [sent[calls.rank] for sent in known]
     rows = _send(calls, value, [np.array(given)], [], lambda given: (sum(counts), *given[1:]), name)
     return rows if splits is None else (rows, sys.modules["jax"].numpy.asarray(counts, "int32"))

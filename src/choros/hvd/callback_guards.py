@@ -10,7 +10,7 @@ import keras
 
 from choros.callbacks import BeforeTimeLimit
 from choros.comm.collectives import Collectives
-from choros.errors import RanksDiffer
+from choros.errors import RankMismatchError
 from choros.hvd.collectives import take
 from choros.hvd.model_state import state_of
 
@@ -42,7 +42,9 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
     said = calls.allgather_object([mine, len(limits)], name="callbacks that decide")
     same = all(theirs == mine for theirs, _ in said)
     if len({count for _, count in said}) > 1:
-        raise RanksDiffer("BeforeTimeLimit must be given on all ranks: rank 0 alone writes, but all end together.")
+        raise RankMismatchError(
+            "BeforeTimeLimit must be given on all ranks: rank 0 alone writes, but all end together."
+        )
     kept: list[Any] = []
     for one in given:
         if not (calls.rank and isinstance(one, _WRITERS) and not getattr(one, "guarded", False)):

@@ -16,7 +16,7 @@ import numpy as np
 
 from choros.comm.collectives import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives, Op
 from choros.consistency.model_fingerprint import alike
-from choros.errors import BadInput, RanksDiffer, brief
+from choros.errors import InvalidInputError, RankMismatchError, brief
 from choros.hvd.compression import Compression, Compressor, checked, warn_of_bytes
 from choros.hvd.context import collectives
 from choros.hvd.host_ops import grad_name, no_second, operate
@@ -40,7 +40,7 @@ def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
             return function(*given, **named)
         except Exception as error:
             if Collectives.met == met and (calls := _of(function, given, named)) is not None:
-                with contextlib.suppress(RanksDiffer):
+                with contextlib.suppress(RankMismatchError):
                     calls.refuse(function.__name__, brief(error))
             raise
 
@@ -104,7 +104,7 @@ def allreduce(
 
     Raises:
         ValueError: before ``init``, or both ``op`` and ``average``.
-        RanksDiffer: the ranks' calls differ; raised on every rank, and the next call works.
+        RankMismatchError: the ranks' calls differ; raised on every rank, and the next call works.
 
     Example:
         >>> import choros.hvd as hvd
@@ -116,7 +116,7 @@ def allreduce(
     warn_of_bytes(compression, calls.rank, calls.size)
     if all(hasattr(value, part) for part in ("values", "indices", "dense_shape")):
         if kind not in (AVERAGE, SUM):
-            raise BadInput(
+            raise InvalidInputError(
                 f"Sparse values have no {kind.name.capitalize()}, as most rows are absent: take Average or Sum."
             )
         name = name or "sparse"
@@ -135,7 +135,7 @@ def allreduce(
 
     def gradient(grad: Any) -> Any:
         if kind not in (AVERAGE, SUM):
-            raise BadInput(f"allreduce by {kind.name.capitalize()} has no gradient here: take Average or Sum.")
+            raise InvalidInputError(f"allreduce by {kind.name.capitalize()} has no gradient here: take Average or Sum.")
         factors = prescale_factor, postscale_factor
         return allreduce(
             grad, grad_name(name), None, *factors, op=kind, compression=compression, process_set=process_set
@@ -232,7 +232,7 @@ def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) 
         out = calls.broadcast(x, root, name=label)
         assign = getattr(variable, "assign", None)
         if assign is None:
-            raise BadInput(f"Variable {label} is of type {type(variable).__name__}, which cannot be assigned.")
+            raise InvalidInputError(f"Variable {label} is of type {type(variable).__name__}, which cannot be assigned.")
         assign(back(out))
 
 
@@ -254,7 +254,9 @@ def reducescatter(
 
     def gradient(grad: Any) -> Any:
         if kind not in (AVERAGE, SUM):
-            raise BadInput(f"reducescatter by {kind.name.capitalize()} has no gradient here: take Average or Sum.")
+            raise InvalidInputError(
+                f"reducescatter by {kind.name.capitalize()} has no gradient here: take Average or Sum."
+            )
 
         def gathered(x: Array) -> Array:
             return np.asarray(calls.allgather(x, name=grad_name(name)) * x.dtype.type(factor))
@@ -283,7 +285,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     """Return the root's object: numbers, text, bytes, lists, tuples, sets, dicts and arrays. No pickle is made.
 
     Raises:
-        RanksDiffer: on every rank, where the root's object holds something else; names its type.
+        RankMismatchError: on every rank, where the root's object holds something else; names its type.
     """
     return collectives(process_set).broadcast_object(obj, root_rank, name=name)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput, warn
+from choros.errors import InvalidInputError, warn
 from choros.types import Array, dtype_of
 
 _warned: list[bool] = []
@@ -43,10 +43,10 @@ def checked(compression: Any) -> Compressor:
     """Return what can compress, or say what to give.
 
     Raises:
-        BadInput: it cannot.
+        InvalidInputError: it cannot.
     """
     if not all(hasattr(compression, part) for part in ("compress", "decompress")):
-        raise BadInput(f"compression={compression!r}: give hvd.Compression.none, .fp16 or .bf16.")
+        raise InvalidInputError(f"compression={compression!r}: give hvd.Compression.none, .fp16 or .bf16.")
     fine: Compressor = compression
     return fine
 

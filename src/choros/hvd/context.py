@@ -17,7 +17,7 @@ from choros.comm.collectives import Collectives
 from choros.comm.group import Group, kind_of
 from choros.comm.host_identity import machine
 from choros.comm.single_rank_group import LocalGroup
-from choros.errors import BadInput, MeetingTimeout
+from choros.errors import CommTimeoutError, InvalidInputError
 from choros.hvd import env_settings
 from choros.hvd.elastic_client import membership
 
@@ -104,10 +104,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         process_sets: list of ProcessSet to register, or "dynamic", which is always allowed.
 
     Raises:
-        BadInput: the launcher's variables contradict each other, its ranks cannot meet, or two of them compute on one
+        InvalidInputError: the launcher's variables contradict each other, its ranks cannot meet, or two of them compute
+            on one
             GPU.
-        MeetingTimeout: not all ranks came in time; names those who did not.
-        PeerFailed: a rank ended before it came.
+        CommTimeoutError: not all ranks came in time; names those who did not.
+        PeerLostError: a rank ended before it came.
     """
     if _now:
         return
@@ -121,7 +122,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     place = find_place(env_settings.soonest())
     choose_device(place)
     if comm is not None and _ranks_of(comm, place) != list(range(place.size)):
-        raise BadInput(
+        raise InvalidInputError(
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "
             "ProcessSet."
         )
@@ -132,8 +133,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         group.warn_after, group.timeout = warn_after, soonest
         if entered is None:
             group.barrier()
-    except MeetingTimeout as error:
-        raise MeetingTimeout(
+    except CommTimeoutError as error:
+        raise CommTimeoutError(
             f"{error} This was hvd.init(), which all ranks must call within {soonest:g} s: if some take longer to come "
             "there, give choros run a longer --start-timeout.",
             error.missing,
@@ -199,7 +200,7 @@ def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
 
 
 def give_up(reason: str) -> None:
-    """Have this rank's waits in all process sets, now or later, raise ``PeerFailed``; any thread may call."""
+    """Have this rank's waits in all process sets, now or later, raise ``PeerLostError``; any thread may call."""
     for one in [one for now in _now for one in list(now.sets.values())]:
         if one.collectives is not None and hasattr(one.collectives.group, "give_up"):
             one.collectives.group.give_up(reason)
@@ -300,7 +301,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: a rank that there is not, or the ranks of a set that is registered.
-        RanksDiffer: the ranks do not agree.
+        RankMismatchError: the ranks do not agree.
     """
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     now = context()

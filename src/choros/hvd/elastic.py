@@ -16,7 +16,7 @@ import numpy as np
 
 from choros.backends import seed_state
 from choros.comm.collectives import MAX
-from choros.errors import MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, PeerLostError
 from choros.hvd import context
 from choros.hvd.collectives import broadcast_object, broadcast_variables
 from choros.hvd.elastic_client import membership
@@ -38,7 +38,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
-_LOST = (HorovodInternalError, PeerFailed, MeetingTimeout)
+_LOST = (HorovodInternalError, PeerLostError, CommTimeoutError)
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:

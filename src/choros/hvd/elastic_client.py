@@ -24,7 +24,7 @@ from choros.comm.group import Group
 from choros.comm.single_rank_group import LocalGroup
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import Channel
-from choros.errors import ChorosError, MeetingTimeout, PeerFailed
+from choros.errors import ChorosError, CommTimeoutError, PeerLostError
 
 _COME = 30.0  # seconds in which the driver must answer the first word
 _LOOK = 1.0  # seconds between two looks at whether the driver is there
@@ -64,7 +64,7 @@ class Membership:
             missing: ranks for which it has waited in vain.
 
         Raises:
-            PeerFailed: the driver has gone.
+            PeerLostError: the driver has gone.
             SystemExit: there is no place for this process any more.
         """
         linger()
@@ -80,7 +80,7 @@ class Membership:
                 if not self.broken:
                     return group
                 lost = self.broken
-            except (PeerFailed, MeetingTimeout) as error:  # a rank has gone meanwhile
+            except (PeerLostError, CommTimeoutError) as error:  # a rank has gone meanwhile
                 if self._gone.is_set():
                     raise
                 lost, missing = str(error), tuple(getattr(error, "missing", ()))
@@ -106,9 +106,9 @@ class Membership:
                 said = self._said.get(timeout=_LOOK)
             except queue.Empty:
                 if self._gone.is_set():
-                    raise PeerFailed(f"{self._line.who} has gone: see what it printed last.") from None
+                    raise PeerLostError(f"{self._line.who} has gone: see what it printed last.") from None
                 if time.monotonic() > until:
-                    raise MeetingTimeout(
+                    raise CommTimeoutError(
                         f"Not all ranks of generation {self.generation} came in {limit:g} s."
                     ) from None
                 continue
@@ -118,7 +118,7 @@ class Membership:
             if said["say"] == what and (what == "place" or said["generation"] == self.generation):
                 return said
             if said["say"] == "broken" and what == "swap" and said["generation"] == self.generation:
-                raise PeerFailed(f"Generation {self.generation} is over before it began: {said['reason']}")
+                raise PeerLostError(f"Generation {self.generation} is over before it began: {said['reason']}")
 
     def _listen(self) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _WARN = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 _END = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
@@ -23,7 +23,7 @@ def stalls() -> tuple[float, float]:
     1,800: no wait is without a limit), and ``HOROVOD_STALL_CHECK_DISABLE``, with which both are as if they were 0.
 
     Raises:
-        BadInput: one of them is no number, or negative.
+        InvalidInputError: one of them is no number, or negative.
 
     Example:
         >>> stalls()
@@ -60,5 +60,5 @@ def _seconds(name: str, default: float) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise BadInput(f"{name}={text!r} is no number of seconds: give 0 or more, or unset it.")
+        raise InvalidInputError(f"{name}={text!r} is no number of seconds: give 0 or more, or unset it.")
     return seconds

@@ -11,7 +11,7 @@ import keras
 
 from choros.comm.collectives import Collectives
 from choros.consistency.rank_agreement import difference, facts_of_model
-from choros.errors import RanksDiffer
+from choros.errors import RankMismatchError
 
 _warned: list[bool] = []
 
@@ -27,7 +27,7 @@ def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
         calls: of the ranks that train.
 
     Raises:
-        RanksDiffer: on every rank; names rank, host and what differs.
+        RankMismatchError: on every rank; names rank, host and what differs.
     """
     built = all(layer.built for layer in model._flatten_layers())
     mine = {**facts_of_model(model), "batches": batches(call), "built": built, "host": platform.node()}
@@ -38,7 +38,7 @@ def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
     said = gather(mine)
     unknown = ["batches"] if any(other["batches"] is None for other in said) else []
     if problem := difference(said, model, gather, calls.ranks, ["script", *unknown]):
-        raise RanksDiffer(
+        raise RankMismatchError(
             f"{problem} Nothing was trained. Build and compile the same model on every rank, with the same libraries, "
             "and give each the same number of batches (hvd.shard divides rows exactly); only weights may differ, where "
             "a broadcast makes them equal."

@@ -22,7 +22,7 @@ from choros.comm.group import kind_of
 from choros.consistency import replica_divergence
 from choros.consistency.model_fingerprint import alike
 from choros.consistency.nonfinite import Finite
-from choros.errors import BadInput, RanksDiffer
+from choros.errors import InvalidInputError, RankMismatchError
 from choros.hvd.callback_guards import guarded
 from choros.hvd.context import collectives, rank
 from choros.hvd.fit_consistency import compare
@@ -74,7 +74,7 @@ def _fit(plain: Any) -> Any:
         if how is None or collectives(how.process_set).size == 1:
             return plain(self, *args, **given)
         if how.fitting:
-            raise BadInput(
+            raise InvalidInputError(
                 f"fit of the model {self.name!r} was called while fit trains with its optimizer: the ranks would wait "
                 "for each other in two loops at once. Call it after fit, or give a model of its own an optimizer of "
                 "its own."
@@ -126,7 +126,8 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         how: Reduction.
 
     Raises:
-        RanksDiffer: weights or rates differ at the start; weights at an epoch's end; epochs of unequal length; updates
+        RankMismatchError: weights or rates differ at the start; weights at an epoch's end; epochs of unequal length;
+            updates
             that were not reduced.
     """
 
@@ -165,7 +166,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
     def _check_ended(self) -> None:
         """Raise where Keras did not ask for the logs after the epoch's batches, at which the ranks end them."""
         if self._open:
-            raise BadInput(
+            raise InvalidInputError(
                 f"Keras {keras.__version__} did not ask for the logs between an epoch's batches and what follows them, "
                 "so the ranks could not end the epoch together: choros.hvd does not work with this version, or with a "
                 "fit of the model's own."
@@ -175,7 +176,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         """Compare the weights, as soon as there are any."""
         step = self._owner.train_function
         if not isinstance(step, SplitStep) and not self.how.idle:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{type(self._owner).__name__} makes a train function of its own (make_train_function), which skips "
                 "the reduction of hvd.DistributedOptimizer: override train_step instead, or return what "
                 "super().make_train_function() gives."
@@ -210,13 +211,13 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         said = self._calls.allgather_object(mine, name=f"end of epoch {epoch}")
         problems = [f"rank {r}: {told}" for r, (_, _, told, *_) in enumerate(said) if told]
         if problems:
-            raise RanksDiffer(
+            raise RankMismatchError(
                 f"{'; '.join(problems)}. Something calls the optimizer past hvd.DistributedOptimizer: use "
                 "optimizer.apply, and no make_train_function of your own."
             )
         found = replica_divergence.compare([each[3] for each in said])
         if found is not None and found.far:
-            raise RanksDiffer(found.say([each[4] for each in said], epoch))
+            raise RankMismatchError(found.say([each[4] for each in said], epoch))
         if found is not None and not (self._warned or self._calls.rank):
             replica_divergence.warn(found, "they go on as they are")
         self._warned = found is not None
@@ -253,10 +254,12 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         said = self._calls.allgather_object([near, float(flat[0])], name="whether the weights are equal")
         if any(other != said[0][1] for _, other in said):
             rates = ", ".join(f"{other:g}" for _, other in said)
-            raise RanksDiffer(f"The ranks begin with different learning rates ({rates}): set the same one on all.")
+            raise RankMismatchError(
+                f"The ranks begin with different learning rates ({rates}): set the same one on all."
+            )
         far = [r for r, (equal, _) in enumerate(said) if not equal]
         if far:
-            raise RanksDiffer(
+            raise RankMismatchError(
                 f"The weights of ranks {far} are not those of rank 0, so the ranks would train different models: add "
                 "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks."
             )

@@ -16,7 +16,7 @@ from choros.comm.collectives import AVERAGE, Op
 from choros.comm.dtypes import dtype_code
 from choros.comm.tracing import Doing
 from choros.consistency.nonfinite import Finite
-from choros.errors import CallsDifferError, RanksDiffer
+from choros.errors import CallsDifferError, RankMismatchError
 from choros.hvd.compression import Compression, Compressor, checked, warn_of_bytes
 from choros.hvd.context import collectives
 from choros.hvd.elastic_client import is_elastic
@@ -93,7 +93,7 @@ class Reduction:
             local: for each, whether it is not reduced.
 
         Raises:
-            NotExact: names the variable.
+            InexactLossError: names the variable.
         """
         if self.size > 1:
             check_scales(v for v, is_local in zip(variables, local, strict=True) if not is_local)
@@ -145,7 +145,7 @@ class Flat:
         said = self._calls.allgather_object([self._whole, platform.node()], name="gradients")
         for number, (whole, host) in zip(self._calls.ranks, said, strict=True):
             if whole != said[0][0]:
-                raise RanksDiffer(
+                raise RankMismatchError(
                     f"The ranks train different models, or were given different settings: rank {number} on {host} is "
                     f"about to reduce {whole}, and rank {self._calls.ranks[0]} on {said[0][1]} {said[0][0]}. Build the "
                     "same model on every rank, with rows of the same shape, and give hvd.DistributedOptimizer the same "
@@ -208,8 +208,8 @@ class Flat:
             because its model is to stop; then nothing was summed.
 
         Raises:
-            RanksDiffer: a rank has no more batches in this epoch.
-            BadInput: a rank makes another call.
+            RankMismatchError: a rank has no more batches in this epoch.
+            InvalidInputError: a rank makes another call.
         """
         weight, self._weight, self._passes, self._fresh = self._weight, 0.0, 0, True
         slot = self.group.slot(self.size + 1, self.dtype)
@@ -248,8 +248,8 @@ class Flat:
             Whether the model of any rank is to stop.
 
         Raises:
-            RanksDiffer: another rank has more batches, and no model is to stop.
-            BadInput: a rank makes another call.
+            RankMismatchError: another rank has more batches, and no model is to stop.
+            InvalidInputError: a rank makes another call.
         """
         slot = self.group.slot(1, _FLAG)
         slot[0] = stopping
@@ -264,7 +264,7 @@ class Flat:
         """Find out why some ranks end their epoch and others do not; return where a model is to stop.
 
         Raises:
-            RanksDiffer: no model is to stop.
+            RankMismatchError: no model is to stop.
             CallsDifferError: the one given, where a rank is neither in a step nor at the end of its epoch.
         """
         if not self.how.fitting or any(call not in (self._step, _END) for call in error.posted):
@@ -280,7 +280,7 @@ class Flat:
             problem = (
                 f"has no batch left in this epoch, but {self.ranks - ended} of {self.ranks} ranks have another one"
             )
-        raise RanksDiffer(f"Rank {self.rank} {problem}: {_ADVICE}") from None
+        raise RankMismatchError(f"Rank {self.rank} {problem}: {_ADVICE}") from None
 
 
 _ADVICE = (

@@ -71,7 +71,7 @@ def shard(  # noqa: D417 - what belongs together is named together
             epoch where the data do not tell.
 
     Raises:
-        BadInput: data that do not fit together, or fewer rows than ranks.
+        InvalidInputError: data that do not fit together, or fewer rows than ranks.
     """
     place = Place(rank=rank(), size=size())
     return rank_shard.shard(x, y, sample_weight, batch_size=batch_size * size(), place=place, **how)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from choros.backends import seed_state
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.hvd.collectives import broadcast_variables
 from choros.hvd.context import context
 
@@ -31,8 +31,8 @@ def broadcast_global_variables(root_rank: int) -> None:
 
     Raises:
         ValueError: before ``init``.
-        BadInput: two models have one name, so nothing tells which of the root's is which.
-        RanksDiffer: on every rank, if they have other models.
+        InvalidInputError: two models have one name, so nothing tells which of the root's is which.
+        RankMismatchError: on every rank, if they have other models.
 
     Example:
         >>> import choros.hvd as hvd
@@ -46,7 +46,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     named: dict[str, Any] = {}
     for model in models:
         if id(model) not in inner and named.setdefault(model.name, model) is not model:
-            raise BadInput(
+            raise InvalidInputError(
                 f"Two models are called {model.name!r}, so nothing tells which is which on the root: give each a name, "
                 "or call hvd.broadcast_variables(model.variables, root_rank) for each."
             )

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from choros.comm.collectives import AVERAGE, SUM, Op
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.hvd import fit_patch
 from choros.hvd.collectives import operation
 from choros.hvd.compression import Compression, Compressor
@@ -90,7 +90,7 @@ def DistributedOptimizer(
     if not isinstance(every, int) or every < 1:
         raise ValueError(f"backward_passes_per_step={every!r}: give a whole number of 1 or more.")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise BadInput(f"{optimizer!r} is no optimizer of Keras: give keras.optimizers.SGD(...), say.")
+        raise InvalidInputError(f"{optimizer!r} is no optimizer of Keras: give keras.optimizers.SGD(...), say.")
     accumulates = getattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_accumulation_steps", None)
     if every > 1 and accumulates:
         raise ValueError(

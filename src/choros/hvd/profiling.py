@@ -21,7 +21,7 @@ class ProfileCallback(Profile):
         ranks: whole numbers. Who profiles. Defaults to rank 0.
 
     Raises:
-        BadInput: numbers that make no window.
+        InvalidInputError: numbers that make no window.
 
     Example:
         >>> callback = ProfileCallback("profile", first_step=20, steps=3)

@@ -19,7 +19,7 @@ from choros.data.permutation import permutation
 from choros.data.sharding import share
 from choros.data.tree import map_leaves
 from choros.data.validation import is_whole
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Batch
 
 _KEPT = 16  # batches of an epoch that can be asked for again: Keras looks at the first ones before it trains
@@ -55,7 +55,7 @@ def shard(  # noqa: D417 - what belongs together is named together
         place: which rank of how many. Defaults to ``Place.here()``.
 
     Raises:
-        BadInput: data that do not fit together, fewer rows than ranks, or no number of steps.
+        InvalidInputError: data that do not fit together, fewer rows than ranks, or no number of steps.
 
     Example:
         >>> import numpy as np
@@ -67,14 +67,16 @@ def shard(  # noqa: D417 - what belongs together is named together
     for name, value, least in (("batch_size", batch_size, place.size), ("steps", steps, 1), ("seed", seed, 0)):
         if value is not None and not is_whole(value, least):
             more = f" as there are {place.size} ranks" if name == "batch_size" else ""
-            raise BadInput(f"{name}={value!r}: give a whole number, {least} or more{more}.")
+            raise InvalidInputError(f"{name}={value!r}: give a whole number, {least} or more{more}.")
     if isinstance(shuffle, str):
-        raise BadInput(f"shuffle={shuffle!r}: give True or False.")
+        raise InvalidInputError(f"shuffle={shuffle!r}: give True or False.")
     source: Any = make_source(x if training else without_augment(x), y, sample_weight, floatx=keras.config.floatx())
     if not isinstance(source, ArraySource) or source.block:
         return ReadShard(source, place, batch_size, shuffle, seed, training, steps)
     if steps is not None:
-        raise BadInput("steps is for data that do not tell how many batches there are: of arrays, give those rows.")
+        raise InvalidInputError(
+            "steps is for data that do not tell how many batches there are: of arrays, give those rows."
+        )
     return RowShard(source, place, batch_size, shuffle, seed, training)
 
 
@@ -105,13 +107,13 @@ class RowShard(Shard):
     """Of arrays: any batch can be asked for. The rows' order is the permutation of (seed, epoch).
 
     Raises:
-        BadInput: fewer rows than one for each rank.
+        InvalidInputError: fewer rows than one for each rank.
     """
 
     def __init__(self, source: ArraySource, place: Place, *how: Any) -> None:
         super().__init__(source, place, *how)
         if source.rows < place.size:
-            raise BadInput(f"{source.rows} rows for {place.size} ranks: give every rank one row or more.")
+            raise InvalidInputError(f"{source.rows} rows for {place.size} ranks: give every rank one row or more.")
         self._reorder()
 
     def _reorder(self) -> None:
@@ -150,7 +152,7 @@ class ReadShard(Shard):
         steps: as for ``shard``.
 
     Raises:
-        BadInput: it is not known how many batches there are, or this rank would have none.
+        InvalidInputError: it is not known how many batches there are, or this rank would have none.
     """
 
     def __init__(
@@ -166,7 +168,9 @@ class ReadShard(Shard):
         super().__init__(source, place, batch_size, shuffle, seed, training)
         count = source.steps(batch_size) if steps is None else steps
         if count is None:
-            raise BadInput("It is not known how many batches there are: give steps, the global batches of an epoch.")
+            raise InvalidInputError(
+                "It is not known how many batches there are: give steps, the global batches of an epoch."
+            )
         self._whole_batches = not training and source.rows is None
         if self._whole_batches:
             count = len(range(place.rank, count, place.size))
@@ -174,7 +178,9 @@ class ReadShard(Shard):
             last = source.rows - (count - 1) * batch_size
             count -= last <= place.rank  # this rank has no row of the last batch
         if not count:
-            raise BadInput(f"Rank {place.rank} of {place.size} would have no batch: give every rank one row or more.")
+            raise InvalidInputError(
+                f"Rank {place.rank} of {place.size} would have no batch: give every rank one row or more."
+            )
         self._count, self._steps = count, steps if training or not source.indexed else None
         self._lock = threading.Lock()
         self._kept: dict[int, tuple[Any, ...]] = {}
@@ -191,13 +197,15 @@ class ReadShard(Shard):
             if index in self._kept:
                 return self._kept[index]
             if index != self._next:
-                raise BadInput(f"Batch {index} was asked for after batch {self._next - 1}: give fit shuffle=False.")
+                raise InvalidInputError(
+                    f"Batch {index} was asked for after batch {self._next - 1}: give fit shuffle=False."
+                )
             if self._batches is None:
                 self._batches = self._epochs_batches()
             try:
                 batch = self._whole(next(self._batches))
             except StopIteration:
-                raise BadInput(f"The data ended after {index} of this rank's {self._count} batches.") from None
+                raise InvalidInputError(f"The data ended after {index} of this rank's {self._count} batches.") from None
             self._next += 1
             if index < _KEPT:
                 self._kept[index] = batch

@@ -19,7 +19,7 @@ from choros.backends.loss_trial import dependent
 from choros.backends.rowwise_parts import of_keras
 from choros.comm.collectives import AVERAGE
 from choros.consistency.model_fingerprint import alike
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.hvd.context import collectives
 from choros.hvd.gradient_reduction import Flat, Reduction
 from choros.hvd.sync_batch_norm import SyncBatchNormalization, weighed
@@ -149,7 +149,7 @@ class SplitStep:
         """Find out, with all ranks, whether the step goes on with updated weights and so has to be made again.
 
         Raises:
-            BadInput: it does, and the optimizer does not update in each step.
+            InvalidInputError: it does, and the optimizer does not update in each step.
         """
         self._tried = True
         if of_keras(type(self.model).train_step):  # on all ranks: they have the same model
@@ -161,7 +161,7 @@ class SplitStep:
         said = collectives(self.how.process_set).allgather_object(mine, name="what depends on the update")
         names = [name for name in said if name is not None]
         if names and self.how.every > 1:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{type(self.model).__name__}.train_step goes on with updated weights ({names[0]} depends on them), "
                 f"which backward_passes_per_step={self.how.every} does not support: leave it at 1."
             )

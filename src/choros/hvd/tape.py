@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from choros.comm.collectives import AVERAGE, Op
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.hvd.collectives import operation
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
@@ -46,11 +46,11 @@ def DistributedGradientTape(
         local_layers: layers whose gradients are not reduced.
 
     Raises:
-        BadInput: Keras runs on another backend.
+        InvalidInputError: Keras runs on another backend.
     """
     context()
     if keras.backend.backend() != "tensorflow":
-        raise BadInput(
+        raise InvalidInputError(
             f"DistributedGradientTape is for TensorFlow, and Keras runs on {keras.backend.backend()!r}: wrap the "
             "optimizer in hvd.DistributedOptimizer, whose apply and stateless_apply reduce."
         )

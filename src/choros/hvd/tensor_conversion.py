@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Array, aligned, dtype_of
 
 Back = Callable[[Array], Any]
@@ -23,7 +23,7 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
         name: str. What errors call it.
 
     Raises:
-        BadInput: what has no values yet (a symbolic tensor), or is no array at all.
+        InvalidInputError: what has no values yet (a symbolic tensor), or is no array at all.
     """
     library = type(value).__module__.partition(".")[0]
     if library == "keras" and hasattr(value, "value"):
@@ -47,11 +47,11 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise BadInput(
+        raise InvalidInputError(
             f"{name or 'The value'} is of type {type(value).__name__}, of which numpy makes no array: {error}"
         ) from None
     if array.dtype.hasobject:
-        raise BadInput(
+        raise InvalidInputError(
             f"{name or 'The value'} is of type {type(value).__name__}, which holds no numbers: give an array."
         )
     return array, (lambda out: out) if isinstance(value, np.ndarray) else lambda out: out[()] if not out.ndim else out
@@ -85,8 +85,8 @@ def _from_torch(value: Any, torch: Any) -> tuple[Array, Back]:
     return host.numpy(), lambda out: torch.from_numpy(np.array(out)).to(device)
 
 
-def _symbolic(value: Any, name: str | None, where: str) -> BadInput:
-    return BadInput(
+def _symbolic(value: Any, name: str | None, where: str) -> InvalidInputError:
+    return InvalidInputError(
         f"{name or 'The tensor'} is of type {type(value).__name__} without values yet (inside a compiled function): "
         f"call the collective {where}."
     )

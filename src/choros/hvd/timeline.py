@@ -16,7 +16,7 @@ from collections import deque
 from contextlib import suppress
 from types import FrameType
 
-from choros.errors import BadInput, ChorosError, RanksDiffer
+from choros.errors import ChorosError, InvalidInputError, RankMismatchError
 from choros.hvd import trace_format
 from choros.hvd.context import collectives, context, rank, size
 
@@ -47,8 +47,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
     Raises:
         ValueError: before ``init``.
-        BadInput: on every rank, if one of them is recording already, or rank 0 cannot write there.
-        RanksDiffer: on every rank, if one of them makes another call.
+        InvalidInputError: on every rank, if one of them is recording already, or rank 0 cannot write there.
+        RankMismatchError: on every rank, if one of them makes another call.
 
     Example:
         >>> import json, tempfile, choros.hvd as hvd
@@ -70,7 +70,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     said = collectives().allgather_object(mine, name="start of the timeline")
     problems = [f"rank {r}: {told}" for r, (_, _, told, _) in enumerate(said) if told]
     if problems:
-        raise BadInput(f"No timeline was started. {'; '.join(problems)}.")
+        raise InvalidInputError(f"No timeline was started. {'; '.join(problems)}.")
     where, mark, *_ = said[0]
     _now.append(Recording(where, mark, trace_format.zero_of(rank(), [theirs for *_, theirs in said])))
     if not _at_exit:
@@ -83,18 +83,20 @@ def stop_timeline() -> None:
 
     Raises:
         ValueError: before ``init``.
-        BadInput: nothing is recorded; on every rank, if rank 0 cannot write the file.
-        RanksDiffer: on every rank, if one of them makes another call; the recording goes on.
-        PeerFailed, MeetingTimeout: ranks have gone; this one has left its part beside the file.
+        InvalidInputError: nothing is recorded; on every rank, if rank 0 cannot write the file.
+        RankMismatchError: on every rank, if one of them makes another call; the recording goes on.
+        PeerLostError, CommTimeoutError: ranks have gone; this one has left its part beside the file.
     """
     calls = collectives()
     if not _now:
-        raise BadInput(f"Rank {rank()} records no timeline: call hvd.start_timeline(path) first, on every rank.")
+        raise InvalidInputError(
+            f"Rank {rank()} records no timeline: call hvd.start_timeline(path) first, on every rank."
+        )
     recording = _now[0]
     recording.follow(False)
     try:
         lanes = calls.allgather_object(zlib.compress(recording.lane().encode(), 1), name="stop of the timeline")
-    except (RanksDiffer, BadInput):
+    except (RankMismatchError, InvalidInputError):
         recording.follow(True)
         raise
     except BaseException as error:
@@ -109,7 +111,7 @@ def stop_timeline() -> None:
             problem = f"Rank 0 cannot write the timeline to {recording.path}: {error.strerror}."
     problem = calls.broadcast_object(problem, 0, name="file of the timeline")
     if problem:
-        raise BadInput(problem)
+        raise InvalidInputError(problem)
 
 
 def finish() -> None:

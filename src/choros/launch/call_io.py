@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from choros.errors import NotSerializable, brief
+from choros.errors import NotSerializableError, brief
 
 
 def create(name: str) -> int:
@@ -42,7 +42,7 @@ def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
         kwargs: its arguments by name.
 
     Raises:
-        NotSerializable: names the part that cannot travel, and its type.
+        NotSerializableError: names the part that cannot travel, and its type.
     """
     from choros.pickling import dump, dumps
 
@@ -57,8 +57,8 @@ def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
             try:
                 dumps(part)
             except Exception as cause:
-                raise NotSerializable(f"{what} cannot travel to the ranks: {brief(cause)}") from cause
-        raise NotSerializable(f"this call cannot travel to the ranks: {brief(error)}") from error
+                raise NotSerializableError(f"{what} cannot travel to the ranks: {brief(cause)}") from cause
+        raise NotSerializableError(f"this call cannot travel to the ranks: {brief(error)}") from error
 
 
 def read_call(fd: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -79,7 +79,7 @@ def write_value(fd: int, rank: int, value: Any) -> None:
         value: what cloudpickle takes.
 
     Raises:
-        NotSerializable: names the rank and the type; the memory is empty.
+        NotSerializableError: names the rank and the type; the memory is empty.
     """
     from choros.pickling import dump
 
@@ -90,7 +90,7 @@ def write_value(fd: int, rank: int, value: Any) -> None:
         except Exception as error:
             file.seek(0)
             file.truncate()
-            raise NotSerializable(
+            raise NotSerializableError(
                 f"what rank {rank} returned, a {_type(value)}, cannot travel to the caller: {brief(error)}"
             ) from None
 
@@ -122,7 +122,7 @@ def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:
         begin: where the value begins, as it gave it.
 
     Raises:
-        NotSerializable: it cannot be built in this process; names the rank and the type.
+        NotSerializableError: it cannot be built in this process; names the rank and the type.
     """
     from choros.pickling import loads
 
@@ -131,7 +131,7 @@ def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:
             memory.seek(begin)
             return loads(memory)
     except Exception as error:
-        raise NotSerializable(
+        raise NotSerializableError(
             f"what rank {rank} returned, a {told.get('type')}, cannot be built in this process: {brief(error)}"
         ) from error
 

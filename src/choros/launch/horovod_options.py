@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Option:
         """The line for the one that was given, or the refusal.
 
         Raises:
-            BadInput: it is refused.
+            InvalidInputError: it is refused.
 
         Example:
             >>> OPTIONS[0].answer("--disable-cache")
             '--disable-cache is ignored: nothing is checked that could be kept'
         """
         if self.refused:
-            raise BadInput(f"{name} is an option of horovodrun that Choros does not have: {self.why}")
+            raise InvalidInputError(f"{name} is an option of horovodrun that Choros does not have: {self.why}")
         return f"{name} is ignored: {self.why}"
 
 
@@ -125,7 +125,7 @@ def answers(keywords: Mapping[str, Any]) -> list[str]:
 
     Raises:
         TypeError: no keyword of ``horovod.run``.
-        BadInput: one that is refused.
+        InvalidInputError: one that is refused.
 
     Example:
         >>> answers({"ssh_port": 22, "use_mpi": None})

@@ -11,7 +11,7 @@ from typing import Any
 
 from choros.cluster import Place, Slots, is_this_machine, parse_slots, read_hostfile
 from choros.cluster.hardware import plan, usable_cores, variables
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.process.child_process import Ended
 from choros.launch.process.rank_output import Output
 from choros.launch.process.rank_supervisor import GRACE, Outcome
@@ -69,11 +69,11 @@ def check_outside(advice: str) -> None:
         advice: what to do there instead.
 
     Raises:
-        BadInput: this process is a rank of a job.
+        InvalidInputError: this process is a rank of a job.
     """
     here = Place.here()
     if here.size > 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"this process is already rank {here.rank} of {here.size} (started by {here.launcher}): {advice}"
         )
 
@@ -101,26 +101,28 @@ def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here:
         The number asked for, else that of all slots; None where neither is given.
 
     Raises:
-        BadInput: hosts that cannot be read or are not this machine, or fewer slots than ranks.
+        InvalidInputError: hosts that cannot be read or are not this machine, or fewer slots than ranks.
 
     Example:
         >>> size_of(None, "localhost:4", None), size_of(2, "localhost:4", None), size_of(3, None, None)
         (4, 2, 3)
     """
     if hosts is not None and hostfile is not None:
-        raise BadInput("give the hosts or a host file, not both")
+        raise InvalidInputError("give the hosts or a host file, not both")
     if hosts is None and hostfile is None:
         return asked
     given = slots_of(hosts, hostfile)
     other = next((name for name, _ in given if not is_this_machine(name)), None)
     if other is not None and here:
-        raise BadInput(
+        raise InvalidInputError(
             f"{other} is not this machine ({platform.node()}), and only the command `choros run` starts ranks on other "
             "hosts: give localhost:SLOTS, or write the call into a script"
         )
     slots = sum(count for _, count in given)
     if asked is not None and asked > slots:
-        raise BadInput(f"{asked} ranks were asked for, but the hosts have {slots} slot{'s' if slots > 1 else ''}")
+        raise InvalidInputError(
+            f"{asked} ranks were asked for, but the hosts have {slots} slot{'s' if slots > 1 else ''}"
+        )
     return asked or slots
 
 
@@ -149,7 +151,7 @@ def start(
         What has become of the run.
 
     Raises:
-        BadInput: a wish that cannot be met; nothing was started.
+        InvalidInputError: a wish that cannot be met; nothing was started.
     """
     size, part = wish.size, part or Part(total=wish.size)
     which, shares = part.share

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from choros.cluster.hardware import physical_cores
-from choros.errors import BadInput, WorkerFailed
+from choros.errors import InvalidInputError, WorkerFailedError
 from choros.launch.call_io import create, read_answer, read_value, write_call
 from choros.launch.horovod_options import answers
 from choros.launch.local_job import Wish, check_outside, horovod_variables, size_of, start
@@ -63,11 +63,12 @@ def run(
         List of what the ranks returned, in the order of the ranks.
 
     Raises:
-        WorkerFailed: a rank raised (with its rank, host and traceback), was killed (with its signal), or ended without
+        WorkerFailedError: a rank raised (with its rank, host and traceback), was killed (with its signal), or ended
+            without
             an answer; the others were ended.
-        NotSerializable: the function or an argument cannot travel, before anything starts, or what a rank returned
+        NotSerializableError: the function or an argument cannot travel, before anything starts, or what a rank returned
             cannot be built here.
-        BadInput: arguments that make no sense, or this process is a rank itself.
+        InvalidInputError: arguments that make no sense, or this process is a rank itself.
 
     Example:
         >>> import choros
@@ -77,15 +78,19 @@ def run(
     check_outside("call the function itself there")
     size = _size(_asked(num_proc, np), hosts, hostfile)
     if not callable(func):
-        raise BadInput(f"choros.run was given a {type(func).__name__} to call: give a function")
+        raise InvalidInputError(f"choros.run was given a {type(func).__name__} to call: give a function")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise BadInput(f"args is of type {type(args).__name__}: give a tuple or a list, such as args=({args!r:.40},)")
+        raise InvalidInputError(
+            f"args is of type {type(args).__name__}: give a tuple or a list, such as args=({args!r:.40},)"
+        )
     if not (kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs))):
-        raise BadInput(f"kwargs={kwargs!r:.40}: give a dict of keyword arguments by name")
+        raise InvalidInputError(f"kwargs={kwargs!r:.40}: give a dict of keyword arguments by name")
     if start_timeout is not None and not 0 < start_timeout < 1e6:
-        raise BadInput(f"start_timeout={start_timeout!r}: give a number of seconds above 0")
+        raise InvalidInputError(f"start_timeout={start_timeout!r}: give a number of seconds above 0")
     if not sys.executable:
-        raise BadInput("this interpreter does not know its own executable (sys.executable), so it starts no rank")
+        raise InvalidInputError(
+            "this interpreter does not know its own executable (sys.executable), so it starts no rank"
+        )
     for line in answers(horovod):
         print(f"choros.run: {line}", file=sys.stderr, flush=True)
     wish = Wish(
@@ -120,9 +125,9 @@ def _asked(num_proc: int | None, np: int | None) -> int | None:
     """The number of ranks, under either name."""
     for name, value in {"num_proc": num_proc, "np": np}.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise BadInput(f"{name}={value!r}: give a whole number of ranks, 1 or more")
+            raise InvalidInputError(f"{name}={value!r}: give a whole number of ranks, 1 or more")
     if None not in (num_proc, np) and num_proc != np:
-        raise BadInput(f"num_proc={num_proc} and np={np} mean the same thing: give one of them")
+        raise InvalidInputError(f"num_proc={num_proc} and np={np} mean the same thing: give one of them")
     return np if num_proc is None else num_proc
 
 
@@ -143,7 +148,7 @@ def _results(outcome: Outcome, memories: Sequence[int]) -> list[Any]:
     raise _failure(outcome, [answer for answer, _ in told])
 
 
-def _failure(outcome: Outcome, told: Sequence[dict[str, Any]]) -> WorkerFailed:
+def _failure(outcome: Outcome, told: Sequence[dict[str, Any]]) -> WorkerFailedError:
     """The error of the rank that is to blame: not of one that only lost another."""
     events = []
     for rank, ended, output in outcome.failed:

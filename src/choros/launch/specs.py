@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from choros.cluster import parse_slots
 from choros.cluster.host_slots import is_this_machine
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.mpi.launcher import find_launcher
 from choros.launch.process import exec_stub
 from choros.launch.process.child_process import python_variables
@@ -155,7 +155,7 @@ class Ssh(_Run):
         command: str. What starts a command on a host, with its options. Defaults to ``ssh -o BatchMode=yes``.
 
     Raises:
-        BadInput: hosts of another form.
+        InvalidInputError: hosts of another form.
 
     Example:
         >>> Ssh("n1:2,n2:2").size()
@@ -233,7 +233,7 @@ def launcher_of(given: Any) -> Launcher | None:
     """Return the launcher of the ranks: the given one, or the one that a name stands for, with its defaults.
 
     Raises:
-        BadInput: something else.
+        InvalidInputError: something else.
     """
     if given is None or (hasattr(given, "size") and (hasattr(given, "start") or hasattr(given, "train"))):
         found: Launcher | None = given
@@ -242,7 +242,7 @@ def launcher_of(given: Any) -> Launcher | None:
         module, name = _NAMED[given].split(":")
         made: Launcher = getattr(importlib.import_module(module), name)()
         return made
-    raise BadInput(
+    raise InvalidInputError(
         f"launcher={given!r}: give choros.Ssh('n1:2,n2:2'), choros.Srun() (or 'srun'), choros.Mpiexec() (or "
         "'mpiexec') or choros.Spark() (or 'spark')."
     )

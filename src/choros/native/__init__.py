@@ -15,7 +15,7 @@ from choros.cluster.hardware.network_address import own_address
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.comm.bootstrap.init import join
 from choros.comm.tcp.auth_socket import free_port
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 LIBRARIES = ("jax", "torch")
 
@@ -35,8 +35,8 @@ def initialize(library: str, timeout: float = 300.0, **options: Any) -> Place:
         This rank's place.
 
     Raises:
-        BadInput: another library, one that is not installed, or ranks that have nothing to meet in.
-        MeetingTimeout: not all ranks have come.
+        InvalidInputError: another library, one that is not installed, or ranks that have nothing to meet in.
+        CommTimeoutError: not all ranks have come.
 
     Note:
         Keras 3.16 wraps models in DDP by itself where PyTorch's default process group exists; do not train by
@@ -47,7 +47,7 @@ def initialize(library: str, timeout: float = 300.0, **options: Any) -> Place:
         1
     """
     if library not in LIBRARIES:
-        raise BadInput(
+        raise InvalidInputError(
             f"initialize({library!r}): give one of {', '.join(LIBRARIES)}; TensorFlow reads TF_CONFIG itself."
         )
     place = find_place(timeout)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from choros.backends.devices import list_devices, logical_devices
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.parallel.multi_gpu_model import ModelMGPU, chosen
 
 __all__ = [
@@ -50,7 +50,7 @@ def make_parallel(  # noqa: D417 - those of ModelMGPU are named together
         devices: another name of ``gdev_list``.
 
     Raises:
-        BadInput: devices that are not there.
+        InvalidInputError: devices that are not there.
 
     Example:
         >>> import keras
@@ -100,7 +100,7 @@ def get_available_gpus(ngpus: int = -1, list_type: str = "name_str") -> list[Any
         []
     """
     if list_type not in ("name_str", "int_id"):
-        raise BadInput(f"list_type={list_type!r}: give 'name_str' or 'int_id'.")
+        raise InvalidInputError(f"list_type={list_type!r}: give 'name_str' or 'int_id'.")
     names = list_devices("gpu")
     names = names if ngpus < 0 else names[:ngpus]
     return names if list_type == "name_str" else [int(name.partition(":")[2]) for name in names]

@@ -12,7 +12,7 @@ from choros.backends.driver_model import build_model
 from choros.backends.loss_exactness import check_exact
 from choros.backends.metric_additivity import not_additive
 from choros.cluster import Place
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.trainer import Trainer
 from choros.training.executors import in_job
 from choros.training.model_io.serialization import PackedModel, pack_model
@@ -57,7 +57,7 @@ class Here(Trainer):
         """Return the replica, made with the first batch, with the weights that the model has now.
 
         Raises:
-            BadInput: the model lies on none of the devices.
+            InvalidInputError: the model lies on none of the devices.
         """
         if self.replica is not None and self.replica.blind and sample.y is not None:
             self.replica.sync()
@@ -71,7 +71,7 @@ class Here(Trainer):
         if several_models(len(self.devices)):
             where = place_of(self.model)
             if where not in (None, self.devices[0]) and not self.devices[0].startswith("cpu"):
-                raise BadInput(f"The model lies on {where}: give devices that begin with it.")
+                raise InvalidInputError(f"The model lies on {where}: give devices that begin with it.")
             if sample.y is not None:
                 check_exact(self.model, len(self.devices), sample, repeats=False)
                 averaged = not_additive(self.model, sample)

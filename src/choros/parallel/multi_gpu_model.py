@@ -9,7 +9,7 @@ import numpy as np
 
 from choros.backends.devices import choose_devices
 from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.parallel.in_process import Here
 from choros.training.validation import check_model
 from choros.training.worker.setup import several_models
@@ -41,7 +41,7 @@ class ModelMGPU:
         devices: another name of ``gdev_list``.
 
     Raises:
-        BadInput: no model, fewer than two devices, or devices that are not there.
+        InvalidInputError: no model, fewer than two devices, or devices that are not there.
 
     Example:
         >>> import keras, numpy as np
@@ -67,11 +67,11 @@ class ModelMGPU:
         import keras
 
         if not isinstance(serial_model, keras.Model):
-            raise BadInput(f"serial_model is of type {type(serial_model).__name__}: give a keras.Model.")
+            raise InvalidInputError(f"serial_model is of type {type(serial_model).__name__}: give a keras.Model.")
         self.serial = serial_model
         self.devices = chosen(gdev_list, devices)
         if len(self.devices) < 2:
-            raise BadInput(f"devices={self.devices}: give two or more, or train the serial model itself.")
+            raise InvalidInputError(f"devices={self.devices}: give two or more, or train the serial model itself.")
         self.enqueue = enqueue
         self._trainer: Here | None = None
 
@@ -136,7 +136,9 @@ class ModelMGPU:
             The loss, or a list with the metrics after it, or with ``return_dict`` a dictionary.
         """
         if callbacks:
-            raise BadInput("evaluate over several devices runs no callbacks: evaluate the serial model with them.")
+            raise InvalidInputError(
+                "evaluate over several devices runs no callbacks: evaluate the serial model with them."
+            )
         replica: Any = None
         for batch in self._batches(
             make_validation((x, y, sample_weight) if y is not None else x, steps), batch_size, steps
@@ -146,7 +148,7 @@ class ModelMGPU:
                 replica.reset_metrics()
             replica.evaluate(batch)
         if replica is None:
-            raise BadInput("There are no rows to evaluate.")
+            raise InvalidInputError("There are no rows to evaluate.")
         logs: dict[str, Any] = replica.metrics()
         replica.sync()
         if verbose:
@@ -160,7 +162,7 @@ class ModelMGPU:
         import keras
 
         if callbacks:
-            raise BadInput("predict over several devices runs no callbacks: use the serial model with them.")
+            raise InvalidInputError("predict over several devices runs no callbacks: use the serial model with them.")
         if not self.serial.compiled:
             return self.serial.predict(x, batch_size, verbose, steps)
         pieces: list[Any] = []
@@ -169,7 +171,7 @@ class ModelMGPU:
             replica = replica or self._here().ready(batch)
             pieces += replica.predict(batch)
         if not pieces:
-            raise BadInput("There are no rows to predict from.")
+            raise InvalidInputError("There are no rows to predict from.")
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *pieces)
 
     def train_on_batch(
@@ -211,10 +213,10 @@ def chosen(gdev_list: int | Sequence[str] | None, devices: int | Sequence[str] |
     """The devices that are meant by one of two names.
 
     Raises:
-        BadInput: both are given, or one that is not there.
+        InvalidInputError: both are given, or one that is not there.
     """
     if gdev_list is not None and devices is not None:
-        raise BadInput("gdev_list and devices are the same: give one of them.")
+        raise InvalidInputError("gdev_list and devices are the same: give one of them.")
     return choose_devices(gdev_list if devices is None else devices)
 
 

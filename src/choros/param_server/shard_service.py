@@ -13,7 +13,7 @@ from typing import Any
 
 from choros.comm.group import Rule
 from choros.comm.shm.segment import Segment, align
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.param_server import layout as at
 from choros.param_server.shared_memory import SharedCentre
 from choros.types import Array
@@ -85,7 +85,7 @@ class ServedCentre(SharedCentre):
             arrays: a message or a vector, and moving statistics.
 
         Raises:
-            BadInput: it asks for something else.
+            InvalidInputError: it asks for something else.
         """
         if head["op"] == "exchange":
             self._sent, self._last_seen, self._set = int(head["sent"]), int(head["clock"]), int(head["set"])
@@ -116,7 +116,7 @@ class ServedCentre(SharedCentre):
             vector, others = arrays
             self.replace(vector, others, after=int(head["set"]))
             return {}, []
-        raise BadInput(f"A centre was asked to {head['op']!r}.")
+        raise InvalidInputError(f"A centre was asked to {head['op']!r}.")
 
     def _counts(self) -> dict[str, int]:
         return {"clock": self._last_seen, "set": self._set}

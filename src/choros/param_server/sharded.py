@@ -15,7 +15,7 @@ import numpy as np
 
 from choros.comm.dtypes import blocks
 from choros.comm.group import Rule
-from choros.errors import BadInput, ChorosError
+from choros.errors import ChorosError, InvalidInputError
 from choros.param_server.shared_memory import BLOCK, SharedCentre
 from choros.types import Array, aligned
 
@@ -86,7 +86,7 @@ class ShardedCentre:
         self._all: list[SharedCentre | Line] = [at for _, at in parts]
         self.place = 0
         if len(parts) > 1 and not rule.elementwise:
-            raise BadInput(f"{type(rule).__name__} looks at the whole vector: its centre cannot be divided.")
+            raise InvalidInputError(f"{type(rule).__name__} looks at the whole vector: its centre cannot be divided.")
 
     @property
     def kind(self) -> str:

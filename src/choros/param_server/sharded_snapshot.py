@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 from choros.param_server import layout, snapshot
 from choros.param_server.sharded import ShardedCentre
 from choros.param_server.shared_memory import SharedCentre
@@ -21,7 +21,7 @@ def take(centre: ShardedCentre) -> tuple[Array, list[Array]]:
     """Return copies of the first part's header, and of all parts' vectors put together; rank 0 calls.
 
     Raises:
-        PeerFailed: a worker was in an exchange.
+        PeerLostError: a worker was in an exchange.
     """
     for _, far in centre._far:
         far.line.tell({"op": "take"})
@@ -30,7 +30,7 @@ def take(centre: ShardedCentre) -> tuple[Array, list[Array]]:
         found[i] = header.copy(), [vector.copy() for vector in vectors]
     (first, (_, others, *_)), count = found[0], len(found[0][1])
     if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in found.values()):
-        raise PeerFailed("The hosts' parts of the centre are not of one moment: a worker was in an exchange.")
+        raise PeerLostError("The hosts' parts of the centre are not of one moment: a worker was in an exchange.")
     whole = [np.concatenate([found[i][1][each] for i in sorted(found)]) for each in range(count)]
     whole[1] = others
     return first, whole

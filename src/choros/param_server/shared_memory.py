@@ -23,7 +23,7 @@ from choros.comm.shm.futex import SPIN, fence
 from choros.comm.shm.group_header import CENTRE, abort, open_stamped, stamp
 from choros.comm.shm.robust_lock import RobustLock
 from choros.comm.shm.segment import Segment
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.param_server import layout as at
 from choros.param_server.fused_update import follow
 from choros.param_server.layout import Layout
@@ -59,7 +59,7 @@ class SharedCentre:
         place: int. Where this worker is; kept with what its next exchange commits (``choros.param_server.snapshot``).
 
     Raises:
-        BadInput: if the descriptor is not a centre's segment, or rank or workers do not fit it.
+        InvalidInputError: if the descriptor is not a centre's segment, or rank or workers do not fit it.
 
     Example:
         >>> class Downpour:
@@ -98,7 +98,7 @@ class SharedCentre:
         self._who = "the controller" if rank is None else f"rank {rank}"
         try:
             self._check_place(rule, rank, workers)
-        except BadInput:
+        except InvalidInputError:
             self.close()
             raise
         self._map()
@@ -114,11 +114,15 @@ class SharedCentre:
 
     def _check_place(self, rule: Rule | None, rank: int | None, workers: int | None) -> None:
         if workers is not None and workers != self.workers:
-            raise BadInput(f"{self._who} expects {workers} workers; this centre was created for {self.workers}.")
+            raise InvalidInputError(
+                f"{self._who} expects {workers} workers; this centre was created for {self.workers}."
+            )
         if rank is not None and not 0 <= rank < self.workers:
-            raise BadInput(f"Rank {rank} was given for a centre of {self.workers} workers.")
+            raise InvalidInputError(f"Rank {rank} was given for a centre of {self.workers} workers.")
         if rule is None and rank is not None:
-            raise BadInput(f"{self._who} gave no rule: a worker needs the algorithm, a controller has no rank.")
+            raise InvalidInputError(
+                f"{self._who} gave no rule: a worker needs the algorithm, a controller has no rank."
+            )
 
     def _map(self) -> None:
         words, segment = self._words, self._segment
@@ -161,16 +165,16 @@ class SharedCentre:
             Segment. Two buffers for each vector, the first ones filled.
 
         Raises:
-            BadInput: for vectors that are not flat, not of floats, or whose sizes do not fit.
+            InvalidInputError: for vectors that are not flat, not of floats, or whose sizes do not fit.
         """
         for name, vector in [("centre", centre), ("others", others), *[("memory", m) for m in memory]]:
             if vector.ndim != 1 or vector.dtype.kind != "f" or (name == "memory" and vector.size != centre.size):
-                raise BadInput(
+                raise InvalidInputError(
                     f"A centre was given {name} of shape {vector.shape} and type {vector.dtype}: "
                     "give flat float vectors, memory as long as the centre."
                 )
         if workers < 1:
-            raise BadInput(f"A centre of {workers} workers was asked for: give 1 or more.")
+            raise InvalidInputError(f"A centre of {workers} workers was asked for: give 1 or more.")
         vectors = [centre, others, *(m.astype(centre.dtype, copy=False) for m in memory)]
         layout = Layout.of(workers, [vector.nbytes for vector in vectors])
         segment = Segment.create(layout.total, "choros-centre")
@@ -229,12 +233,14 @@ class SharedCentre:
             int. The staleness: merges by others since this worker last saw the centre.
 
         Raises:
-            BadInput: for vectors that do not fit, or on a controller.
-            MeetingTimeout: if the lock stays held; names the holder.
-            PeerFailed: if the run was given up.
+            InvalidInputError: for vectors that do not fit, or on a controller.
+            CommTimeoutError: if the lock stays held; names the holder.
+            PeerLostError: if the run was given up.
         """
         if self._rule is None or self.rank is None:
-            raise BadInput("A controller reads the centre; only a worker, which has a rule and a rank, exchanges.")
+            raise InvalidInputError(
+                "A controller reads the centre; only a worker, which has a rule and a rank, exchanges."
+            )
         self._fit(local, others)
         self._fit(seen, others)
         with self._lock.hold(self.timeout, "an exchange with the centre"):
@@ -266,7 +272,7 @@ class SharedCentre:
         It counts until this worker's next exchange. The arguments are those of ``exchange``.
         """
         if self._rule is None or self.rank is None:
-            raise BadInput(
+            raise InvalidInputError(
                 "A controller reads the centre; only a worker, which has a rule and a rank, leaves a message."
             )
         head, (message, mean) = self._pending[self.rank], self._messages[self.rank]
@@ -287,11 +293,11 @@ class SharedCentre:
             others: receives the averaged moving statistics.
 
         Raises:
-            BadInput: for vectors that do not fit, or on a controller.
-            MeetingTimeout: if the lock stays held; names the holder.
+            InvalidInputError: for vectors that do not fit, or on a controller.
+            CommTimeoutError: if the lock stays held; names the holder.
         """
         if self._rule is None:
-            raise BadInput("A controller reads the centre; only a worker, which has a rule, makes a trial.")
+            raise InvalidInputError("A controller reads the centre; only a worker, which has a rule, makes a trial.")
         self._fit(out, others)
         with self._lock.hold(self.timeout, "a copy of the centre"):
             header = self._header().copy()
@@ -340,7 +346,7 @@ class SharedCentre:
 
     def _again(self, header: Array, others: Array) -> int:
         """Answer an exchange of a rank that has made another number of them than it knows of."""
-        raise BadInput(f"{self._who}: another process exchanges under this rank; give each its own.")
+        raise InvalidInputError(f"{self._who}: another process exchanges under this rank; give each its own.")
 
     def _commit(self, commit: int, header: Array) -> None:
         """Make a new header, and the buffers that it names, the centre: by one store, which is never half done."""
@@ -415,7 +421,9 @@ class SharedCentre:
             was = tuple(vector[part] for vector in kept)
             new, now = rule.merge(old, message, told, was)
             if len(now) != len(was):
-                raise BadInput(f"{self._who}: merge returned {len(now)} memory vectors and was given {len(was)}.")
+                raise InvalidInputError(
+                    f"{self._who}: merge returned {len(now)} memory vectors and was given {len(was)}."
+                )
             spare[part] = new
             for i, vector in enumerate(now):
                 if vector is not was[i] and i not in changed:
@@ -484,7 +492,7 @@ class SharedCentre:
         for name, given, pair in (("vector", vector, self._buffers[0]), ("others", others, self._buffers[1])):
             want = pair[0]
             if given.shape != want.shape or (want.size and given.dtype != want.dtype):
-                raise BadInput(
+                raise InvalidInputError(
                     f"{self._who} gave a {name} of shape {given.shape} and type {given.dtype}; "
                     f"the centre's has {want.shape} and {want.dtype}."
                 )

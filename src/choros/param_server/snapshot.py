@@ -42,7 +42,7 @@ def take(centre: SharedCentre) -> tuple[Array, list[Array]]:
     """Return copies of the header, and of the centre, the moving statistics and the rule's memory, by whoever holds it.
 
     Raises:
-        MeetingTimeout: if the centre stays held.
+        CommTimeoutError: if the centre stays held.
     """
     with centre._lock.hold(centre.timeout, "a copy of the centre"):
         header = centre._header().copy()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from choros import algorithms
-from choros.errors import BadInput, UnknownAlgorithm
+from choros.errors import InvalidInputError
 
 
 def by_name(algorithm: Any, **options: Any) -> Any:
@@ -18,8 +18,8 @@ def by_name(algorithm: Any, **options: Any) -> Any:
             ``learning_rate``.
 
     Raises:
-        UnknownAlgorithm: no algorithm has that name.
-        BadInput: it has no such hyper-parameter, or not of that value.
+        UnknownAlgorithmError: no algorithm has that name.
+        InvalidInputError: it has no such hyper-parameter, or not of that value.
 
     Example:
         >>> by_name("aeasgd", window=32, rho=5.0, learning_rate=0.01)
@@ -32,15 +32,13 @@ def by_name(algorithm: Any, **options: Any) -> Any:
         if "rho" in given and hasattr(made, "alpha"):
             rho = given.pop("rho")
             if rate is None:
-                raise BadInput("rho needs a learning rate, since alpha = rho * learning rate: set it too.")
+                raise InvalidInputError("rho needs a learning rate, since alpha = rho * learning rate: set it too.")
             given["alpha"] = rho * rate
         known = [one for one in algorithms.to_config(made) if one != "name"]
         if wrong := [name for name in given if name not in known]:
-            raise BadInput(f"{type(made).__name__} has no {wrong[0]!r}: it has {', '.join(known)}.")
+            raise InvalidInputError(f"{type(made).__name__} has no {wrong[0]!r}: it has {', '.join(known)}.")
         return replace(made, **given)
-    except algorithms.UnknownAlgorithmError as error:
-        raise UnknownAlgorithm(str(error)) from None
-    except BadInput:
+    except InvalidInputError:
         raise
     except (TypeError, ValueError) as error:
-        raise BadInput(str(error)) from None
+        raise InvalidInputError(str(error)) from None

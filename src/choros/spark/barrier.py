@@ -21,7 +21,7 @@ import choros
 from choros.cluster.hardware.network_address import addresses, own_address
 from choros.comm.bootstrap.rendezvous import Rendezvous, come, ports
 from choros.comm.tcp.auth_socket import Door
-from choros.errors import BadData, BadInput, PeerFailed
+from choros.errors import InvalidDataError, InvalidInputError, PeerLostError
 from choros.spark.feature_columns import Columns
 from choros.spark.row_store import Data, Form, Spill, agree, local_folder
 from choros.spark.task_errors import report, translate
@@ -103,8 +103,9 @@ def run(
         What each task returned, by rank.
 
     Raises:
-        BadInput: too few slots, dynamic allocation, executors without what is needed; BadData of bad rows.
-        WorkerFailed: a task failed, with its traceback.
+        InvalidInputError: too few slots, dynamic allocation, executors without what is needed; InvalidDataError of bad
+            rows.
+        WorkerFailedError: a task failed, with its traceback.
     """
     spark = frame.sparkSession
     size = int(workers) if profile is not None and workers != "auto" else choose_workers(spark, workers)
@@ -154,7 +155,9 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
     cores, gpus = hold_back(context)
     hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
     if len(hosts) != plan.size:
-        raise BadInput(f"The frame has {len(hosts)} partitions, but there are {plan.size} workers: they must agree.")
+        raise InvalidInputError(
+            f"The frame has {len(hosts)} partitions, but there are {plan.size} workers: they must agree."
+        )
     address = _address(hosts, rank)
     spill = Spill(plan.columns, local_folder(rank))
     wrong: BaseException | None = None
@@ -205,9 +208,9 @@ def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None
         raise wrong
     failed = [rank for rank, one in enumerate(said) if one["failed"]]
     if failed:
-        raise PeerFailed(f"Worker {failed[0]} could not take its rows.")
+        raise PeerLostError(f"Worker {failed[0]} could not take its rows.")
     if not sum(one["rows"][0] for one in said):
-        raise BadData("The frame has no rows to train with.")
+        raise InvalidDataError("The frame has no rows to train with.")
     return agree(plan.columns, [one["forms"] for one in said])
 
 

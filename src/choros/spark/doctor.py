@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from choros.cluster.backend_choice import named_backend
-from choros.errors import BadInput, brief
+from choros.errors import InvalidInputError, brief
 from choros.launch.process.failure_report import amount
 from choros.spark.java import session
 from choros.spark.task_errors import translate
@@ -38,7 +38,7 @@ def examine(spark: Any) -> list[dict[str, Any]]:
         the driver the one that Keras loads), ``gpus``, ``local`` (the folder of its files), ``slots`` (the driver's).
 
     Raises:
-        BadInput: no task could start at all; says why.
+        InvalidInputError: no task could start at all; says why.
     """
     count, look = max(slots(spark)[0], 1), _looker(PACKAGES)
     barrier = setting(spark, "spark.dynamicAllocation.enabled", "false").lower() != "true"
@@ -195,7 +195,7 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(words)
     try:
         found = session(asked.master, "choros doctor")
-    except BadInput as error:
+    except InvalidInputError as error:
         print(brief(error), file=sys.stderr)
         return 1
     try:

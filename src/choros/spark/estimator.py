@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from choros import algorithms
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.algorithm_options import by_name
 from choros.spark.feature_columns import check_frame, normalise, quoted
 from choros.spark.frame_trainer import train
@@ -112,7 +112,9 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         from choros.training.validation import check_model
 
         if self.keras_model is None:
-            raise BadInput("This KerasEstimator has no model: give a compiled one, KerasEstimator(model, ...).")
+            raise InvalidInputError(
+                "This KerasEstimator has no model: give a compiled one, KerasEstimator(model, ...)."
+            )
         check_model(self.keras_model)
         return self.keras_model
 
@@ -171,7 +173,7 @@ def copied(model: Any, rate: float | None = None) -> Any:
         rate: float or None. The optimizer's rate, instead of the compiled one.
 
     Raises:
-        BadInput: a rate for a model that is compiled with a schedule of rates.
+        InvalidInputError: a rate for a model that is compiled with a schedule of rates.
     """
     from choros.training.model_io.serialization import copy_model
 
@@ -181,7 +183,7 @@ def copied(model: Any, rate: float | None = None) -> Any:
         try:
             copy.optimizer.learning_rate = rate
         except TypeError as error:
-            raise BadInput(
+            raise InvalidInputError(
                 f"learningRate={rate}, but the model {model.name!r} is compiled with a schedule of rates: leave it "
                 "out, or compile with a number."
             ) from error
@@ -198,11 +200,13 @@ def weighed(dataset: Any, label: Any, weight: Any, weights: Any) -> tuple[Any, s
         weights: dict from class number to weight; a class that it has not weighs 1.
 
     Raises:
-        BadInput: labels that are no class numbers, or several.
+        InvalidInputError: labels that are no class numbers, or several.
     """
     numbers = isinstance(label, str) and label in dataset.columns
     if not numbers or not isinstance(dataset.schema[label].dataType, T.NumericType) or isinstance(weight, (list, dict)):
-        raise BadInput("classWeight is for one column of class numbers: give weightCol a column of weights instead.")
+        raise InvalidInputError(
+            "classWeight is for one column of class numbers: give weightCol a column of weights instead."
+        )
     found = F.lit(1.0)
     for name, one in weights.items():
         found = F.when(F.col(quoted(label)) == int(name), float(one)).otherwise(found)
@@ -218,7 +222,7 @@ def mean_of(models: list[Any]) -> Any:
         models: of one architecture, whose inputs are known.
 
     Raises:
-        BadInput: they do not know their inputs.
+        InvalidInputError: they do not know their inputs.
     """
     import keras
 
@@ -230,7 +234,7 @@ def mean_of(models: list[Any]) -> Any:
             one.name = f"member_{number}"
         found = [keras.tree.flatten(one(given)) for one in models]
     except (AttributeError, TypeError, ValueError) as error:
-        raise BadInput(
+        raise InvalidInputError(
             "Members of an ensemble predict together only where they know their inputs: begin the model with an Input."
         ) from error
     means = [one[0] if len(one) == 1 else keras.layers.Average()(list(one)) for one in zip(*found, strict=True)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from choros.backends.host_values import to_host
-from choros.errors import BadInput, WorkerFailed
+from choros.errors import InvalidInputError, WorkerFailedError
 from choros.pickling import dumps
 from choros.spark import barrier
 from choros.spark.feature_columns import Columns
@@ -44,7 +44,7 @@ class _Spoken(Line):
 
     def tell(self, what: str, rank: int) -> Told:
         """All has travelled with the stage."""
-        raise BadInput(f"Task {rank} asked the driver for {what}.")
+        raise InvalidInputError(f"Task {rank} asked the driver for {what}.")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Stage:
     """One run.
 
     Raises:
-        BadInput: fewer restarts than none.
+        InvalidInputError: fewer restarts than none.
 
     Attributes:
         plan: what to do.
@@ -80,13 +80,13 @@ class Stage:
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
-            raise BadInput(f"max_restarts={self.max_restarts}: give a whole number, 0 or more.")
+            raise InvalidInputError(f"max_restarts={self.max_restarts}: give a whole number, 0 or more.")
 
     def run(self) -> tuple[RunRecord, list[Any]]:
         """Train; returns the record of the run and the members of an Ensemble, with the model trained.
 
         Raises:
-            WorkerFailed: a task failed, and there was no restart left; the model's weights are as they were.
+            WorkerFailedError: a task failed, and there was no restart left; the model's weights are as they were.
         """
         plan, mender = self.plan, Mender(self.max_restarts, self.plan.job.workers)
         job = replace(plan.job, whole_epochs=mender.left > 0)
@@ -100,13 +100,13 @@ class Stage:
                         break
                     except Cancelled:
                         raise
-                    except WorkerFailed as error:
+                    except WorkerFailedError as error:
                         epoch = plan.conductor.epoch if line.begun else job.initial_epoch
                         if not mender.left or epoch is None:
                             raise
                         mender.count(error, (epoch, 0), True)
                         job = replace(job, initial_epoch=epoch, initial_batch=0)
-        except WorkerFailed as error:
+        except WorkerFailedError as error:
             error.weights = line.last()
             for variable, value in zip(plan.model.variables, given, strict=True):
                 variable.assign(value)

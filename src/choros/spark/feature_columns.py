@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from choros.errors import BadData, BadInput
+from choros.errors import InvalidDataError, InvalidInputError
 from choros.spark.task_slots import setting
 
 MARK = "choros_v"  # the column that says which rows validate
@@ -78,12 +78,14 @@ class _Maker:
         if isinstance(asked, Mapping):
             by_name = dict(shapes or ())
             if by_name and set(by_name) != set(asked) and len(by_name) == len(asked):
-                raise BadData(f"{what} names {sorted(asked)}, but the model has {sorted(by_name)}: give these names.")
+                raise InvalidDataError(
+                    f"{what} names {sorted(asked)}, but the model has {sorted(by_name)}: give these names."
+                )
             return {name: self.leaf(one, letter, by_name.get(name), what) for name, one in asked.items()}
         several = isinstance(asked, Sequence) and not isinstance(asked, str)
         if shapes is not None and len(shapes) > 1:
             if not several or len(asked) != len(shapes):
-                raise BadData(
+                raise InvalidDataError(
                     f"{what}={asked!r}, but the model has {len(shapes)} of them ({[name for name, _ in shapes]}): give "
                     "a list with one for each, or a dict from these names to columns."
                 )
@@ -94,7 +96,7 @@ class _Maker:
         """Make one array of one or several columns; return its name."""
         given = (asked,) if isinstance(asked, str) else tuple(asked) if isinstance(asked, Sequence) else ()
         if not given or not all(isinstance(one, str) and one for one in given):
-            raise BadData(f"{what}={asked!r}: give a column's name, a list of names, or a dict of these.")
+            raise InvalidDataError(f"{what}={asked!r}: give a column's name, a list of names, or a dict of these.")
         columns = tuple(self.find(one, what) for one in given)
         name = f"choros_{letter}{len(self.leaves)}"
         if len(columns) == 1:
@@ -111,7 +113,7 @@ class _Maker:
         names, same = self.frame.columns, letters(self.frame)
         twice = [other for other in names if same(other) == same(name)]
         if len(twice) > 1:
-            raise BadData(
+            raise InvalidDataError(
                 f"{what}: the frame has {len(twice)} columns that Spark takes for {name!r} ({', '.join(twice)}): "
                 "rename all but one (toDF), or drop them."
             )
@@ -122,7 +124,7 @@ class _Maker:
             return str(alike[0])
         near = difflib.get_close_matches(name, names, n=1)
         hint = f": did you mean {near[0]!r}?" if near else "."
-        raise BadData(f"{what}: the frame has no column {name!r}{hint} It has {', '.join(names)}.")
+        raise InvalidDataError(f"{what}: the frame has no column {name!r}{hint} It has {', '.join(names)}.")
 
     def one(self, name: str, what: str) -> tuple[str, Any]:
         """Return how a column travels, and the expression for it."""
@@ -177,11 +179,11 @@ class _Maker:
         if said in ("float", "double", "decimal", "boolean"):
             return "double" if self.floatx == "float64" else "float"
         if said == "string":
-            raise BadData(
+            raise InvalidDataError(
                 f"{what}: the column {name!r} holds text, which a model cannot take: make numbers of it with "
                 "StringIndexer (classes) or cast('float')."
             )
-        raise BadData(
+        raise InvalidDataError(
             f"{what}: the column {name!r} is of type {kind.simpleString()}: give numbers, vectors, arrays of numbers, "
             "bytes or Spark's images."
         )
@@ -220,8 +222,8 @@ def normalise(
         keep: bool. Whether the frame's own columns stay, before those that are made.
 
     Raises:
-        BadInput: no DataFrame of Spark.
-        BadData: a column is missing, there twice, or holds what a model cannot take. No job was started.
+        InvalidInputError: no DataFrame of Spark.
+        InvalidDataError: a column is missing, there twice, or holds what a model cannot take. No job was started.
 
     Example:
         >>> frame, columns = normalise(frame, "features", "label")
@@ -230,9 +232,9 @@ def normalise(
     """
     check_frame(frame)
     if nulls not in ("error", "drop"):
-        raise BadData(f"nulls={nulls!r}: give 'error' or 'drop'.")
+        raise InvalidDataError(f"nulls={nulls!r}: give 'error' or 'drop'.")
     if label is not None and getattr(frame, "isStreaming", False):
-        raise BadData("The frame is a stream, which has no end to train to: train on what foreachBatch gives.")
+        raise InvalidDataError("The frame is a stream, which has no end to train to: train on what foreachBatch gives.")
     maker = _Maker(frame, floatx)
     x = maker.nested(features, "x", inputs, "features")
     y = None if label is None else maker.nested(label, "y", outputs and [(n, (None,)) for n, _ in outputs], "label")
@@ -242,7 +244,9 @@ def normalise(
         for name in names:
             kind = frame.schema[maker.find(name, "weight")].dataType
             if kind.typeName() not in (*_WHOLE, *_REAL, "decimal"):
-                raise BadData(f"weight: the column {name!r} is of type {kind.simpleString()}: give one number a row.")
+                raise InvalidDataError(
+                    f"weight: the column {name!r} is of type {kind.simpleString()}: give one number a row."
+                )
         if isinstance(weight, str):
             weights = maker.leaf(weight, "w", None, "weight")
         elif is_map(weight):
@@ -281,10 +285,12 @@ def _mark(maker: _Maker, validation: float | str | None, seed: int) -> Any:
     if isinstance(validation, str):
         name = maker.find(validation, "validation")
         if maker.frame.schema[name].dataType.typeName() != "boolean":
-            raise BadData(f"validation: the column {name!r} is not boolean: make one with (column > 0).")
+            raise InvalidDataError(f"validation: the column {name!r} is not boolean: make one with (column > 0).")
         return F.coalesce(F.col(quoted(name)), F.lit(False))
     if not 0.0 < validation < 1.0:
-        raise BadData(f"validation={validation!r}: give a share of the rows from 0 to below 1, or a boolean column.")
+        raise InvalidDataError(
+            f"validation={validation!r}: give a share of the rows from 0 to below 1, or a boolean column."
+        )
     return F.rand(seed) < F.lit(float(validation))
 
 
@@ -292,11 +298,11 @@ def check_frame(frame: Any) -> None:
     """Refuse what is no DataFrame of Spark, such as one of pandas.
 
     Raises:
-        BadInput: says how to make one.
+        InvalidInputError: says how to make one.
     """
     if not all(hasattr(frame, one) for one in ("sparkSession", "mapInArrow")):
         kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
-        raise BadInput(
+        raise InvalidInputError(
             f"The rows are a {kind}, not a DataFrame of Spark: make one, session.createDataFrame(frame), or train "
             "arrays by choros.Trainer(model, launcher=choros.Spark())."
         )

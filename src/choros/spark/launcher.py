@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _CONNECT, _CLASSIC = 120 << 20, 2 << 30  # bytes of data that Spark takes along with a stage
 
@@ -28,7 +28,7 @@ class Spark:
         **settings: of a session that is started here, as in ``choros.spark.session``.
 
     Raises:
-        BadInput: no URL of Spark.
+        InvalidInputError: no URL of Spark.
 
     Example:
         >>> Spark("spark://head:7077", spark_executor_memory="2g")
@@ -39,7 +39,7 @@ class Spark:
 
     def __init__(self, where: Any = None, *, max_restarts: int = 0, profile: Any = None, **settings: Any) -> None:
         if isinstance(where, str) and not where.startswith(("spark://", "sc://", "local", "yarn", "k8s://")):
-            raise BadInput(
+            raise InvalidInputError(
                 f"Spark({where!r}): give a SparkSession, or a URL such as 'spark://head:7077' or 'sc://head'."
             )
         self.where, self.max_restarts, self.profile, self.settings = where, max_restarts, profile, settings
@@ -58,7 +58,7 @@ class Spark:
             made = session(self.where or "", **self.settings)
             there = "" if is_connect(made) else made.sparkContext.master
             if self.where and there not in ("", self.where):
-                raise BadInput(
+                raise InvalidInputError(
                     f"A session on {there} is running in this process, not on {self.where}: stop it first "
                     "(session.stop()), or train there: choros.Spark(session)."
                 )
@@ -80,8 +80,8 @@ class Spark:
             how: choros.launch.specs.How.
 
         Raises:
-            BadInput: more data than Spark takes along, or what ``choros.spark.barrier.run`` says.
-            WorkerFailed: a task failed, and there was no restart left; the model's weights are as they were.
+            InvalidInputError: more data than Spark takes along, or what ``choros.spark.barrier.run`` says.
+            WorkerFailedError: a task failed, and there was no restart left; the model's weights are as they were.
         """
         from choros.spark.executor import Stage
         from choros.spark.feature_columns import normalise
@@ -91,7 +91,7 @@ class Spark:
         most = _CONNECT if is_connect(self.session) else _CLASSIC
         size = sum(array.nbytes for array in cargo.arrays) + sum(map(len, (cargo.model.code, *cargo.blobs)))
         if size > most:
-            raise BadInput(
+            raise InvalidInputError(
                 f"Model and data are {size >> 20} MB, of which Spark takes {most >> 20} MB along: give choros.files "
                 "that all executors see, or train on a DataFrame with choros.spark.KerasEstimator."
             )

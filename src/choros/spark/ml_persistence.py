@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.ml.util import MLReader, MLWriter
 
-from choros.errors import BadData, BadInput, brief
+from choros.errors import InvalidDataError, InvalidInputError, brief
 
 _PART = 64 << 20  # bytes of a row
 
@@ -71,15 +71,15 @@ class KerasReader(MLReader):  # type: ignore[misc,type-arg]
         """Return the stage.
 
         Raises:
-            BadData: there is another stage, or none.
-            BadInput: Keras cannot read its model.
+            InvalidDataError: there is another stage, or none.
+            InvalidInputError: Keras cannot read its model.
         """
         spark, root = self.sparkSession, path.rstrip("/")
         rows = spark.read.text(f"{root}/metadata").collect()
         metadata = json.loads(rows[0].value)
         name = f"{self.kind.__module__}.{self.kind.__name__}"
         if metadata["class"] != name:
-            raise BadData(f"{path} holds a {metadata['class']}, not a {name}: load it by that class.")
+            raise InvalidDataError(f"{path} holds a {metadata['class']}, not a {name}: load it by that class.")
         stage = self.kind()
         stage._resetUid(metadata["uid"])
         stage._setDefault(**metadata["defaultParamMap"])
@@ -96,14 +96,14 @@ def written(model: Any) -> bytes:
         model: keras.Model.
 
     Raises:
-        BadInput: Keras cannot write it.
+        InvalidInputError: Keras cannot write it.
     """
     with tempfile.TemporaryDirectory(prefix="choros-") as folder:
         file = Path(folder) / "model.keras"
         try:
             model.save(file)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise BadInput(f"Keras cannot write the model {model.name!r}: {brief(error)}.") from error
+            raise InvalidInputError(f"Keras cannot write the model {model.name!r}: {brief(error)}.") from error
         return file.read_bytes()
 
 
@@ -111,7 +111,7 @@ def read_keras(data: bytes) -> Any:
     """Return the model of a ``.keras`` file.
 
     Raises:
-        BadInput: Keras cannot read it.
+        InvalidInputError: Keras cannot read it.
     """
     import keras
 
@@ -122,11 +122,11 @@ def read_keras(data: bytes) -> Any:
             return keras.saving.load_model(file)
         except (TypeError, ValueError) as error:
             if "enable_unsafe_deserialization" in str(error):
-                raise BadInput(
+                raise InvalidInputError(
                     "The saved model has a Lambda layer, whose code Keras only runs where you trust who saved it: call "
                     "keras.config.enable_unsafe_deserialization() first."
                 ) from error
-            raise BadInput(
+            raise InvalidInputError(
                 f"Keras cannot read the saved model: {brief(error)}. Classes and functions of your own must be known "
                 "by then: register them with keras.saving.register_keras_serializable, or load inside "
                 "keras.saving.custom_object_scope({...})."

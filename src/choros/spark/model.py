@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 import choros
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.feature_columns import check_frame, letters, normalise, quoted
 from choros.spark.ml_persistence import KerasReader, KerasWriter, written
 from choros.spark.params import ColumnParams
@@ -57,7 +57,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
     def keras_model(self) -> Any:
         """The Keras model."""
         if self._model is None:
-            raise BadInput("This KerasModel has no model: give one, KerasModel(model), or load a saved one.")
+            raise InvalidInputError("This KerasModel has no model: give one, KerasModel(model), or load a saved one.")
         return self._model
 
     @keras_model.setter
@@ -94,10 +94,12 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         pairs = [pair for output in outputs for pair in output.names()]
         made, named, same = dict(pairs), [name for name, _ in pairs], letters(dataset)
         if twice := [(one, two) for i, one in enumerate(named) for two in named[i + 1 :] if same(one) == same(two)]:
-            raise BadInput(f"This model would add columns {twice[0][0]!r} and {twice[0][1]!r}: name them differently.")
+            raise InvalidInputError(
+                f"This model would add columns {twice[0][0]!r} and {twice[0][1]!r}: name them differently."
+            )
         there = {same(name): name for name in dataset.columns}
         if clash := [there[same(name)] for name in made if same(name) in there]:
-            raise BadInput(
+            raise InvalidInputError(
                 f"The frame has a column {clash[0]!r} already: drop it, or name what this model adds otherwise."
             )
         import keras

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from choros.errors import BadInput, brief
+from choros.errors import InvalidInputError, brief
 
 UNPACKED = "environment"  # the directory in which executors find it
 
@@ -37,18 +37,18 @@ def pack(
         The file.
 
     Raises:
-        BadInput: no environment, one with packages that are installed as editable, or the library is missing.
+        InvalidInputError: no environment, one with packages that are installed as editable, or the library is missing.
     """
     if not output.endswith((".tar.gz", ".tgz", ".zip")):
-        raise BadInput(f"{output}: Spark unpacks .tar.gz, .tgz and .zip.")
+        raise InvalidInputError(f"{output}: Spark unpacks .tar.gz, .tgz and .zip.")
     conda = (Path(prefix) / "conda-meta").is_dir()
     if not conda and not (Path(prefix) / "pyvenv.cfg").exists():
-        raise BadInput(
+        raise InvalidInputError(
             f"{prefix} is neither a venv nor conda's: make one (python -m venv DIR), and install choros there."
         )
     name, module = ("conda-pack", "conda_pack") if conda else ("venv-pack2", "venv_pack")
     if importlib.util.find_spec(module) is None:
-        raise BadInput(f"{prefix} is packed by {name}: pip install {name}.")
+        raise InvalidInputError(f"{prefix} is packed by {name}: pip install {name}.")
     how: dict[str, Any] = {"prefix": prefix, "output": output, "force": True, "compress_level": level}
     if conda:
         from conda_pack import pack as call
@@ -59,7 +59,7 @@ def pack(
     try:
         return str(call(**how))
     except Exception as error:  # each library has one of its own
-        raise BadInput(
+        raise InvalidInputError(
             f"{name} cannot pack {prefix}: {brief(error)}. What is installed as editable does not travel: install it "
             "as a wheel (pip install .)."
         ) from error
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         file = pack(args.output, args.prefix, python_prefix=args.python_prefix, level=args.level)
-    except BadInput as error:
+    except InvalidInputError as error:
         print(f"choros.spark.pack_environment: {error}", file=sys.stderr)
         return 2
     print(

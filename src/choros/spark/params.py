@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 def param(name: str, words: str, kind: Any = None, least: float | None = None, above: float | None = None) -> Any:
@@ -16,7 +16,7 @@ def param(name: str, words: str, kind: Any = None, least: float | None = None, a
         name: str. The attribute that it is assigned to.
         words: str. What it is.
         kind: type converter; None takes what JSON can hold.
-        least: the smallest number that it may be, or None. Others raise BadInput as soon as they are set.
+        least: the smallest number that it may be, or None. Others raise InvalidInputError as soon as they are set.
         above: the number that it must be larger than, or None.
     """
     convert = kind or TypeConverters.identity
@@ -24,9 +24,9 @@ def param(name: str, words: str, kind: Any = None, least: float | None = None, a
     def checked(value: Any) -> Any:
         made = convert(value)
         if least is not None and not made >= least:
-            raise BadInput(f"{name}={value!r}: give {least:g} or more ({words}).")
+            raise InvalidInputError(f"{name}={value!r}: give {least:g} or more ({words}).")
         if above is not None and not made > above:
-            raise BadInput(f"{name}={value!r}: give more than {above:g} ({words}).")
+            raise InvalidInputError(f"{name}={value!r}: give more than {above:g} ({words}).")
         return made
 
     bounded = least is not None or above is not None
@@ -66,12 +66,12 @@ class ColumnParams(Params):  # type: ignore[misc]
         """Set parameters by name; None leaves one as it is.
 
         Raises:
-            BadInput: there is no such parameter, or it cannot have that value.
+            InvalidInputError: there is no such parameter, or it cannot have that value.
         """
         for name, value in given.items():
             if not self.hasParam(name):
                 known = ", ".join(sorted(one.name for one in self.params))
-                raise BadInput(f"{type(self).__name__} has no parameter {name!r}. It has {known}.")
+                raise InvalidInputError(f"{type(self).__name__} has no parameter {name!r}. It has {known}.")
             if value is not None:
                 self._set(**{name: value})
         return self
@@ -80,7 +80,7 @@ class ColumnParams(Params):  # type: ignore[misc]
         """Return a parameter's value, None where it has none.
 
         Raises:
-            BadInput: one that cannot be; grids of parameters are set unseen.
+            InvalidInputError: one that cannot be; grids of parameters are set unseen.
         """
         one = self.getParam(name)
         return one.typeConverter(self.getOrDefault(one)) if self.isDefined(one) else None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.feature_columns import Columns
 from choros.spark.prediction_columns import Output
 from choros.spark.task_process import hold_back, keras_there, on_cpu_unless_given, same_version
@@ -91,7 +91,7 @@ def _made(order: Order, given: dict[str, Any]) -> list[tuple[str, Array]]:
     rows = len(next(iter(arrays.values())))
     found = values(model, order.columns.x, arrays, rows, fitting(rows, order.batch_size, sizes))
     if len(found) != len(order.outputs):
-        raise BadInput(f"The model gives {len(found)} outputs, not {len(order.outputs)}: build it first.")
+        raise InvalidInputError(f"The model gives {len(found)} outputs, not {len(order.outputs)}: build it first.")
     made: list[tuple[str, Array]] = []
     for output, value in zip(order.outputs, found, strict=True):
         made.extend((name, column.astype("float64")) for name, column in output.columns(value).items())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.feature_columns import Columns
 from choros.types import Array
 
@@ -160,10 +160,10 @@ def describe(
         outputs: the model's; None asks it.
 
     Raises:
-        BadInput: there is no such task.
+        InvalidInputError: there is no such task.
     """
     if task not in ("auto", *KINDS):
-        raise BadInput(f"task={task!r}: give 'auto', {', '.join(map(repr, KINDS))}.")
+        raise InvalidInputError(f"task={task!r}: give 'auto', {', '.join(map(repr, KINDS))}.")
     outputs = outputs or outputs_of(model) or [("", (None,))]
     made = []
     for number, (name, shape) in enumerate(outputs):

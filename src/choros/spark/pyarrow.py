@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from choros.errors import BadData, BadInput
+from choros.errors import InvalidDataError, InvalidInputError
 from choros.spark.feature_columns import Leaf
 from choros.spark.task_slots import setting
 from choros.types import Array
@@ -30,7 +30,7 @@ def to_array(column: Any, leaf: Leaf) -> Array:
         Array of shape (rows, ...): read-only, and a view of Arrow's memory where no row need be moved.
 
     Raises:
-        BadData: there are nulls, rows of different lengths, or numbers of classes that there are not.
+        InvalidDataError: there are nulls, rows of different lengths, or numbers of classes that there are not.
 
     Example:
         >>> to_array(pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32())), Leaf("x", ("x",), "list")).tolist()
@@ -56,7 +56,7 @@ def to_array(column: Any, leaf: Leaf) -> Array:
 
 def _refuse_nulls(column: Any, leaf: Leaf) -> None:
     if column.null_count:
-        raise BadData(
+        raise InvalidDataError(
             f"There are nulls in {leaf.said}: leave such rows out with nulls='drop' or dropna, or fill them (Imputer)."
         )
 
@@ -66,7 +66,7 @@ def _refuse_no_class(found: Array, leaf: Leaf, classes: int) -> None:
     if leaf.ignored is not None:
         wrong &= found != leaf.ignored
     if wrong.any():
-        raise BadData(
+        raise InvalidDataError(
             f"The label {found[wrong][0]:g} in {leaf.said} is no class: the model has {classes}, so labels are whole "
             f"numbers from 0 to {classes - 1} (StringIndexer makes such ones)."
         )
@@ -77,7 +77,7 @@ def _length(lengths: Array, leaf: Leaf) -> int:
         return 0
     least, most = int(lengths.min()), int(lengths.max())
     if least != most:
-        raise BadData(
+        raise InvalidDataError(
             f"The rows of {leaf.said} have from {least} to {most} values: a batch needs rows of one length, so fill "
             "short ones up or cut long ones."
         )
@@ -99,7 +99,7 @@ def _images(column: Any, leaf: Leaf) -> Array:
     sizes = [_length(parts[name].to_numpy(), leaf) for name in ("height", "width", "nChannels")]
     found = _bytes(parts["data"], leaf)
     if found.shape[1] != int(np.prod(sizes)):
-        raise BadData(f"The images of {leaf.said} are not 8 bits a channel: convert them first.")
+        raise InvalidDataError(f"The images of {leaf.said} are not 8 bits a channel: convert them first.")
     images = found.reshape(len(column), *sizes)
     if sizes[2] < 3:
         return images
@@ -110,7 +110,9 @@ def _shaped(found: Array, leaf: Leaf) -> Array:
     if leaf.shape is None or found.shape[1:] == leaf.shape:
         return found
     if found.size != len(found) * int(np.prod(leaf.shape)):
-        raise BadData(f"A row of {leaf.said} has the shape {found.shape[1:]}, but the model takes {leaf.shape}.")
+        raise InvalidDataError(
+            f"A row of {leaf.said} has the shape {found.shape[1:]}, but the model takes {leaf.shape}."
+        )
     return found.reshape(len(found), *leaf.shape)
 
 
@@ -182,7 +184,7 @@ def refuse_large_batches(session: Any, batches: Sequence[Any]) -> None:
         batches: pyarrow.RecordBatch, the first rows of the frame.
 
     Raises:
-        BadInput: names the column and the setting.
+        InvalidInputError: names the column and the setting.
     """
     rows = sum(batch.num_rows for batch in batches)
     limit = int(setting(session, _ROWS_OF_BATCH, "10000"))
@@ -192,7 +194,7 @@ def refuse_large_batches(session: Any, batches: Sequence[Any]) -> None:
     for number, name in enumerate(batches[0].schema.names):
         size = sum(batch.column(number).nbytes for batch in batches) // rows
         if size * (limit if limit > 0 else rows) > _LARGEST:
-            raise BadInput(
+            raise InvalidInputError(
                 f"A row of the column {name!r} has about {size:,} bytes, so that {limit:,} rows, one of Spark's Arrow "
                 f'batches, exceed 2 GB: session.conf.set("{_ROWS_OF_BATCH}", {max(2**28 // size, 1)}).'
             )

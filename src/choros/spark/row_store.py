@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.spark.feature_columns import MARK, Columns
 from choros.types import Array
 
@@ -46,7 +46,7 @@ class Rows:
         """Write rows after those that are there.
 
         Raises:
-            BadData: they are of another shape, or the disk is full.
+            InvalidDataError: they are of another shape, or the disk is full.
         """
         form = rows.dtype.name, tuple(rows.shape[1:])
         if not len(rows):
@@ -54,13 +54,13 @@ class Rows:
         if self.form is None:
             self.form = form
         elif form != self.form:
-            raise BadData(
+            raise InvalidDataError(
                 f"Rows of {self.said} have the shapes {self.form[1]} and {form[1]}: a batch needs rows of one shape."
             )
         try:
             self._file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
         except OSError as error:
-            raise BadData(
+            raise InvalidDataError(
                 f"The rows cannot be kept in {self.folder} ({error.strerror}): give Spark a disk with room "
                 "(spark.local.dir), or train with fewer rows."
             ) from error
@@ -121,7 +121,7 @@ class Spill:
             batches: pyarrow.RecordBatch, of a frame that ``normalise`` made.
 
         Raises:
-            BadData: nulls, rows of different lengths, a full disk.
+            InvalidDataError: nulls, rows of different lengths, a full disk.
         """
         from choros.spark.pyarrow import to_array
 
@@ -174,7 +174,7 @@ def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
         said: by each task, the forms that it has seen.
 
     Raises:
-        BadData: tasks have seen different ones.
+        InvalidDataError: tasks have seen different ones.
 
     Example:
         >>> from choros.spark.feature_columns import Leaf
@@ -187,7 +187,7 @@ def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
         for name, (dtype, shape) in forms.items():
             form = (dtype, tuple(shape))
             if found.setdefault(name, form) != form:
-                raise BadData(
+                raise InvalidDataError(
                     f"Rows of {columns.leaves[name].said} have the shapes {found[name][1]} and {form[1]}: a batch "
                     "needs rows of one shape."
                 )

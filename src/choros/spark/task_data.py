@@ -9,7 +9,7 @@ import numpy as np
 
 from choros.comm.group import Group
 from choros.data import ArraySource, HeldSource, serialization
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.barrier import Task
 from choros.spark.row_store import Data
 from choros.training.spec import Job
@@ -76,7 +76,7 @@ def _held(data: Data, counts: list[int], first: Batch, floatx: str, alone: bool)
     if alone:
         counts = [data.rows]
         if own is None:
-            raise BadInput("A member of an ensemble has no rows: give more rows, or fewer workers.")
+            raise InvalidInputError("A member of an ensemble has no rows: give more rows, or fewer workers.")
     return HeldSource(own, counts, first)
 
 

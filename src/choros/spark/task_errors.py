@@ -11,7 +11,7 @@ import zlib
 from typing import Any
 
 import choros.errors
-from choros.errors import BadInput, ChorosError, WorkerFailed
+from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
 from choros.launch.process.failure_report import failure, is_echo, raised
 
 _SAID = re.compile(r"<choros:([A-Za-z0-9+/=]+)>")
@@ -24,15 +24,15 @@ _ELSEWHERE = (
 )
 
 
-class Cancelled(WorkerFailed):
+class Cancelled(WorkerFailedError):
     """Somebody cancelled the job, who would not have it begin again."""
 
 
-class TaskFailed(RuntimeError):
+class TaskFailedError(RuntimeError):
     """The error of a task, with all that the caller needs to know in its text."""
 
 
-def report(error: BaseException, rank: int, size: int) -> TaskFailed:
+def report(error: BaseException, rank: int, size: int) -> TaskFailedError:
     """Return the exception with which a task tells why it failed; one that only lost another waits a while first.
 
     Args:
@@ -51,7 +51,7 @@ def report(error: BaseException, rank: int, size: int) -> TaskFailed:
         time.sleep(_WAIT)  # Spark ends this process as soon as the other one has failed
     text = json.dumps({"rank": rank, "size": size, "event": event})
     words = _short(f"worker {rank} of {size}: {event['type']}: {event['message']}")  # for those who read Spark's logs
-    return TaskFailed(f"{words} <choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
+    return TaskFailedError(f"{words} <choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
 
 
 def translate(error: BaseException, size: int) -> BaseException:
@@ -75,24 +75,24 @@ def translate(error: BaseException, size: int) -> BaseException:
             traceback=text,
         )
     if "SPARK-24819" in text or "requires more slots" in text:
-        return BadInput(
+        return InvalidInputError(
             f"This cluster cannot run {size} workers at once, which Spark found when it had waited for them: give "
             "fewer workers, or more executors or cores."
         )
     if "SPARK-24942" in text:
-        return BadInput(
+        return InvalidInputError(
             "Spark starts no workers that must run all at once with dynamic allocation: start the session with "
             "spark.dynamicAllocation.enabled=false."
         )
     if "maxResultSize" in text:
-        return BadInput(
+        return InvalidInputError(
             "The trained model is larger than what Spark lets tasks send to the driver: start the session with a "
             "larger spark.driver.maxResultSize."
         )
     if missing := re.search(r"ModuleNotFoundError: No module named '([^']+)'", text):
-        return BadInput(f"An executor has no module {missing[1]!r}. {_ELSEWHERE}")
+        return InvalidInputError(f"An executor has no module {missing[1]!r}. {_ELSEWHERE}")
     if "PYTHON_VERSION_MISMATCH" in text:
-        return BadInput(f"The executors' Python is of another version than this one. {_ELSEWHERE}")
+        return InvalidInputError(f"The executors' Python is of another version than this one. {_ELSEWHERE}")
     return _lost(text, size)
 
 
@@ -100,12 +100,12 @@ def _told(one: dict[str, Any]) -> BaseException:
     event = one["event"]
     name = str(event["type"]).removeprefix("choros.errors.")
     kind = getattr(choros.errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, BadInput):
+    if isinstance(kind, type) and issubclass(kind, InvalidInputError):
         return kind(str(event["message"]))
     return failure(one["rank"], one["size"], event)
 
 
-def _lost(text: str, size: int) -> WorkerFailed:
+def _lost(text: str, size: int) -> WorkerFailedError:
     """A task of which nothing was heard but what Spark says."""
     rank = re.search(r"ResultTask\(\d+, (\d+)\)|[Tt]ask (\d+)(?:\.\d+)? in stage", text)
     host = re.search(r"\(TID \d+\) \(([^ )]+) executor", text)
@@ -124,7 +124,7 @@ def _lost(text: str, size: int) -> WorkerFailed:
         what, said = "Spark ended it", f": {_short(python[0] if python else text)}"
         why = "Look at what makes the frame first: frame.count() runs it alone."
     where = f" on {host[1]}" if host else ""
-    return WorkerFailed(
+    return WorkerFailedError(
         f"worker {number} of {size} (counted from 0){where} failed; {what}{said}.\n\n{why}",
         rank=number,
         host=host[1] if host else "",

@@ -12,7 +12,7 @@ from choros.cluster.backend_choice import is_installed
 from choros.cluster.hardware import variables
 from choros.cluster.hardware.gpu_builds import AMD, NVIDIA
 from choros.cluster.hardware.gpus import VARIABLE, visible_gpus
-from choros.errors import BadInput, NoBackendError
+from choros.errors import InvalidInputError, NoBackendError
 from choros.launch.process.hidden_packages import lean_keras_import
 from choros.spark.row_store import local_folder
 
@@ -29,7 +29,7 @@ def hold_back(context: Any) -> tuple[int, list[str]]:
         The number of cores, and the addresses of the GPUs that Spark gave this task.
 
     Raises:
-        BadInput: a process that is used again has loaded a framework with other GPUs.
+        InvalidInputError: a process that is used again has loaded a framework with other GPUs.
     """
     cores = max(int(context.cpus()), 1)
     for name, value in variables(cores, keep=os.environ).items():
@@ -41,7 +41,7 @@ def hold_back(context: Any) -> tuple[int, list[str]]:
         shown, variable = ",".join(gpus), VARIABLE[AMD if visible_gpus(AMD, {}) else NVIDIA]
         loaded = [name for name in _FRAMEWORKS if name in sys.modules]
         if loaded and os.environ.get(variable) != shown:
-            raise BadInput(
+            raise InvalidInputError(
                 f"A Python worker that has loaded {loaded[0]} with other GPUs got this task: start the session with "
                 "spark.python.worker.reuse=false."
             )
@@ -64,10 +64,10 @@ def same_version(version: str) -> None:
     """Refuse a process with another choros than the caller's.
 
     Raises:
-        BadInput: says which.
+        InvalidInputError: says which.
     """
     if choros.__version__ != version:
-        raise BadInput(
+        raise InvalidInputError(
             f"The executor on {os.uname().nodename} has choros {choros.__version__}, the caller {version}: they must "
             "be the same, so install this one there, or ship it with spark.archives."
         )
@@ -89,7 +89,7 @@ def keras_there(told: dict[str, Any]) -> None:
         told: what ``keras_here`` said.
 
     Raises:
-        BadInput: a process that is used again has loaded Keras with another backend.
+        InvalidInputError: a process that is used again has loaded Keras with another backend.
         NoBackendError: the caller's backend is not installed here.
     """
     if "keras" not in sys.modules:
@@ -104,7 +104,7 @@ def keras_there(told: dict[str, Any]) -> None:
         import keras
 
     if keras.backend.backend() != told["backend"]:
-        raise BadInput(
+        raise InvalidInputError(
             f"A Python worker has loaded Keras with {keras.backend.backend()}, the caller has {told['backend']}: set "
             f"spark.executorEnv.KERAS_BACKEND={told['backend']}, or start the session with "
             "spark.python.worker.reuse=false."

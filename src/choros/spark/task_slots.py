@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _YOUNG = 30.0  # seconds after its start in which an application's executors may still be coming
 _SETTLED = 3.0  # seconds without a new one after which those that are there count as all
@@ -31,16 +31,18 @@ def choose_workers(spark: Any, workers: int | str | None) -> int:
         workers: int, or "auto": all task slots that are free.
 
     Raises:
-        BadInput: too few slots, dynamic allocation, or no number.
+        InvalidInputError: too few slots, dynamic allocation, or no number.
     """
     auto = workers in (None, "auto")
     if not auto and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise BadInput(f"workers={workers!r}: give a whole number, 1 or more, or 'auto' for all free task slots.")
+        raise InvalidInputError(
+            f"workers={workers!r}: give a whole number, 1 or more, or 'auto' for all free task slots."
+        )
     refuse_dynamic(spark)
     wanted = 1 if auto else int(workers or 1)
     there, free = _waited(spark, None if auto else wanted)
     if there < wanted:
-        raise BadInput(
+        raise InvalidInputError(
             f"workers={wanted}, but this cluster has {there} task slot{'s' * (there != 1)} "
             f"({_said(spark)}), and all workers run at once: give workers={max(there, 1)} or 'auto', more executors or "
             "cores, or a smaller spark.task.cpus."
@@ -52,10 +54,10 @@ def refuse_dynamic(spark: Any) -> None:
     """Refuse a session whose executors come and go, in which Spark runs no barrier stage.
 
     Raises:
-        BadInput: dynamic allocation is on.
+        InvalidInputError: dynamic allocation is on.
     """
     if setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true" and not _local(spark):
-        raise BadInput(
+        raise InvalidInputError(
             "spark.dynamicAllocation.enabled is true: Spark starts no workers that must run all at once then. Start "
             "the session with spark.dynamicAllocation.enabled=false and spark.executor.instances=N."
         )

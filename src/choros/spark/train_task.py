@@ -15,7 +15,7 @@ from choros.comm.group import Group
 from choros.comm.single_rank_group import LocalGroup
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import Channel
-from choros.errors import BadInput, ChorosError
+from choros.errors import ChorosError, InvalidInputError
 from choros.pickling import loads
 from choros.spark.barrier import Task
 from choros.spark.log_forwarding import Saying
@@ -126,7 +126,7 @@ class Rank:
             else:
                 return RemoteCallbackRunner(Channel(end, "The driver", self.home["timeout"]), model, job)
         if self.watched and self.callbacks is None:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{os.uname().nodename} does not reach the driver at {self.home['place']}, and the callbacks cannot "
                 "travel: open that way, or give callbacks that cloudpickle can write."
             )

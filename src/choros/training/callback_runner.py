@@ -15,7 +15,7 @@ from choros.backends.driver_model import marks, same_mark
 from choros.backends.host_values import to_host
 from choros.backends.metrics import slices_of
 from choros.backends.optimizers import learning_rates, optimizer_variables
-from choros.errors import BadInput, warn
+from choros.errors import InvalidInputError, warn
 from choros.training.lazy_weights import LazyWeights, holds_tensors
 from choros.training.spec import GO_ON, Orders
 from choros.types import Array
@@ -337,13 +337,13 @@ class Conductor:
             return Orders(stop)
         optimizer, losses = self._compiled
         if self.model.optimizer is not optimizer or self.model._compile_loss is not losses:
-            raise BadInput(
+            raise InvalidInputError(
                 "A callback has replaced the optimizer or compiled the model again, which workers do not hear of: end "
                 "this fit, compile, and call fit again."
             )
         settings, slots = self._changed_settings(), self._set_slots()
         if list(map(id, self.model.trainable_variables)) != self._trained:
-            raise BadInput(
+            raise InvalidInputError(
                 "A callback has changed which variables are trained (trainable = ...), which workers do not hear of: "
                 "end this fit, set it, compile, and call fit again."
             )
@@ -357,7 +357,7 @@ class Conductor:
         rate, weights = self._rate(), before[1]
         scheduled = self._has_schedule()
         if scheduled and not self._scheduled:
-            raise BadInput(
+            raise InvalidInputError(
                 "A callback has replaced the learning rate by a schedule, which workers do not hear of: give the "
                 "optimizer the schedule before fit, or set a number (LearningRateScheduler)."
             )
@@ -371,7 +371,7 @@ class Conductor:
         ]
         held = len(learning_rates(self.model))
         if held and started and self.alone and any(changed[-held:]):
-            raise BadInput(
+            raise InvalidInputError(
                 "A callback has set the learning rate of a second optimizer, which asynchronous workers do not hear "
                 "of: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."
             )

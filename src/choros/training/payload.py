@@ -20,7 +20,7 @@ import numpy as np
 
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.training.model_io.serialization import PackedModel
 from choros.training.spec import Job
 from choros.types import Array
@@ -54,7 +54,7 @@ class CodeFolder:
         told: what ``read_code`` needs.
 
     Raises:
-        BadInput: nothing can be written into the working directory.
+        InvalidInputError: nothing can be written into the working directory.
 
     Example:
         >>> with CodeFolder([b"one", b"two"]) as folder:
@@ -66,7 +66,7 @@ class CodeFolder:
         try:
             self._folder = tempfile.mkdtemp(prefix=".choros-", dir=os.getcwd())
         except OSError as error:
-            raise BadInput(
+            raise InvalidInputError(
                 f"The ranks that a launcher starts find the model's code in the working directory, and {os.getcwd()} "
                 f"cannot be written to ({error.strerror}): start from a directory that all hosts share."
             ) from None
@@ -91,7 +91,7 @@ def read_code(told: Told) -> list[bytes]:
     """Return what the caller left in its folder.
 
     Raises:
-        BadInput: it is not there, is not this user's alone, or is not what the caller wrote.
+        InvalidInputError: it is not there, is not this user's alone, or is not what the caller wrote.
     """
     found = []
     for number, digest in enumerate(told["digests"]):
@@ -101,14 +101,18 @@ def read_code(told: Told) -> list[bytes]:
                 facts = os.fstat(file.fileno())
                 text = file.read()
         except OSError as error:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{host} cannot read {path} ({error.strerror}), where the process that called fit left the model's "
                 "code: start that process in a directory that all hosts share."
             ) from None
         if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-            raise BadInput(f"On {host} {path} belongs to somebody else, or others may write it: it is not taken.")
+            raise InvalidInputError(
+                f"On {host} {path} belongs to somebody else, or others may write it: it is not taken."
+            )
         if hashlib.sha256(text).hexdigest() != digest:
-            raise BadInput(f"On {host} {path} is not what the process that called fit wrote there: it is not taken.")
+            raise InvalidInputError(
+                f"On {host} {path} is not what the process that called fit wrote there: it is not taken."
+            )
         found.append(text)
     return found
 

@@ -13,7 +13,7 @@ from choros.cluster import Place
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.consistency.versions import versions
 from choros.data import StreamSource
-from choros.errors import BadInput, warn
+from choros.errors import InvalidInputError, warn
 from choros.training.checkpoint.policy import checkpoint_of
 from choros.training.executors.worker_pool import WorkerPool, each_devices
 from choros.training.worker.setup import several_models
@@ -24,45 +24,49 @@ _DRIVING = ("fit", "make_train_function")  # methods by which Keras drives train
 def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
     """Return where this process is; inside a job a Trainer starts nothing and joins as that rank."""
     if os.environ.get("CHOROS_WORKER"):
-        raise BadInput("This process is itself a worker of a Trainer: do not train inside a callback or a layer.")
+        raise InvalidInputError(
+            "This process is itself a worker of a Trainer: do not train inside a callback or a layer."
+        )
     place = find_place()
     if place.size == 1:
         return place
     if workers not in (None, place.size) or pool is not None:
-        raise BadInput(
+        raise InvalidInputError(
             f"This process is rank {place.rank} of {place.size} (started by {place.launcher}), so the Trainer has "
             f"{place.size} workers: leave workers and pool out."
         )
     if algorithm.meets == "never":
-        raise BadInput(f"{type(algorithm).__name__} has workers that never meet: run it outside a job.")
+        raise InvalidInputError(f"{type(algorithm).__name__} has workers that never meet: run it outside a job.")
     return place
 
 
 def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: Any, pool: WorkerPool | None) -> int:
     """Return how many workers a launcher starts; refuse what it cannot do."""
     if place.size > 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"This process is rank {place.rank} of {place.size} (started by {place.launcher}): launcher= is for one "
             "process that starts the others. Leave it out, and each rank of this job is a worker."
         )
     if pool is not None:
-        raise BadInput("launcher= starts workers of its own: leave pool out.")
+        raise InvalidInputError("launcher= starts workers of its own: leave pool out.")
     if algorithm.meets == "never" and workers != 1 and not getattr(launcher, "members", False):
         name = type(algorithm).__name__
-        raise BadInput(f"{name} has workers that never meet, which train on this machine: leave launcher out.")
+        raise InvalidInputError(f"{name} has workers that never meet, which train on this machine: leave launcher out.")
     room = launcher.size()
     if workers is None and room is None:
-        raise BadInput(f"{launcher} does not tell how many ranks there is room for: give workers=.")
+        raise InvalidInputError(f"{launcher} does not tell how many ranks there is room for: give workers=.")
     found = room if workers is None else workers
     if room is not None and isinstance(found, int) and found > room:
-        raise BadInput(f"workers={workers}, but {launcher} has room for {room}: give more slots, or fewer workers.")
+        raise InvalidInputError(
+            f"workers={workers}, but {launcher} has room for {room}: give more slots, or fewer workers."
+        )
     return found  # type: ignore[return-value]
 
 
 def check_reach(launcher: Any) -> None:
     """Refuse a stream where its reader is not beside the workers."""
     if launcher is not None:
-        raise BadInput(
+        raise InvalidInputError(
             "What yields batches is read in this process, and launcher= starts the workers elsewhere: give arrays, "
             "choros.files or a PyDataset; or start the script itself with `choros run`, whose ranks each read it."
         )
@@ -73,12 +77,12 @@ def check_model(model: Any) -> None:
     import keras
 
     if not isinstance(model, keras.Model):
-        raise BadInput(f"The model is of type {type(model).__name__}: give a compiled keras.Model.")
+        raise InvalidInputError(f"The model is of type {type(model).__name__}: give a compiled keras.Model.")
     if not getattr(model, "compiled", False) or model.optimizer is None:
-        raise BadInput(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
+        raise InvalidInputError(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
     check_fit(model)
     if not hasattr(model.optimizer, "learning_rate"):  # Keras' MultiOptimizer has one for each group of variables
-        raise BadInput(
+        raise InvalidInputError(
             f"The model {model.name!r} is compiled with {type(model.optimizer).__name__}, which has no learning rate "
             "of its own and which a Trainer does not support: compile with one optimizer for all variables."
         )
@@ -99,13 +103,13 @@ def check_fit(model: Any) -> None:
     if callable(getattr(model, "preprocess_samples", None)) and len(packages) == 1:  # a user's subclass changes nothing
         if getattr(model, "preprocessor", model) is None:
             return
-        raise BadInput(
+        raise InvalidInputError(
             f"{driving[0].__name__}.fit preprocesses the samples, and a Trainer runs train_step without it. Preprocess "
             "them before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this returns. Then "
             "set `model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed samples."
         )
     kind, name = replaced[0]
-    raise BadInput(
+    raise InvalidInputError(
         f"The model {model.name!r} has its own {kind.__name__}.{name}, which a Trainer would leave out, as it runs "
         "train_step itself: do what it does to the data before Trainer.fit, or in train_step, test_step and "
         "predict_step."
@@ -124,11 +128,11 @@ def check_batch_shape(model: Any, replicas: int) -> None:
     if replicas < 2 or not (rows or stateful):
         return
     if stateful:
-        raise BadInput(
+        raise InvalidInputError(
             f"Layer {stateful[0]!r} is stateful: it carries a state for each row from batch to batch, and {replicas} "
             "workers divide each batch. Use stateful=False, or workers=1."
         )
-    raise BadInput(
+    raise InvalidInputError(
         f"The model {model.name!r} takes batches of {rows} rows only (its input has a batch_size), and {replicas} "
         "workers divide each batch. Leave batch_size out of keras.Input, or use workers=1."
     )
@@ -149,7 +153,7 @@ def check_layers(model: Any, workers: int) -> None:
         workers: int. How many train.
 
     Raises:
-        BadInput: several workers, and a ``BatchNormalization(synchronized=True)``.
+        InvalidInputError: several workers, and a ``BatchNormalization(synchronized=True)``.
     """
     import keras
 
@@ -157,7 +161,7 @@ def check_layers(model: Any, workers: int) -> None:
         return
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            raise BadInput(
+            raise InvalidInputError(
                 f"The layer {layer.name!r} is a BatchNormalization(synchronized=True), and {workers} workers of a "
                 "Trainer would each use the moments of their own rows: leave synchronized out, or train with "
                 "choros.hvd and its SyncBatchNormalization."
@@ -170,11 +174,13 @@ def check_meet(algorithm: Any, meet: str | None) -> str:
         return str(algorithm.meets)
     name = type(algorithm).__name__
     if meet not in ("together", "alone"):
-        raise BadInput(f"meet={meet!r}: give 'together' or 'alone'.")
+        raise InvalidInputError(f"meet={meet!r}: give 'together' or 'alone'.")
     if algorithm.meets == "never":
-        raise BadInput(f"{name} has workers that never meet: leave meet out.")
+        raise InvalidInputError(f"{name} has workers that never meet: leave meet out.")
     if meet == "alone" and (algorithm.level == "gradients" or algorithm.weighted):
-        raise BadInput(f"{name} is a mean over all workers, which needs them together: use AEASGD or DynSGD alone.")
+        raise InvalidInputError(
+            f"{name} is a mean over all workers, which needs them together: use AEASGD or DynSGD alone."
+        )
     return meet
 
 
@@ -184,7 +190,7 @@ def check_distribution() -> None:
 
     distribution = keras.distribution.distribution()
     if distribution is not None:
-        raise BadInput(
+        raise InvalidInputError(
             f"keras.distribution.{type(distribution).__name__} is in force, which workers do not have: call "
             "keras.distribution.set_distribution(None) before fit. Workers divide each batch by themselves; on JAX, "
             "devices_per_worker= and layout= divide it and the weights over a worker's devices."
@@ -219,15 +225,17 @@ def check_devices(each: list[int], asked: Any, layout: Any) -> dict[str, Any] | 
     import keras
 
     if asked is not None and each != each_devices(asked, len(each)):
-        raise BadInput(f"devices_per_worker={asked!r}, but the pool's workers have {each}: make the pool with it.")
+        raise InvalidInputError(
+            f"devices_per_worker={asked!r}, but the pool's workers have {each}: make the pool with it."
+        )
     if layout is None:
         return None
     if keras.backend.backend() != "jax":
-        raise BadInput(
+        raise InvalidInputError(
             f"layout= needs JAX; this is {keras.backend.backend()}. Leave it out: each device has all weights."
         )
     if len(set(each)) > 1:
-        raise BadInput(f"A layout needs the same devices in every worker, not {each}.")
+        raise InvalidInputError(f"A layout needs the same devices in every worker, not {each}.")
     return describe(layout, each[0])
 
 
@@ -236,9 +244,11 @@ def check_epochs(epochs: Any, initial_epoch: Any, initial_batch: Any) -> None:
     given = {"epochs": epochs, "initial_epoch": initial_epoch, "initial_batch": initial_batch}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-            raise BadInput(f"{name}={value!r}: give a whole number, 0 or more.")
+            raise InvalidInputError(f"{name}={value!r}: give a whole number, 0 or more.")
     if epochs <= initial_epoch:
-        raise BadInput(f"epochs={epochs} with initial_epoch={initial_epoch} leaves nothing to train: give more epochs.")
+        raise InvalidInputError(
+            f"epochs={epochs} with initial_epoch={initial_epoch} leaves nothing to train: give more epochs."
+        )
 
 
 def go_on(callbacks: Any, initial_epoch: int, initial_batch: int, seed: int | None) -> tuple[int, int]:
@@ -274,25 +284,25 @@ def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
         alone: whether several workers train asynchronously or never exchange.
 
     Raises:
-        BadInput: with the name of the callback or of the optimizer's setting.
+        InvalidInputError: with the name of the callback or of the optimizer's setting.
     """
     import keras
 
     swaps = any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in listed(callbacks))
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if swaps and not getattr(optimizer, "use_ema", False):
-        raise BadInput(
+        raise InvalidInputError(
             f"SwapEMAWeights needs an optimizer that keeps averages: compile with {type(optimizer).__name__}("
             "use_ema=True), or leave the callback out."
         )
     if swaps and alone:
-        raise BadInput(
+        raise InvalidInputError(
             "SwapEMAWeights needs the averages of all workers at each epoch's end, when asynchronous ones do not wait: "
             "use a synchronous algorithm (AllReduce, LocalSGD ...), or leave the callback out: fit ends with the "
             "averaged weights in the model."
         )
     if alone and getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency:
-        raise BadInput(
+        raise InvalidInputError(
             f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}: each asynchronous worker would move the "
             "center back to its own average, once for each worker. Leave it out (use_ema alone works), or use a "
             "synchronous algorithm."
@@ -308,19 +318,19 @@ def check_member_callbacks(callbacks: Any, apart: bool) -> None:
         apart: whether each member has callbacks of its own, in a task elsewhere.
 
     Raises:
-        BadInput: with the name of the callback.
+        InvalidInputError: with the name of the callback.
     """
     import keras
 
     for callback in listed(callbacks):
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore) or callback in limits_of(callback):
-            raise BadInput(
+            raise InvalidInputError(
                 f"{name} keeps one model, and training would go on without what the other members of an Ensemble have "
                 "learnt: leave it out, and save the members after fit (trainer.models)."
             )
         if apart and isinstance(callback, keras.callbacks.ModelCheckpoint):
-            raise BadInput(
+            raise InvalidInputError(
                 f"{name} would have all members of an Ensemble write the same file, each where its task runs: leave it "
                 "out, and save the model or the members after fit (trainer.models)."
             )
@@ -334,7 +344,7 @@ def check_held(model: Any, replicas: int) -> None:
         replicas: how many models are trained together.
 
     Raises:
-        BadInput: with the name of the optimizer.
+        InvalidInputError: with the name of the optimizer.
     """
     from choros.backends import averages_of
     from choros.backends.optimizers import held_optimizers
@@ -342,7 +352,7 @@ def check_held(model: Any, replicas: int) -> None:
     for name, optimizer in held_optimizers(model).items():
         parts = getattr(optimizer, "optimizers", [optimizer])  # a MultiOptimizer's
         if replicas > 1 and optimizer.built and any(map(averages_of, parts)):
-            raise BadInput(
+            raise InvalidInputError(
                 f"Model {model.name!r} holds a second optimizer, {name!r}, with use_ema=True: only the compiled "
                 "optimizer's averages of the weights include what all workers learn. Leave it out there, or give "
                 "workers=1."
@@ -361,7 +371,7 @@ def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: A
         checkpoint: as ``fit`` takes it.
 
     Raises:
-        BadInput: with ``checkpoint=`` there would be two places to go on from.
+        InvalidInputError: with ``checkpoint=`` there would be two places to go on from.
     """
     import keras
 
@@ -369,7 +379,7 @@ def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: A
         if not isinstance(callback, keras.callbacks.BackupAndRestore):
             continue
         if checkpoint is not None:
-            raise BadInput(
+            raise InvalidInputError(
                 "BackupAndRestore and checkpoint= both say where training goes on: leave the callback out, and give "
                 "checkpoint= with resume=True."
             )
@@ -383,14 +393,14 @@ def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: A
 def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
     """Return how often workers may be started again; refuse what cannot be."""
     if isinstance(restarts, bool) or not isinstance(restarts, (int, np.integer)) or restarts < 0:
-        raise BadInput(f"restarts={restarts!r}: give a whole number, 0 or more.")
+        raise InvalidInputError(f"restarts={restarts!r}: give a whole number, 0 or more.")
     if restarts and place.size > 1:
-        raise BadInput(
+        raise InvalidInputError(
             "restarts= is for workers that the Trainer starts. For ranks of a job give fit a checkpoint= and "
             "resume=True, and start the job again: choros run --restarts K."
         )
     if restarts and hasattr(launcher, "train"):
-        raise BadInput("restarts= is not for tasks of Spark: give choros.Spark(max_restarts=).")
+        raise InvalidInputError("restarts= is not for tasks of Spark: give choros.Spark(max_restarts=).")
     return int(restarts)
 
 
@@ -400,25 +410,29 @@ def check_checkpoint(
     """Return the ``Checkpoint``, or None; refuse what cannot be saved."""
     checkpoint = checkpoint_of(given)
     if resume and checkpoint is None:
-        raise BadInput("resume=True needs to know from where: give checkpoint= a directory.")
+        raise InvalidInputError("resume=True needs to know from where: give checkpoint= a directory.")
     if checkpoint is None and not restarts:
         return None
     what = "checkpoint=" if checkpoint is not None else "restarts="
     if hasattr(launcher, "train"):
-        raise BadInput(f"{what} is not there for tasks of Spark, which begin again by choros.Spark(max_restarts=).")
+        raise InvalidInputError(
+            f"{what} is not there for tasks of Spark, which begin again by choros.Spark(max_restarts=)."
+        )
     if meet == "never" and len(each) > 1:
-        raise BadInput(f"{what} has no meaning for workers that never meet.")
+        raise InvalidInputError(f"{what} has no meaning for workers that never meet.")
     if several_models(max(each)):
-        raise BadInput(f"{what} is not there for workers of several devices, each with a model of its own.")
+        raise InvalidInputError(f"{what} is not there for workers of several devices, each with a model of its own.")
     if isinstance(source, StreamSource) and restarts:
-        raise BadInput("restarts= needs data that can be read again: give arrays, choros.files or a PyDataset.")
+        raise InvalidInputError(
+            "restarts= needs data that can be read again: give arrays, choros.files or a PyDataset."
+        )
     return checkpoint
 
 
 def check_rest(initial_batch: int, steps: int | None) -> None:
     """Refuse to begin an epoch behind its end."""
     if steps is not None and initial_batch >= steps:
-        raise BadInput(
+        raise InvalidInputError(
             f"initial_batch={initial_batch}, but an epoch has {steps} batches: give fewer, or the next initial_epoch."
         )
 
@@ -430,15 +444,19 @@ def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: An
         return bool(not isinstance(value, bool) and isinstance(value, (int, np.integer)) and value >= least)
 
     if seed is not None and not whole(seed, 0):
-        raise BadInput(f"seed={seed!r}: give a whole number, 0 or more, or None.")
+        raise InvalidInputError(f"seed={seed!r}: give a whole number, 0 or more, or None.")
     if verbose not in ("auto", 0, 1, 2):
-        raise BadInput(f"verbose={verbose!r}: give 0 (silent), 1 (a progress bar), 2 (one line an epoch) or 'auto'.")
+        raise InvalidInputError(
+            f"verbose={verbose!r}: give 0 (silent), 1 (a progress bar), 2 (one line an epoch) or 'auto'."
+        )
     for name, value in (("validation_steps", steps), ("validation_batch_size", batch_size)):
         if value is not None and not whole(value, 1):
-            raise BadInput(f"{name}={value!r}: give a whole number, 1 or more, or None.")
+            raise InvalidInputError(f"{name}={value!r}: give a whole number, 1 or more, or None.")
     several = isinstance(freq, (list, tuple, set, frozenset))
     if not (all(whole(value, 1) for value in freq) if several else whole(freq, 1)):
-        raise BadInput(f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1).")
+        raise InvalidInputError(
+            f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1)."
+        )
 
 
 @lean()

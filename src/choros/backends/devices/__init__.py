@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 __all__ = ["choose_devices", "limit_threads", "list_devices", "logical_devices", "place_of", "scope"]
 
@@ -28,7 +28,7 @@ def list_devices(kind: str | None = None) -> list[str]:
         'cpu:0'
     """
     if kind is not None and kind not in ("cpu", "gpu", "tpu"):
-        raise BadInput(f"kind={kind!r}: give 'cpu', 'gpu' or 'tpu'.")
+        raise InvalidInputError(f"kind={kind!r}: give 'cpu', 'gpu' or 'tpu'.")
     names: list[str] = _backend().names(kind)
     return names
 
@@ -43,12 +43,12 @@ def logical_devices(count: int) -> list[str]:
         Their names.
 
     Raises:
-        BadInput: the backend has been used already, and has fewer.
+        InvalidInputError: the backend has been used already, and has fewer.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise BadInput(f"{count!r} devices: give a whole number, 1 or more.")
+        raise InvalidInputError(f"{count!r} devices: give a whole number, 1 or more.")
     if not _backend().logical(count) and (there := len(list_devices("cpu"))) < count:
-        raise BadInput(
+        raise InvalidInputError(
             f"The backend runs already, with {there} CPU devices: call logical_devices({count}) before the first model "
             "or array is made."
         )
@@ -63,17 +63,17 @@ def choose_devices(devices: int | Sequence[str] | None) -> list[str]:
             many), or their names, also as TensorFlow writes them (``"/gpu:1"``, ``"/device:GPU:1"``); None is all.
 
     Raises:
-        BadInput: one of them is not there, or is named twice.
+        InvalidInputError: one of them is not there, or is named twice.
     """
     if devices is None or isinstance(devices, int):
         if devices is not None and devices > 1:
-            with contextlib.suppress(BadInput):  # the next lines say what there is
+            with contextlib.suppress(InvalidInputError):  # the next lines say what there is
                 logical_devices(devices)
         there = list_devices()
         count = len(there) if devices in (None, -1) else int(devices)
         if isinstance(devices, bool) or not 0 <= count <= len(there):
             more = f" Call choros.parallel.logical_devices({count}) first of all." if there[0].startswith("cpu") else ""
-            raise BadInput(f"devices={devices!r}: there are {len(there)} ({', '.join(there)}).{more}")
+            raise InvalidInputError(f"devices={devices!r}: there are {len(there)} ({', '.join(there)}).{more}")
         return there[:count]
     names = [str(one).lower().removeprefix("/").removeprefix("device:").replace("cuda", "gpu") for one in devices]
     names = [name if ":" in name else f"{name}:0" for name in names]
@@ -82,9 +82,11 @@ def choose_devices(devices: int | Sequence[str] | None) -> list[str]:
         there = list_devices(kind) if kind in ("cpu", "gpu", "tpu") else []
         if name not in there:
             more = f" Call choros.parallel.logical_devices({len(names)}) first of all." if kind == "cpu" else ""
-            raise BadInput(f"There is no device {name!r}: {', '.join(there) or 'there are none of its kind'}.{more}")
+            raise InvalidInputError(
+                f"There is no device {name!r}: {', '.join(there) or 'there are none of its kind'}.{more}"
+            )
     if len(set(names)) < len(names):
-        raise BadInput(f"devices={names}: one is named twice.")
+        raise InvalidInputError(f"devices={names}: one is named twice.")
     return names
 
 

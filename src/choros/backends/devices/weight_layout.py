@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 def describe(layout: Any, devices: int) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def describe(layout: Any, devices: int) -> dict[str, Any]:
         ``{"shape", "axes", "batch", "rules"}``.
 
     Raises:
-        BadInput: it is none of these, or is for another number of devices.
+        InvalidInputError: it is none of these, or is for another number of devices.
 
     Example:
         >>> describe({"dense/kernel": (None, "model")}, 2)["shape"]
@@ -41,9 +41,9 @@ def describe(layout: Any, devices: int) -> dict[str, Any]:
     elif isinstance(layout, Mapping):
         shape, axes, rules = [1, devices], ["batch", "model"], list(layout.items())
     else:
-        raise BadInput(f"The layout is of type {type(layout).__name__}: give a keras.distribution.LayoutMap.")
+        raise InvalidInputError(f"The layout is of type {type(layout).__name__}: give a keras.distribution.LayoutMap.")
     if math.prod(shape) != devices:
-        raise BadInput(
+        raise InvalidInputError(
             f"The layout's mesh is {' x '.join(map(str, shape))}, which takes {math.prod(shape)} devices: give "
             f"devices_per_worker={math.prod(shape)}."
         )
@@ -55,28 +55,31 @@ def check_layout(layout: dict[str, Any], model: Any) -> None:
     """Refuse a layout that does not fit a built model.
 
     Raises:
-        BadInput: a pattern that matches nothing, an axis that the mesh has not, a dimension that cannot be divided.
+        InvalidInputError: a pattern that matches nothing, an axis that the mesh has not, a dimension that cannot be
+            divided.
     """
     sizes = dict(zip(layout["axes"], layout["shape"], strict=True))
     outputs = [f"{layer.path}/output" for layer in model._flatten_layers()]
     for pattern, axes in layout["rules"]:
         found = [variable for variable in model.variables if re.search(pattern, variable.path)]
         if not found and not any(re.search(pattern, path) for path in outputs):
-            raise BadInput(
+            raise InvalidInputError(
                 f"The layout's pattern {pattern!r} matches no variable of {model.name!r}: they are "
                 f"{', '.join(variable.path for variable in model.variables[:8])} ..."
             )
         if unknown := [axis for axis in axes if axis is not None and axis not in sizes]:
-            raise BadInput(f"The layout divides {pattern!r} along {unknown[0]!r}: the mesh has {', '.join(sizes)}.")
+            raise InvalidInputError(
+                f"The layout divides {pattern!r} along {unknown[0]!r}: the mesh has {', '.join(sizes)}."
+            )
         for variable in found:
             if len(axes) != len(variable.shape):
-                raise BadInput(
+                raise InvalidInputError(
                     f"The layout of {pattern!r} has {len(axes)} dimensions, and {variable.path} has the shape "
                     f"{tuple(variable.shape)}."
                 )
             for size, axis in zip(variable.shape, axes, strict=True):
                 if axis is not None and size % sizes[axis]:
-                    raise BadInput(
+                    raise InvalidInputError(
                         f"The layout divides {variable.path}, of the shape {tuple(variable.shape)}, along {axis!r} in "
                         f"{sizes[axis]} parts, which {size} is not a multiple of."
                     )

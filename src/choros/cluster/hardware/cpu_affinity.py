@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -97,7 +97,7 @@ def plan(
         One binding for each rank.
 
     Raises:
-        BadInput: ``ranks`` or ``threads`` is below 1.
+        InvalidInputError: ``ranks`` or ``threads`` is below 1.
 
     Example:
         >>> plan(2, cores=[(0, 4), (1, 5), (2, 6), (3, 7)])
@@ -106,9 +106,9 @@ def plan(
         [Binding(cores=(), threads=1), Binding(cores=(), threads=1), Binding(cores=(), threads=1)]
     """
     if ranks < 1:
-        raise BadInput(f"ranks must be 1 or more, got {ranks}")
+        raise InvalidInputError(f"ranks must be 1 or more, got {ranks}")
     if threads is not None and threads < 1:
-        raise BadInput(f"threads must be 1 or more, got {threads}")
+        raise InvalidInputError(f"threads must be 1 or more, got {threads}")
     physical = [tuple(core) for core in (physical_cores() if cores is None else cores)]
     logical = [number for core in physical for number in core]
     if ranks > len(logical):

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 
 from choros.cluster.hardware.interfaces import default_route, interfaces
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 LOOPBACK = "127.0.0.1"
 _PREFIXES = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")  # eth1 means eth10 too in these, =eth1 does not
@@ -29,7 +29,7 @@ def own_address(network: str = "") -> str:
             else that of the interface of the default route, else of the first interface that is up.
 
     Raises:
-        BadInput: there is no such interface or name. The message lists the interfaces.
+        InvalidInputError: there is no such interface or name. The message lists the interfaces.
 
     Example:
         >>> own_address("127.0.0.1"), own_address("lo")
@@ -46,7 +46,7 @@ def own_address(network: str = "") -> str:
         matching = [address for name, address in every if name.startswith(network) or _within(address, network)]
         if not matching:
             known = ", ".join(f"{name} ({address})" for name, address in here.items())
-            raise BadInput(
+            raise InvalidInputError(
                 f"network={network!r}: {socket.gethostname()} has no such interface that is up with an address. It has "
                 f"{known or 'none'}. Name one of them (CHOROS_NETWORK), or a domain such as .hsn.example.org."
             )
@@ -64,7 +64,7 @@ def host_and_port(place: str) -> tuple[str, int | None]:
     """Return the host and the port of ``host``, ``host:port``, ``[::1]:port`` or ``::1``; the port may be None.
 
     Raises:
-        BadInput: the port is not a number.
+        InvalidInputError: the port is not a number.
 
     Example:
         >>> host_and_port("n1:29500"), host_and_port("[fd00::1]:2222"), host_and_port("fd00::1")
@@ -78,7 +78,9 @@ def host_and_port(place: str) -> tuple[str, int | None]:
     else:
         host, _, port = place.partition(":")
     if port and not port.isdecimal():
-        raise BadInput(f"{place!r} has no port that is a number: give host:port, as n1:29500 or [fd00::1]:29500.")
+        raise InvalidInputError(
+            f"{place!r} has no port that is a number: give host:port, as n1:29500 or [fd00::1]:29500."
+        )
     return host, int(port) if port else None
 
 
@@ -110,7 +112,7 @@ def head_address(network: str, here: bool) -> str:
             without it this host uses its default address.
 
     Raises:
-        BadInput: as ``own_address``.
+        InvalidInputError: as ``own_address``.
 
     Example:
         >>> head_address("no_such_interface", here=False) == own_address()
@@ -118,7 +120,7 @@ def head_address(network: str, here: bool) -> str:
     """
     try:
         return own_address(network)
-    except BadInput:
+    except InvalidInputError:
         if here:
             raise
         return own_address()
@@ -173,6 +175,6 @@ def _look_up(name: str, asked: str) -> str:
     try:
         return socket.gethostbyname(name)
     except OSError as error:
-        raise BadInput(
+        raise InvalidInputError(
             f"{asked}: the name {name} cannot be looked up here ({error}). Give an interface instead."
         ) from None

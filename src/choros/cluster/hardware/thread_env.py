@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 NAMES = (
     "OMP_NUM_THREADS",
@@ -46,7 +46,7 @@ def variables(threads: int, *, keep: Mapping[str, str] | None = None, shared: bo
         Names and values for the environment of the process.
 
     Raises:
-        BadInput: ``threads`` is below 1.
+        InvalidInputError: ``threads`` is below 1.
 
     Example:
         >>> variables(1)["OMP_NUM_THREADS"], variables(8)["TF_NUM_INTEROP_THREADS"]
@@ -55,7 +55,7 @@ def variables(threads: int, *, keep: Mapping[str, str] | None = None, shared: bo
         False
     """
     if threads < 1:
-        raise BadInput(f"threads must be 1 or more, got {threads}")
+        raise InvalidInputError(f"threads must be 1 or more, got {threads}")
     limits = dict.fromkeys(NAMES, str(threads))
     limits["TF_NUM_INTEROP_THREADS"] = str(min(2, threads))
     if shared and threads > 1:

@@ -9,7 +9,7 @@ import platform
 from choros.cluster.device_choice import OWN, SHARE, gpu_variable, own_gpu
 from choros.comm.group import Group
 from choros.comm.host_identity import machine
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 def check_gpus_apart(group: Group) -> None:
@@ -18,7 +18,7 @@ def check_gpus_apart(group: Group) -> None:
     A rank alone cannot check it: it may see one GPU because the host has one, or because its launcher shows it one.
 
     Raises:
-        BadInput: on every rank. The message names the ranks, the host and the GPU.
+        InvalidInputError: on every rank. The message names the ranks, the host and the GPU.
     """
     gpu = "" if os.environ.get(SHARE) else own_gpu()
     facts = [json.loads(text) for text in group.gather(json.dumps([machine(), gpu, platform.node()]).encode())]
@@ -31,7 +31,7 @@ def check_gpus_apart(group: Group) -> None:
             host = facts[ranks[0]][2]
             used_here = [fact[1] for fact in facts if fact[0] == where and fact[1]]  # "" is a rank without a GPU
             gpus = len(set(used_here))
-            raise BadInput(
+            raise InvalidInputError(
                 f"Ranks {', '.join(map(str, ranks))} on {host} compute on the same GPU ({used}): {len(used_here)} "
                 f"ranks run there on {gpus} GPU{'s' if gpus > 1 else ''}, and would wait for each other. Start one "
                 "rank for each GPU, or show each rank its own GPU (srun --gpus-per-task=1; with several GPUs each, "

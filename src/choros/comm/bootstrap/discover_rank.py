@@ -12,7 +12,7 @@ import sys
 
 from choros.cluster import Place, strange
 from choros.comm.bootstrap.select import MPI
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 def asks_mpi(place: Place) -> bool:
@@ -35,17 +35,17 @@ def find_place(timeout: float = 300.0) -> Place:
         timeout: float. Seconds that the start of MPI may last, where it is asked. Defaults to 300.
 
     Raises:
-        BadInput: the launcher's variables contradict each other; or an MPI's launcher started this process and
+        InvalidInputError: the launcher's variables contradict each other; or an MPI's launcher started this process and
             nothing tells where it is, so the ranks would train apart.
 
     Example:
         >>> find_place().rank
         0
     """
-    refused: BadInput | None = None
+    refused: InvalidInputError | None = None
     try:
         place = Place.here()
-    except BadInput as error:
+    except InvalidInputError as error:
         if os.environ.get("CHOROS_GROUP") != MPI:
             raise
         place, refused = Place(), error
@@ -53,7 +53,7 @@ def find_place(timeout: float = 300.0) -> Place:
     if asks_mpi(place):
         return _ask(timeout, signs, refused)
     if signs:
-        raise BadInput(
+        raise InvalidInputError(
             f"An MPI's launcher started this process ({signs}), and no variable that Choros knows tells which rank it "
             "is: all would train apart. Set CHOROS_GROUP=mpi on all ranks, who then ask MPI; or unset "
             f"{', '.join(sign.partition('=')[0] for sign in strange())} to train on its own."
@@ -61,7 +61,7 @@ def find_place(timeout: float = 300.0) -> Place:
     return place
 
 
-def _ask(timeout: float, signs: str, refused: BadInput | None) -> Place:
+def _ask(timeout: float, signs: str, refused: InvalidInputError | None) -> Place:
     from choros.comm.p2p import mpi_runtime
 
     found = mpi_runtime.place(timeout)
@@ -69,7 +69,7 @@ def _ask(timeout: float, signs: str, refused: BadInput | None) -> Place:
         if refused is not None:
             raise refused
         if signs:
-            raise BadInput(
+            raise InvalidInputError(
                 f"CHOROS_GROUP=mpi asked MPI for this process's place, and it says rank 0 of 1, though {signs} tells "
                 f"of a launcher: the ranks would train apart. {mpi_runtime.remedy()}"
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 
 CAUSE = 1.0  # seconds in which the rank that failed ends, so that its launcher sees it first
 _hooked: list[str] = []
@@ -92,7 +92,7 @@ def let_the_cause_end_first(where: str) -> None:
     """
 
     def after(error: BaseException) -> None:
-        if isinstance(error, PeerFailed):
+        if isinstance(error, PeerLostError):
             time.sleep(CAUSE)
             return
         for cry in _cries:
@@ -112,7 +112,7 @@ def on_failure(cry: Callable[[], object]) -> None:
 
 def _only_lost(error: BaseException) -> bool:
     """Say the loss of another rank in one line: that one has more to say, and should be seen."""
-    if not isinstance(error, PeerFailed):
+    if not isinstance(error, PeerLostError):
         return False
     kind = type(error)
     print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)

@@ -20,7 +20,7 @@ from choros.comm.hierarchical_group import HostsGroup, hosts_of, worth_it
 from choros.comm.offload.group import NativeGroup, wide_of
 from choros.comm.shm.group import SharedGroup, share
 from choros.comm.tcp.group import TcpGroup
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _joined: dict[str, Group] = {}
 _SECRET = 16  # bytes, at least
@@ -40,13 +40,14 @@ def join(rank: int, size: int, timeout: float) -> Group:
         timeout: float. Seconds that the ranks wait for each other.
 
     Raises:
-        BadInput: there is nothing to meet in, a group of another size or order than the launcher says, or ranks that
+        InvalidInputError: there is nothing to meet in, a group of another size or order than the launcher says, or
+            ranks that
             compute on one GPU.
     """
     if "group" not in _joined:
         place = Place.here()
         if os.environ.get(ELASTIC):
-            raise BadInput(
+            raise InvalidInputError(
                 f"Process {os.getpid()} is of an elastic job, whose ranks meet in hvd.init(): call that first, and "
                 "train with hvd.DistributedOptimizer."
             )
@@ -89,7 +90,7 @@ def join_by_sockets(
 
 
 def give_up(reason: str) -> None:
-    """Have this rank's waits in the group of ``join``, now or later, raise ``PeerFailed``; any thread may call."""
+    """Have this rank's waits in the group of ``join``, now or later, raise ``PeerLostError``; any thread may call."""
     for group in list(_joined.values()):
         if hasattr(group, "give_up"):
             group.give_up(reason)
@@ -110,7 +111,7 @@ def part(group: Group, ranks: Sequence[int]) -> Group | None:
         ranks: who is in it, in this order.
 
     Raises:
-        BadInput: ranks of several machines, and the group has no ``part``.
+        InvalidInputError: ranks of several machines, and the group has no ``part``.
     """
     if isinstance(group, NativeGroup):
         beneath = part(group.wide, ranks)
@@ -129,7 +130,7 @@ def in_shared_memory(group: Group) -> Group:
         group: all ranks, on one machine.
 
     Raises:
-        BadInput: ranks of several machines.
+        InvalidInputError: ranks of several machines.
     """
     made = _share(group, list(range(group.size)))
     assert made is not None  # noqa: S101 - every rank is in it
@@ -198,21 +199,21 @@ def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[byte
     except ValueError:
         secret = b""
     if len(secret) < _SECRET:
-        raise BadInput(
+        raise InvalidInputError(
             "To meet by sockets all ranks need the same CHOROS_SECRET of 64 random hexadecimal digits "
             "(openssl rand -hex 32), and nobody else may know it."
         )
     told = os.environ.get("CHOROS_COORDINATOR", "")
     meeting, coordinator = os.environ.get("CHOROS_MEETING", ""), told or place.coordinator or (*place.hosts, "")[0]
     if not meeting and not coordinator:
-        raise BadInput(
+        raise InvalidInputError(
             f"{place.launcher} does not tell the hosts of this job: set CHOROS_COORDINATOR to rank 0's host on all "
             "ranks."
         )
     if not meeting:
         host, port = host_and_port(coordinator)
         if ":" in host:
-            raise BadInput(
+            raise InvalidInputError(
                 f"The ranks cannot meet at {coordinator}: Choros' sockets use IPv4. Set CHOROS_COORDINATOR on all "
                 "ranks to an IPv4 address of rank 0's host, or to a name that leads to one."
             )
@@ -247,7 +248,7 @@ def _others(choice: Choice, rank: int, size: int, timeout: float) -> Group:
         group = _made(point, rank, size, timeout)
         if group is not None:
             return _fitting(group, rank, size, f"See {point.value}, which made it.")
-    raise BadInput(
+    raise InvalidInputError(
         f"Rank {rank} of {size}: no group takes this job, though these are installed: "
         f"{', '.join(f'{point.name} ({point.value})' for point in choice.points)}. Start it with "
         f"`choros run -n {size} script.py`, or with the mpiexec or srun of an MPI."
@@ -258,7 +259,7 @@ def _made(point: EntryPoint, rank: int, size: int, timeout: float) -> Group | No
     try:
         make = point.load()
     except Exception as error:
-        raise BadInput(
+        raise InvalidInputError(
             f"The group {point.name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error}): repair "
             "or uninstall the package, or name another group in CHOROS_GROUP."
         ) from error
@@ -272,7 +273,7 @@ def _fitting(group: Group, rank: int, size: int, remedy: str) -> Group:
     if found == place:
         return group
     group.close()
-    raise BadInput(
+    raise InvalidInputError(
         f"Rank {rank} is one of {size}, says the launcher, but in its group it is rank {found[0]} of "
         f"{found[1]}: the ranks would train apart. {remedy}"
     )

@@ -24,7 +24,7 @@ from choros.comm.host_identity import machine
 from choros.comm.offload.group import NativeGroup, Wide, wide_of
 from choros.comm.shm.group_header import GRACE
 from choros.comm.tcp.auth_socket import free_port, listener
-from choros.errors import BadInput, ChorosError, PeerFailed
+from choros.errors import ChorosError, InvalidInputError, PeerLostError
 
 _T = TypeVar("_T")
 _CARRIERS = "choros.comm.offload."
@@ -41,7 +41,7 @@ def summed(group: Group, asked: str, timeout: float) -> Group:
         timeout: float. Seconds that the ranks wait for each other.
 
     Raises:
-        BadInput: on every rank, if the library cannot be had on one; says why.
+        InvalidInputError: on every rank, if the library cannot be had on one; says why.
     """
     if group.size == 1 or not asked:
         return group
@@ -99,7 +99,7 @@ def _on_all(wide: Wide, make: Callable[[], _T]) -> _T:
         problem = str(error) or type(error).__name__
     for rank, text in enumerate(wide.gather(problem.encode())):
         if text:
-            raise BadInput(f"Rank {rank} of {wide.size} cannot have its sums made so: {text.decode()}")
+            raise InvalidInputError(f"Rank {rank} of {wide.size} cannot have its sums made so: {text.decode()}")
     found: Any = made
     result: _T = found
     return result
@@ -119,7 +119,7 @@ def _note_failure() -> None:
     before = sys.excepthook
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _failing.append(GRACE if issubclass(kind, PeerFailed) else _CAUSE)
+        _failing.append(GRACE if issubclass(kind, PeerLostError) else _CAUSE)
         before(kind, error, trace)
 
     sys.excepthook = tell

@@ -10,7 +10,7 @@ from choros.comm.bootstrap.init import join
 
 
 @contextmanager
-def rank0_first(timeout: float = 1800.0) -> Iterator[None]:
+def rank_zero_first(timeout: float = 1800.0) -> Iterator[None]:
     """Let rank 0 go through the block first, and the others after it, when what it made is there.
 
     For data sets that are downloaded once and then read from the disk that all ranks share; so each rank has the same
@@ -20,11 +20,11 @@ def rank0_first(timeout: float = 1800.0) -> Iterator[None]:
         timeout: float. Seconds to wait for rank 0. Defaults to 1,800.
 
     Raises:
-        MeetingTimeout: rank 0 took longer.
-        PeerFailed: rank 0 has ended.
+        CommTimeoutError: rank 0 took longer.
+        PeerLostError: rank 0 has ended.
 
     Example:
-        >>> with rank0_first():
+        >>> with rank_zero_first():
         ...     pass  # (x, y), _ = keras.datasets.mnist.load_data()
     """
     place = find_place(timeout)

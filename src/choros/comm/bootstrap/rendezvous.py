@@ -15,7 +15,7 @@ import numpy as np
 from choros.comm.shm.group_header import names
 from choros.comm.tcp.auth_socket import Door, Nobody, dial
 from choros.comm.tcp.rpc import Channel
-from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed
+from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
 
 _PORTS = 8
 _SAY = 15.0  # seconds after which whoever waits says so
@@ -49,7 +49,7 @@ class Rendezvous:
             left = until - time.monotonic()
             try:
                 hello, end = self._door.next(left if said else min(left, _SAY))
-            except MeetingTimeout:
+            except CommTimeoutError:
                 missing = f"{names(sorted(set(range(self._size)) - set(brought)))} of {self._size}"
                 if not said and left > _SAY:
                     said = bool(brought)
@@ -74,7 +74,7 @@ class Rendezvous:
                 brought[rank] = guests[-1].hear()[1][0].tobytes()
             except ChorosError as gone:
                 error = str(gone)
-        kind = "BadInput" if _OWN in error else "MeetingTimeout"
+        kind = "InvalidInputError" if _OWN in error else "CommTimeoutError"
         answer = {"error": kind, "text": error} if error else {}
         all_of_it = [np.frombuffer(brought[rank], np.uint8) for rank in sorted(brought)]
         for guest in guests:
@@ -91,14 +91,14 @@ def alone(door: Door, among: Sequence[int]) -> None:
         among: the ports that it may have, in the order in which they are tried.
 
     Raises:
-        BadInput: there is one.
+        InvalidInputError: there is one.
     """
     for port in among[: among.index(int(door.place.rpartition(":")[2]))]:
-        with suppress(PeerFailed):  # not of this job
+        with suppress(PeerLostError):  # not of this job
             dial(
                 f"{door.place.rpartition(':')[0] or '127.0.0.1'}:{port}", door.secret, {"rank": 0, "twice": True}, 0.0
             ).close()
-            raise BadInput(
+            raise InvalidInputError(
                 f"Another process on {os.uname().nodename} is rank 0 of this job (it holds port {port}, with the same "
                 f"secret): {_OWN}"
             )
@@ -138,7 +138,7 @@ def come(place: str, secret: bytes, rank: int, timeout: float, told: bool = True
         told: bool. As of ``Rendezvous``. Defaults to True.
 
     Raises:
-        PeerFailed, MeetingTimeout: when called: nobody is there, or not all come.
+        PeerLostError, CommTimeoutError: when called: nobody is there, or not all come.
     """
 
     def swap(mine: bytes) -> list[bytes]:

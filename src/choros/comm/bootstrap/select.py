@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from choros.cluster import Place, meets_by_mpi
 from choros.cluster.launcher_env import points_of
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 GROUPS = "choros.groups"  # the entry points by which an installed package adds a group
 SHARED, MPI, TCP, OTHERS = "shared", "mpi", "tcp", "others"
@@ -47,7 +47,7 @@ def choose(place: Place, environ: Mapping[str, str] | None = None) -> Choice:
         environ: what to read instead of ``os.environ``.
 
     Raises:
-        BadInput: there is none, or none of the name in ``CHOROS_GROUP``.
+        InvalidInputError: there is none, or none of the name in ``CHOROS_GROUP``.
 
     Example:
         >>> choose(Place(0, 2, 0, 2, launcher="mpich"), {}).kind
@@ -79,10 +79,12 @@ def _choose(place: Place, asked: str, environ: Mapping[str, str], found: tuple[E
         if named := tuple(point for point in found if point.name == asked):
             return Choice(OTHERS, f"{asked} (CHOROS_GROUP), by {named[0].value}", named)
         known = ", ".join([*NAMED, *LIBRARIES, *(point.name for point in found)])
-        raise BadInput(f"CHOROS_GROUP={asked!r} is none of: {known}. Unset it, or install the package that brings it.")
+        raise InvalidInputError(
+            f"CHOROS_GROUP={asked!r} is none of: {known}. Unset it, or install the package that brings it."
+        )
     if found and not asked:
         return Choice(OTHERS, "the first that takes the job of " + ", ".join(p.name for p in found), found)
-    raise BadInput(
+    raise InvalidInputError(
         f"This process is a rank of a job ({place.launcher} says {place.size}) that brings no shared memory for its "
         f"ranks and whose launcher is not of MPI. {_BY_PLACE}; or set CHOROS_SECRET to the same 64 random hexadecimal "
         "digits on all ranks, who then meet by sockets; or unset the launcher's variables to train with workers of its "

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from datetime import timedelta
 
-from choros.errors import BadInput, MeetingTimeout
+from choros.errors import CommTimeoutError, InvalidInputError
 
 
 def come(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes], list[bytes]]]:
@@ -21,16 +21,18 @@ def come(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes],
         timeout: float. Seconds for all to come.
 
     Raises:
-        BadInput: the variables of torchrun are missing, or PyTorch is.
-        MeetingTimeout: not all come.
+        InvalidInputError: the variables of torchrun are missing, or PyTorch is.
+        CommTimeoutError: not all come.
     """
     try:
         from torch.distributed import DistStoreError, TCPStore
     except ImportError as error:
-        raise BadInput(f"torchrun started this rank, but its PyTorch cannot be imported here: {error}") from None
+        raise InvalidInputError(
+            f"torchrun started this rank, but its PyTorch cannot be imported here: {error}"
+        ) from None
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
-        raise BadInput(
+        raise InvalidInputError(
             f"torchrun's MASTER_ADDR={host!r} and MASTER_PORT={port!r} tell no place to meet: start it with torchrun."
         )
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -43,13 +45,13 @@ def come(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes],
             store.set(f"{key}/secret", secrets.token_bytes(32))
         secret = bytes(store.get(f"{key}/secret"))
     except (DistStoreError, RuntimeError) as error:
-        raise MeetingTimeout(f"rank {rank}: torchrun's store at {host}:{port} does not answer: {error}") from None
+        raise CommTimeoutError(f"rank {rank}: torchrun's store at {host}:{port} does not answer: {error}") from None
 
     def swap(mine: bytes) -> list[bytes]:
         store.set(f"{key}/{rank}", mine)
         try:
             return [bytes(store.get(f"{key}/{other}")) for other in range(size)]
         except (DistStoreError, RuntimeError) as error:
-            raise MeetingTimeout(f"rank {rank}: not all of {size} ranks came to torchrun's store: {error}") from None
+            raise CommTimeoutError(f"rank {rank}: not all of {size} ranks came to torchrun's store: {error}") from None
 
     return secret, swap

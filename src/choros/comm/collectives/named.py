@@ -15,7 +15,7 @@ import numpy as np
 from choros.comm.collectives.object_codec import decode, encode, name_of
 from choros.comm.collectives.reduce_ops import AVERAGE, SUM, Op, reduced, refusal
 from choros.comm.group import Group
-from choros.errors import BadInput, RanksDiffer
+from choros.errors import InvalidInputError, RankMismatchError
 from choros.types import Array, dtype_of
 
 _JOIN = {"call": "join"}
@@ -50,8 +50,8 @@ class Collectives:
     """Collectives of one set of ranks.
 
     Each call is made by every rank in the same order. What must be equal (call, name, type, shape, operation, root) is
-    compared before any value is used; where it differs every rank raises ``RanksDiffer`` and the next call works. Input
-    is never changed; results are new arrays.
+    compared before any value is used; where it differs every rank raises ``RankMismatchError`` and the next call works.
+    Input is never changed; results are new arrays.
 
     Args:
         group: transport.Group. Everyone who takes part.
@@ -92,7 +92,7 @@ class Collectives:
             postscale: float. Factor after. Defaults to 1.
 
         Raises:
-            RanksDiffer: the ranks' calls differ, or one of them cannot be made.
+            RankMismatchError: the ranks' calls differ, or one of them cannot be made.
         """
         factors = {"prescale": float(prescale), "postscale": float(postscale)}
         same = self._same("allreduce", name, x, op=int(op), **factors)
@@ -162,7 +162,7 @@ class Collectives:
         if self.ranks[self.rank] == root:
             try:
                 data = encode(value)
-            except BadInput as error:
+            except InvalidInputError as error:
                 problem = str(error)
         self._agree({"call": "broadcast_object", "name": self._name("broadcast_object", name), "root": root}, problem)
         return decode(self.group.gather(data)[self.ranks.index(root)])
@@ -173,7 +173,7 @@ class Collectives:
         problem, data = "", b""
         try:
             data = encode(value)
-        except BadInput as error:
+        except InvalidInputError as error:
             problem = str(error)
         self._agree({"call": "allgather_object", "name": self._name("allgather_object", name)}, problem)
         return [decode(part) for part in self.group.gather(data) if part]
@@ -189,7 +189,7 @@ class Collectives:
         A rank that has joined takes part in that with zeros.
 
         Raises:
-            RanksDiffer: the ranks' calls differ.
+            RankMismatchError: the ranks' calls differ.
         """
         self._agree({"call": "reduction", "name": name, "dtype": name_of(np.dtype(dtype)), "shape": [size]})
 
@@ -237,7 +237,7 @@ class Collectives:
             problem: str. Why it cannot.
 
         Raises:
-            RanksDiffer: on every rank.
+            RankMismatchError: on every rank.
         """
         self._agree({"call": doing}, problem)
 
@@ -273,7 +273,7 @@ class Collectives:
         A rank's ``body`` is what it has beside these words; it comes back as its own too.
 
         Raises:
-            RanksDiffer: on every rank alike (those that have joined only wait).
+            RankMismatchError: on every rank alike (those that have joined only wait).
         """
         Collectives.met += 1
         if problem:
@@ -300,7 +300,7 @@ class Collectives:
         self._numbers.clear()  # on every rank: calls without a name have one number again
         if same == _JOIN:
             return self._agree(same, **own)
-        raise RanksDiffer(refused)
+        raise RankMismatchError(refused)
 
 
 class _Once:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Array, dtype_of
 
 _LENGTH = struct.Struct("<Q")
@@ -23,7 +23,7 @@ def encode(value: Any) -> bytes:
         value: None, bool, int, float, complex, str, bytes, list, tuple, set, dict, numpy arrays and scalars, nested.
 
     Raises:
-        BadInput: names the type that cannot travel, and where it is.
+        InvalidInputError: names the type that cannot travel, and where it is.
 
     Example:
         >>> decode(encode({"epoch": 3, "shape": (2, 5), "w": np.zeros(2)}))
@@ -38,14 +38,14 @@ def decode(data: bytes) -> Any:
     """Return the object that ``encode`` wrote.
 
     Raises:
-        BadInput: bytes that ``encode`` did not write.
+        InvalidInputError: bytes that ``encode`` did not write.
     """
     try:
         (length,) = _LENGTH.unpack(data[: _LENGTH.size])
         begin = _LENGTH.size + length
         return _object(json.loads(data[_LENGTH.size : begin]), memoryview(data)[begin:])
     except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError) as error:
-        raise BadInput(f"{len(data)} bytes are no object of choros: {error}") from None
+        raise InvalidInputError(f"{len(data)} bytes are no object of choros: {error}") from None
 
 
 def _plain(value: Any, where: str, blobs: list[bytes]) -> Any:
@@ -74,7 +74,7 @@ def _plain(value: Any, where: str, blobs: list[bytes]) -> Any:
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         name = array.dtype.name if array.dtype.name == "bfloat16" else array.dtype.str
         return {_TAG: kind, "dtype": name, "shape": list(array.shape), **_blob(array.tobytes(), blobs)}
-    raise BadInput(
+    raise InvalidInputError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot go to other ranks: send "
         "numbers, text, bytes, lists, tuples, sets, dicts and numpy arrays."
     )

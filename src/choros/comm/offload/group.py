@@ -19,7 +19,7 @@ from choros.comm.dtypes import dtype_code, mean_of, numeric
 from choros.comm.gather_bytes import collect
 from choros.comm.group import Group, Trace, kind_of
 from choros.comm.offload.interface import Carrier, Look
-from choros.errors import BadInput, PeerFailed
+from choros.errors import InvalidInputError, PeerLostError
 from choros.types import Array, aligned
 
 _LEAST = 1 << 14  # bytes: for fewer a message of the wide group is quicker
@@ -56,7 +56,7 @@ class NativeGroup:
         timeout, warn_after: float. doing: str. trace: as ``choros.comm.group.Group`` says.
 
     Raises:
-        PeerFailed, MeetingTimeout: from each call; a rank has gone or does not come.
+        PeerLostError, CommTimeoutError: from each call; a rank has gone or does not come.
 
     Example, in a job of two ranks whose ``wide`` is any group::
 
@@ -113,7 +113,7 @@ class NativeGroup:
         return str(getattr(self.wide, "broken", ""))
 
     def give_up(self, reason: str) -> None:
-        """Have this rank's waits, now or later, raise ``PeerFailed``; any thread may call."""
+        """Have this rank's waits, now or later, raise ``PeerLostError``; any thread may call."""
         if hasattr(self.wide, "give_up"):
             self.wide.give_up(reason)
 
@@ -177,7 +177,7 @@ class NativeGroup:
                     looks.append(begin())
                 result = looks[0]()
             except Exception as error:
-                raise PeerFailed(f"rank {self.rank}: {self.carrier.name} failed: {error}") from error
+                raise PeerLostError(f"rank {self.rank}: {self.carrier.name} failed: {error}") from error
             if result is not None:
                 found.append(result)
             return result is not None
@@ -207,11 +207,11 @@ class NativeGroup:
         """Make one large sum and look whether it is right; all ranks call.
 
         Raises:
-            PeerFailed: it is not.
+            PeerLostError: it is not.
         """
         found, wanted = self.sum(np.full(_LEAST, self.rank + 1, np.float32)), self.size * (self.size + 1) // 2
         if not (found == wanted).all():
-            raise PeerFailed(f"{self.carrier.name} sums to {found[0]:g} where {wanted} is right.")
+            raise PeerLostError(f"{self.carrier.name} sums to {found[0]:g} where {wanted} is right.")
 
     def close(self) -> None:
         """Leave: ranks that wait for this one are told so."""
@@ -229,10 +229,12 @@ def wide_of(group: Group) -> Wide:
     """Return the group, if large sums of its ranks can be made by a library.
 
     Raises:
-        BadInput: it cannot watch over another's calls.
+        InvalidInputError: it cannot watch over another's calls.
     """
     if not all(hasattr(group, name) for name in ("agree", "oversee", "outlive")):
-        raise BadInput(f"A {type(group).__name__} cannot have its sums made by another library: unset CHOROS_GROUP.")
+        raise InvalidInputError(
+            f"A {type(group).__name__} cannot have its sums made by another library: unset CHOROS_GROUP."
+        )
     found: Any = group
     wide: Wide = found
     return wide

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from choros.comm.offload.interface import Look
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Array
 
 _RANKS = "ranks"
@@ -29,7 +29,7 @@ def check_unused() -> None:
     """See that JAX can still be told of other processes.
 
     Raises:
-        BadInput: it has been used, and was not told.
+        InvalidInputError: it has been used, and was not told.
     """
     if jax.distributed.is_initialized():
         return
@@ -38,7 +38,7 @@ def check_unused() -> None:
         jax.config.update("jax_num_cpu_devices", max(now, 0) + 1)  # which JAX refuses once it has been used
         jax.config.update("jax_num_cpu_devices", now)
     except RuntimeError:
-        raise BadInput(
+        raise InvalidInputError(
             "JAX was used before this job's ranks met, and can no longer be told of the others: call "
             'choros.native.initialize("jax") at the top of the script, before the model and the first array are made, '
             "or unset CHOROS_GROUP."
@@ -61,7 +61,7 @@ def start(first: str, rank: int, size: int, timeout: float, *, watched: bool = F
         Whether it was started so that rank 0 must leave last; else JAX's processes wait for each other as they end.
 
     Raises:
-        BadInput: JAX has been used already, or was started for other ranks.
+        InvalidInputError: JAX has been used already, or was started for other ranks.
     """
     alone = False
     if not jax.distributed.is_initialized():
@@ -76,7 +76,7 @@ def start(first: str, rank: int, size: int, timeout: float, *, watched: bool = F
         jax.distributed.initialize(first, size, rank, **given)
     found = jax.process_index(), jax.process_count()
     if found != (rank, size):
-        raise BadInput(
+        raise InvalidInputError(
             f"jax.distributed was started as process {found[0]} of {found[1]}, but this is rank {rank} of {size}. "
             'Leave its start to choros.native.initialize("jax").'
         )

@@ -19,7 +19,7 @@ import torch
 from torch import distributed
 
 from choros.comm.offload.interface import Look
-from choros.errors import BadInput, MeetingTimeout
+from choros.errors import CommTimeoutError, InvalidInputError
 from choros.types import Array, aligned
 
 _END = timedelta(minutes=1)  # to wait for what has ended, which tells of an error
@@ -49,11 +49,13 @@ def open_store(address: str, port: int, size: int, hears: int | None, timeout: f
         timeout: float. Seconds to wait for it.
 
     Raises:
-        BadInput: this PyTorch has no ``torch.distributed``.
-        MeetingTimeout: rank 0's does not answer.
+        InvalidInputError: this PyTorch has no ``torch.distributed``.
+        CommTimeoutError: rank 0's does not answer.
     """
     if not distributed.is_available():
-        raise BadInput("This PyTorch was built without torch.distributed: install another, or unset CHOROS_GROUP.")
+        raise InvalidInputError(
+            "This PyTorch was built without torch.distributed: install another, or unset CHOROS_GROUP."
+        )
     try:
         return distributed.TCPStore(
             address,
@@ -65,7 +67,7 @@ def open_store(address: str, port: int, size: int, hears: int | None, timeout: f
             master_listen_fd=hears,
         )
     except (distributed.DistError, RuntimeError) as error:
-        raise MeetingTimeout(f"PyTorch's store at {address}:{port} does not answer: {error}") from None
+        raise CommTimeoutError(f"PyTorch's store at {address}:{port} does not answer: {error}") from None
 
 
 class TorchCarrier:

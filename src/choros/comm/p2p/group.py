@@ -20,7 +20,7 @@ from choros.comm.call_signature import BARRIER, BROADCAST, COLLECT, GATHER, SUM,
 from choros.comm.dtypes import add_in_order, dtype_code, mean_of, numeric
 from choros.comm.p2p.interface import Messages
 from choros.comm.p2p.mesh import Mesh
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Array, aligned
 
 _PIECE = 1 << 24  # bytes that are summed at a time, which bounds the memory for what comes from others
@@ -39,7 +39,7 @@ class MessageGroup(Mesh):
         timeout, warn_after: float. doing: str. trace: as ``Mesh`` says; may be set between calls.
 
     Raises:
-        MeetingTimeout: not all ranks have come.
+        CommTimeoutError: not all ranks have come.
     """
 
     def __init__(self, messages: Messages, timeout: float = 300.0, *, spin: float | None = None) -> None:
@@ -73,7 +73,7 @@ class MessageGroup(Mesh):
         """A buffer of ``count`` values that is sent as it lies; the same memory until a larger one is asked for."""
         kind = numeric(dtype)
         if count < 0:
-            raise BadInput(f"{self._where} asked for a slot of {count} values: give 0 or more.")
+            raise InvalidInputError(f"{self._where} asked for a slot of {count} values: give 0 or more.")
         if self._memory.size < count * kind.itemsize:
             self._memory = aligned(count * kind.itemsize, np.uint8)
         return self._memory[: count * kind.itemsize].view(kind)
@@ -92,8 +92,8 @@ class MessageGroup(Mesh):
         """A new array of the same shape and dtype: the sum over ranks.
 
         Raises:
-            BadInput: for values without a sum, or if the ranks' calls differ, on every rank.
-            PeerFailed, MeetingTimeout: as every call.
+            InvalidInputError: for values without a sum, or if the ranks' calls differ, on every rank.
+            PeerLostError, CommTimeoutError: as every call.
         """
         x = np.asarray(x)
         out = np.empty(x.shape, numeric(x.dtype))
@@ -144,7 +144,7 @@ class MessageGroup(Mesh):
     def collect(self, x: Array, root: int = 0) -> list[Array]:
         """Every rank's flat bytes, in the order of the ranks, on the root; nothing on the others."""
         if not 0 <= root < self.size:
-            raise BadInput(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+            raise InvalidInputError(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
         posted = (COLLECT + 256 * root, x.size, 0, 0)
         lengths = [one[1] for one in self._meet(posted)]
         if self.rank != root:
@@ -158,9 +158,9 @@ class MessageGroup(Mesh):
         """Root's array on every rank, a new array; shape and dtype are the same everywhere."""
         x = np.asarray(x)
         if not 0 <= root < self.size:
-            raise BadInput(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+            raise InvalidInputError(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
         if x.dtype.hasobject:
-            raise BadInput(f"{self._where}: an array of objects cannot be broadcast; send numbers or bytes.")
+            raise InvalidInputError(f"{self._where}: an array of objects cannot be broadcast; send numbers or bytes.")
         out = np.array(x, x.dtype.newbyteorder("="), order="C")
         target = out.reshape(-1).view(np.uint8)
         posted = (BROADCAST + 256 * root, x.size, *dtype_code(out.dtype))

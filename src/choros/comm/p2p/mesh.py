@@ -26,7 +26,7 @@ from choros.comm.host_identity import Process, alive, crowded, machine
 from choros.comm.p2p.interface import DATA, FRAME, Messages
 from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group_header import GRACE, names
-from choros.errors import BadInput, CallsDifferError, ChorosError, MeetingTimeout, PeerFailed
+from choros.errors import CallsDifferError, ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
 from choros.types import Array
 
 _HEAD = 4  # words of a frame before its data
@@ -54,7 +54,7 @@ class Mesh:
         trace: is told of every wait and every sum: (kind, name, begin, end, bytes), in nanoseconds of ``monotonic_ns``.
 
     Raises:
-        MeetingTimeout: not all ranks have come.
+        CommTimeoutError: not all ranks have come.
     """
 
     def __init__(self, messages: Messages, timeout: float, spin: float | None) -> None:
@@ -88,14 +88,16 @@ class Mesh:
             data: at most ``_inline`` bytes, which ``_framed`` gives to all.
 
         Raises:
-            BadInput: on every rank, if the calls differ; the next call works.
-            PeerFailed, MeetingTimeout: a rank has gone or does not come; nothing works from then on.
+            InvalidInputError: on every rank, if the calls differ; the next call works.
+            PeerLostError, CommTimeoutError: a rank has gone or does not come; nothing works from then on.
         """
         if self._broken or self._closed:
             why = self._broken or "it was closed"
-            raise PeerFailed(f"{self._where}: this group failed before, so it cannot meet at {self._at(posted)}: {why}")
+            raise PeerLostError(
+                f"{self._where}: this group failed before, so it cannot meet at {self._at(posted)}: {why}"
+            )
         if wrong := self._messages.check_thread():
-            raise BadInput(f"{self._where}: {self._at(posted)} cannot be called here: {wrong}")
+            raise InvalidInputError(f"{self._where}: {self._at(posted)} cannot be called here: {wrong}")
         mine = self._frames[self.rank]
         mine[:_HEAD] = posted
         nbytes = 8 * _HEAD
@@ -110,7 +112,7 @@ class Mesh:
         said: list[Posted] = [tuple(one) for one in self._frames[:, :_HEAD].tolist()]
         if gone := [rank for rank, one in enumerate(said) if one[0] == LEAVE]:
             self._broken = f"{names(gone)} left"
-            raise PeerFailed(
+            raise PeerLostError(
                 f"{self._where}: {names(gone)} left while awaited at {self._at(posted)}. This group cannot go on."
             )
         if problem := difference(self._where, said):
@@ -148,7 +150,7 @@ class Mesh:
             self._broken = f"{type(error).__name__}: {error}"
             self._kept = requests, out, into  # they may still be written to
             if isinstance(error, self._messages.errors) and not isinstance(error, ChorosError):
-                raise PeerFailed(f"{self._where}: {self._messages.name} failed at {what()}: {error}") from error
+                raise PeerLostError(f"{self._where}: {self._messages.name} failed at {what()}: {error}") from error
             raise
 
     def _wait(
@@ -178,15 +180,15 @@ class Mesh:
 
     def _look(self, missing: set[int], waited: float, what: Callable[[], str]) -> None:
         if self._broken:  # another thread has given up
-            raise PeerFailed(f"{self._where}: the run was given up while it waited at {what()}: {self._broken}")
+            raise PeerLostError(f"{self._where}: the run was given up while it waited at {what()}: {self._broken}")
         for rank, process in self._beside.items():
             if rank in missing and not alive(process):
-                raise PeerFailed(
+                raise PeerLostError(
                     f"{self._where}: rank {rank} (process {process.pid}) died while it was awaited at {what()}. "
                     f"This group cannot go on; see what rank {rank} printed last."
                 )
         if missing and waited >= self.timeout:
-            raise MeetingTimeout(
+            raise CommTimeoutError(
                 f"{self._where} waited {waited:.1f} s at {what()} for {names(sorted(missing))} of {self.size}, which "
                 "may be busy, stopped or gone. See what they are doing, or set a longer timeout.",
                 tuple(sorted(missing)),
@@ -207,7 +209,7 @@ class Mesh:
         return self._broken
 
     def give_up(self, reason: str) -> None:
-        """Have this rank's waits, now or later, raise ``PeerFailed``; any thread may call."""
+        """Have this rank's waits, now or later, raise ``PeerLostError``; any thread may call."""
         self._broken = self._broken or reason
 
     # -- calls that another carries out
@@ -215,11 +217,11 @@ class Mesh:
         """Return when ``ready`` is true on every rank; look meanwhile whether they live.
 
         Args:
-            ready: is asked again and again, sleeping in between; raises ``PeerFailed`` where it cannot become true.
+            ready: is asked again and again, sleeping in between; raises ``PeerLostError`` where it cannot become true.
             posted: the call, for an error's message.
 
         Raises:
-            PeerFailed, MeetingTimeout: a rank has gone, or it takes too long; nothing works from then on.
+            PeerLostError, CommTimeoutError: a rank has gone, or it takes too long; nothing works from then on.
         """
         coming = [self._messages.receive(self._frames[rank].view(np.uint8), rank, FRAME) for rank in self._others]
         mine = self._frames[self.rank][:_HEAD]
@@ -233,7 +235,7 @@ class Mesh:
                 requests.extend(self._messages.send(mine.view(np.uint8), rank, FRAME) for rank in self._others)
                 ranks.extend(self._others)
             elif not done and time.perf_counter() > until:
-                raise MeetingTimeout(f"{self._where}: {self._at(posted)} did not end within {self.timeout:g} s.", ())
+                raise CommTimeoutError(f"{self._where}: {self._at(posted)} did not end within {self.timeout:g} s.", ())
             came = self._messages.done(under_way)
             return (came and done) or bool(self._left(coming))
 
@@ -241,12 +243,12 @@ class Mesh:
         try:
             self._wait(requests, ranks, lambda: self._at(posted), 0.0, test)
             if gone := self._left(coming):
-                raise PeerFailed(f"{self._where}: {names(gone)} left before the end of {self._at(posted)}.")
+                raise PeerLostError(f"{self._where}: {names(gone)} left before the end of {self._at(posted)}.")
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             self._kept = requests
             if isinstance(error, self._messages.errors) and not isinstance(error, ChorosError):
-                raise PeerFailed(
+                raise PeerLostError(
                     f"{self._where}: {self._messages.name} failed at {self._at(posted)}: {error}"
                 ) from error
             raise
@@ -260,7 +262,7 @@ class Mesh:
         """Ask; where it cannot become true, and that is because a rank has gone, tell of that one."""
         try:
             return ready()
-        except PeerFailed:
+        except PeerLostError:
             begin = time.perf_counter()
             while time.perf_counter() - begin < GRACE and not self._left(coming):
                 self._messages.done(coming)

@@ -86,8 +86,8 @@ class MpiGroup(MessageGroup):
         timeout, warn_after: float. doing: str. trace: as ``Mesh`` says; may be set between calls.
 
     Raises:
-        BadInput: mpi4py is missing, or the launcher belongs to another MPI.
-        MeetingTimeout: not all ranks have come.
+        InvalidInputError: mpi4py is missing, or the launcher belongs to another MPI.
+        CommTimeoutError: not all ranks have come.
 
     Example, in a script that ``mpiexec -n 2`` starts::
 

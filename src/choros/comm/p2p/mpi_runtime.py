@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from choros.comm.bootstrap.exit_hooks import code_of, hook
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _SPOKEN = 0.3  # seconds in which the launcher passes on what was printed, before the end of the job cuts it off
 
@@ -27,7 +27,7 @@ def library() -> Any:
     """Return ``mpi4py.MPI``, not yet started unless the script itself has started it.
 
     Raises:
-        BadInput: mpi4py is not installed, or finds no MPI library.
+        InvalidInputError: mpi4py is not installed, or finds no MPI library.
     """
     try:
         import mpi4py
@@ -38,13 +38,13 @@ def library() -> Any:
             warnings.simplefilter("ignore", RuntimeWarning)
             from mpi4py import MPI
     except ImportError as error:
-        raise BadInput(
+        raise InvalidInputError(
             "The ranks were started by an MPI launcher, or CHOROS_GROUP=mpi is set, but mpi4py with an MPI library is "
             f"missing ({error}): pip install 'choros[mpi]' to use this machine's own MPI, or 'choros[mpi-wheel]', "
             "which brings MPICH."
         ) from None
     except RuntimeError as error:  # mpi4py's own word for: no MPI library can be loaded
-        raise BadInput(
+        raise InvalidInputError(
             f"mpi4py is installed but finds no MPI library ({error}): load your site's MPI module, or "
             "pip install 'choros[mpi-wheel]', which brings MPICH."
         ) from None
@@ -58,15 +58,17 @@ def start(limit: float) -> Any:
         limit: float. Seconds that the start, in which all ranks meet, may last; then this process is ended.
 
     Raises:
-        BadInput: mpi4py is missing, the launcher is another MPI's, or MPI has been ended in this process.
+        InvalidInputError: mpi4py is missing, the launcher is another MPI's, or MPI has been ended in this process.
     """
     MPI = library()
     if MPI.Is_finalized():
-        raise BadInput("MPI was ended in this process (MPI.Finalize) and cannot be started again.")
+        raise InvalidInputError("MPI was ended in this process (MPI.Finalize) and cannot be started again.")
     if not MPI.Is_initialized():
         version = MPI.Get_library_version()
         if "PMIX_RANK" in os.environ and "MPICH" in version and "pmix" not in version.lower():
-            raise BadInput(f"{here()}: the launcher speaks PMIx, which mpi4py's {name(MPI)} does not know. {remedy()}")
+            raise InvalidInputError(
+                f"{here()}: the launcher speaks PMIx, which mpi4py's {name(MPI)} does not know. {remedy()}"
+            )
         waiting_for_all_ranks_inside_mpi(limit, MPI.Init_thread)
         atexit.register(_finish, MPI, limit)  # runs after what the groups register
     return MPI
@@ -82,7 +84,7 @@ def place(limit: float) -> dict[str, int]:
         ``rank``, ``size``, ``local_rank``, ``local_size``, ``node``, ``nodes``, as ``choros.cluster.Place`` has them.
 
     Raises:
-        BadInput: as ``start``.
+        InvalidInputError: as ``start``.
     """
     MPI = start(limit)
     found: dict[str, int] = {}

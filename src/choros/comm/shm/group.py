@@ -40,7 +40,7 @@ from choros.comm.shm.group_header import (
     stamp,
 )
 from choros.comm.shm.segment import LINE, Segment, align
-from choros.errors import BadInput, CallsDifferError, PeerFailed
+from choros.errors import CallsDifferError, InvalidInputError, PeerLostError
 from choros.types import Array
 
 _PAGE = 4096
@@ -76,7 +76,7 @@ class SharedGroup:
         timeout, warn_after: float. doing: str. trace: Trace. See ``choros.comm.group.Group``; may be set between calls.
 
     Raises:
-        BadInput: if the descriptor is not a group's segment, or the rank is taken or out of range.
+        InvalidInputError: if the descriptor is not a group's segment, or the rank is taken or out of range.
 
     Example:
         >>> import numpy as np
@@ -97,7 +97,7 @@ class SharedGroup:
         self.rank, self.size, self.slot_bytes = rank, words[_SIZE], words[_ROOM]
         try:
             if not 0 <= rank < self.size:
-                raise BadInput(f"Rank {rank} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+                raise InvalidInputError(f"Rank {rank} was given for a group of {self.size}: give 0 to {self.size - 1}.")
             self._board = Board(self._segment, rank, self.size, timeout, SPIN if spin is None else spin)
             self._spin_open = spin is None
         except BaseException:
@@ -126,7 +126,9 @@ class SharedGroup:
             Segment. Its head, ``size`` slots and one result area; memory is taken when it is first used.
         """
         if size < 1 or (slot_bytes is not None and slot_bytes < 0):
-            raise BadInput(f"A group of {size} ranks with slots of {slot_bytes} bytes cannot be: give 1 or more ranks.")
+            raise InvalidInputError(
+                f"A group of {size} ranks with slots of {slot_bytes} bytes cannot be: give 1 or more ranks."
+            )
         room = align(max(_plenty() // (size + 1) if slot_bytes is None else slot_bytes, _PAGE), _PAGE)
         segment = Segment.create(_head(size) + (size + 1) * room, "choros-group")
         words = segment.words
@@ -178,7 +180,7 @@ class SharedGroup:
         if plan is None:
             kind = numeric(dtype)
             if count < 0 or count * kind.itemsize > self.slot_bytes:
-                raise BadInput(
+                raise InvalidInputError(
                     f"Rank {self.rank} asked for a slot of {count:,} {kind} values; this group's slots have room for "
                     f"{self.slot_bytes // kind.itemsize:,}. Create it with slot_bytes={count * kind.itemsize}."
                 )
@@ -260,8 +262,8 @@ class SharedGroup:
         """A new array of the same shape and dtype: the sum over ranks. Overwrites the slot.
 
         Raises:
-            BadInput: for values without a sum, or if the ranks' calls differ, on every rank.
-            PeerFailed, MeetingTimeout: as every call.
+            InvalidInputError: for values without a sum, or if the ranks' calls differ, on every rank.
+            PeerLostError, CommTimeoutError: as every call.
         """
         x = np.asarray(x)
         kind = numeric(x.dtype)
@@ -300,7 +302,7 @@ class SharedGroup:
     def collect(self, x: Array, root: int = 0) -> list[Array]:
         """Every rank's flat bytes, in the order of the ranks, on the root; nothing on the others."""
         if not 0 <= root < self.size:
-            raise BadInput(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+            raise InvalidInputError(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
         room, board, pieces = min(self.slot_bytes, _COLLECTED), self._board, list[Array]()
         areas = [self._segment.array("uint8", room, self._slot_offset(r)) for r in range(self.size)]
         sent, longest = 0, 1
@@ -324,9 +326,11 @@ class SharedGroup:
         x = np.asarray(x)
         x = x.astype(x.dtype.newbyteorder("="), copy=False)
         if not 0 <= root < self.size:
-            raise BadInput(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+            raise InvalidInputError(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
         if x.dtype.hasobject:
-            raise BadInput(f"{self._board.where}: an array of objects cannot be broadcast; send numbers or bytes.")
+            raise InvalidInputError(
+                f"{self._board.where}: an array of objects cannot be broadcast; send numbers or bytes."
+            )
         out = np.array(x, order="C")
         target = out.reshape(-1).view("uint8")
         area = self._segment.array("uint8", self.slot_bytes, self._slot_offset(root))
@@ -350,7 +354,7 @@ class SharedGroup:
         return self._board.broken or given_up(self._board.words) or ""
 
     def give_up(self, reason: str) -> None:
-        """Have all ranks' waits, now or later, raise ``PeerFailed``; any thread may call."""
+        """Have all ranks' waits, now or later, raise ``PeerLostError``; any thread may call."""
         with self._leaving:
             if not self._left:
                 abort(self._segment, reason)
@@ -397,8 +401,8 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
         Segment. The root's own object on the root, a new one on the others, which they close.
 
     Raises:
-        BadInput: on every rank, if they are on several machines.
-        PeerFailed: on every rank, if one of them cannot map it.
+        InvalidInputError: on every rank, if they are on several machines.
+        PeerLostError: on every rank, if one of them cannot map it.
 
     Example:
         >>> from choros.comm.single_rank_group import LocalGroup
@@ -409,7 +413,9 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
     own = [os.getpid(), segment.fd] if group.rank == root and segment is not None else None
     said = [json.loads(text) for text in group.gather(json.dumps([machine(), own]).encode())]
     if apart := spread([where for where, _ in said]):
-        raise BadInput(f"Rank {group.rank} cannot share memory with all others, which takes one machine: {apart}.")
+        raise InvalidInputError(
+            f"Rank {group.rank} cannot share memory with all others, which takes one machine: {apart}."
+        )
     address = said[root][1]
     problem, mapped = "", segment
     if address is None:
@@ -417,11 +423,11 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
     elif group.rank != root:
         try:
             mapped = Segment.open_peer(*address)
-        except (PeerFailed, BadInput, OSError) as error:
+        except (PeerLostError, InvalidInputError, OSError) as error:
             problem = f"rank {group.rank}: {error}"
     problems = [text.decode() for text in group.gather(problem.encode()) if text]
     if problems or mapped is None:
         if mapped is not None and mapped is not segment:
             mapped.close()
-        raise PeerFailed(f"Rank {group.rank}: the segment of rank {root} is not mapped everywhere. {problems[0]}")
+        raise PeerLostError(f"Rank {group.rank}: the segment of rank {root} is not mapped everywhere. {problems[0]}")
     return mapped

@@ -22,7 +22,7 @@ from choros.comm.group import Trace
 from choros.comm.shm.futex import SLICE, SPIN, Waiter, fence
 from choros.comm.shm.rank_status import TEXT, Telling, state_of
 from choros.comm.shm.segment import Segment
-from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 
 MAGIC: Final = 0x43484F524F5331
 GROUP: Final = 1
@@ -60,7 +60,7 @@ def open_stamped(segment_or_fd: Segment | int, kind: int) -> tuple[Segment, bool
     """Return the segment and whether the caller owns it, after a look at its head.
 
     Raises:
-        BadInput: if the descriptor leads to something else.
+        InvalidInputError: if the descriptor leads to something else.
     """
     owned = isinstance(segment_or_fd, int)
     segment = Segment.attach(segment_or_fd) if isinstance(segment_or_fd, int) else segment_or_fd
@@ -72,11 +72,11 @@ def open_stamped(segment_or_fd: Segment | int, kind: int) -> tuple[Segment, bool
     del words
     if owned:
         segment.close()
-    raise BadInput(f"Descriptor {number} holds {found} segment, and {KINDS[kind]} was expected.")
+    raise InvalidInputError(f"Descriptor {number} holds {found} segment, and {KINDS[kind]} was expected.")
 
 
 def abort(segment: Segment, reason: str) -> None:
-    """Give the run up: whoever waits in this segment, now or later, raises ``PeerFailed`` with the reason.
+    """Give the run up: whoever waits in this segment, now or later, raises ``PeerLostError`` with the reason.
 
     A controller that maps the segment without a rank may call it. The first reason stays.
 
@@ -93,7 +93,7 @@ def abort(segment: Segment, reason: str) -> None:
     """
     words = segment.words
     if words[_MAGIC] != MAGIC:
-        raise BadInput(f"Descriptor {segment.fd} holds no segment of a group or a centre: nothing to give up.")
+        raise InvalidInputError(f"Descriptor {segment.fd} holds no segment of a group or a centre: nothing to give up.")
     if not words[_ABORT]:
         room = 8 * (LINES - _TEXT)
         text = reason.encode()[:room]
@@ -178,7 +178,7 @@ class Board:
         broken: str. Why nothing works here any more; "" while it does.
 
     Raises:
-        BadInput: if the rank was taken before.
+        InvalidInputError: if the rank was taken before.
     """
 
     def __init__(self, segment: Segment, rank: int, size: int, timeout: float, spin: float = SPIN) -> None:
@@ -196,14 +196,14 @@ class Board:
         lines = [self._line(each) + TOLD for each in range(size)]
         self.telling = Telling(self.words, lines, 8 * self._line(size), rank)
         if self.words[self._mine + STATE]:
-            raise BadInput(
+            raise InvalidInputError(
                 f"Rank {rank} of this group was already taken by process {self.words[self._mine + PID]}: "
                 "each rank joins once; create a new group for a new run."
             )
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
         except OSError:
-            raise BadInput(
+            raise InvalidInputError(
                 f"Rank {rank} of this group is held by process {holder(self._fd, rank)}: "
                 "give each process its own rank."
             ) from None
@@ -236,11 +236,11 @@ class Board:
             what: names the call for an error's message; called only then.
 
         Raises:
-            PeerFailed: if a rank that is awaited died or left, or the run was given up.
-            MeetingTimeout: if the time is over; names who is missing.
+            PeerLostError: if a rank that is awaited died or left, or the run was given up.
+            CommTimeoutError: if the time is over; names who is missing.
         """
         if self.broken:
-            raise PeerFailed(
+            raise PeerLostError(
                 f"{self.where}: this group failed before, so it cannot meet at {self._at(what)}: {self.broken}"
             )
         self.meetings += 1
@@ -267,13 +267,13 @@ class Board:
     def _check(self, waited: float, target: int, what: Callable[[], str]) -> None:
         words = self.words
         if (reason := given_up(words)) is not None:
-            raise PeerFailed(f"{self.where}: the run was given up while it waited at {self._at(what)}: {reason}")
+            raise PeerLostError(f"{self.where}: the run was given up while it waited at {self._at(what)}: {reason}")
         missing = [other for other in self._others if words[self._line(other)] < target]
         if waited >= 0.9 * SLICE:
             for other in missing:
                 self._check_alive(other, target, what)
         if missing and waited >= self.timeout:
-            raise MeetingTimeout(
+            raise CommTimeoutError(
                 f"{self.where} waited {waited:.1f} s at {self._at(what)} for {self._who(missing)} of {self.size}. "
                 f"{self._fates(missing)}See what they are doing, or set a longer timeout.",
                 tuple(missing),
@@ -316,7 +316,7 @@ class Board:
         if not state or self.words[line] >= target:
             return
         fate = "left" if self.words[line + STATE] == LEFT else "died"
-        raise PeerFailed(
+        raise PeerLostError(
             f"{self.where}: rank {other} (process {pid}) {fate} while it was awaited at {self._at(what)}. "
             f"This group cannot go on; see what rank {other} printed last."
         )
@@ -325,11 +325,11 @@ class Board:
         """Return when ``ready`` is true on every rank; look meanwhile whether they live.
 
         Args:
-            ready: is asked again and again, sleeping in between; raises ``PeerFailed`` where it cannot become true.
+            ready: is asked again and again, sleeping in between; raises ``PeerLostError`` where it cannot become true.
             what: names the call for an error's message.
 
         Raises:
-            PeerFailed, MeetingTimeout: as ``barrier``.
+            PeerLostError, CommTimeoutError: as ``barrier``.
         """
         target, begin, looked = self.meetings + 1, time.perf_counter(), 0.0
         try:
@@ -340,7 +340,7 @@ class Board:
                     looked = waited
                     self._check(waited, target, what)
                     if waited >= self.timeout:
-                        raise MeetingTimeout(f"{self.where}: {self._at(what)} did not end within {waited:.1f} s.", ())
+                        raise CommTimeoutError(f"{self.where}: {self._at(what)} did not end within {waited:.1f} s.", ())
         except BaseException as error:
             self.broken = f"{type(error).__name__}: {error}"
             raise
@@ -350,7 +350,7 @@ class Board:
         """Ask; where it cannot become true, and that is because a rank has gone, tell of that one."""
         try:
             return ready()
-        except PeerFailed:
+        except PeerLostError:
             begin = time.perf_counter()
             while time.perf_counter() - begin < GRACE:
                 self._check(SLICE, target, what)
@@ -370,9 +370,9 @@ class Board:
             time.sleep(0.02)
 
     def check_given_up(self, what: Callable[[], str]) -> None:
-        """Raise ``PeerFailed`` if the run was given up."""
+        """Raise ``PeerLostError`` if the run was given up."""
         if self.words[_ABORT]:
-            raise PeerFailed(f"{self.where}: the run was given up before {self._at(what)}: {given_up(self.words)}")
+            raise PeerLostError(f"{self.where}: the run was given up before {self._at(what)}: {given_up(self.words)}")
 
     def leave(self) -> None:
         """Say that this rank will not come again, and let its byte go."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from choros.comm.shm.futex import Waiter
 from choros.comm.shm.segment import Segment, align
-from choros.errors import BadData, MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, InvalidDataError, PeerLostError
 from choros.types import Array
 
 _LENGTH: Final = 64  # bytes at the head of a slot: the length of the message
@@ -59,10 +59,10 @@ class Ring:
             check: called now and then while there is no room, with the seconds waited; raises to give up.
 
         Raises:
-            BadData: it is longer than a slot.
+            InvalidDataError: it is longer than a slot.
         """
         if nbytes > self._slot - _LENGTH:
-            raise BadData(
+            raise InvalidDataError(
                 f"A batch takes {nbytes / 1e6:.1f} MB, and {(self._slot - _LENGTH) / 1e6:.1f} were set aside for one, "
                 "going by the first: give batches of more equal size."
             )
@@ -78,15 +78,15 @@ class Ring:
         """Return this reader's next message, as it lies in the slot, until ``let_go``.
 
         Raises:
-            PeerFailed: the writer has gone.
-            MeetingTimeout: none came in time.
+            PeerLostError: the writer has gone.
+            CommTimeoutError: none came in time.
         """
 
         def check(waited: float) -> None:
             if self._words[_GONE]:
-                raise PeerFailed("The process that reads the data has stopped.")
+                raise PeerLostError("The process that reads the data has stopped.")
             if waited > timeout:
-                raise MeetingTimeout(f"No batch came from the data for {waited:.0f} s.")
+                raise CommTimeoutError(f"No batch came from the data for {waited:.0f} s.")
 
         number = self._words[_TAKEN + reader]
         self._waiter.wait(_WRITTEN, number + 1, timeout, check)

@@ -17,7 +17,7 @@ from typing import Final
 from choros.comm.shm.futex import SPIN, Waiter
 from choros.comm.shm.group_header import given_up, holder
 from choros.comm.shm.segment import Segment
-from choros.errors import MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, PeerLostError
 
 _BYTE: Final = 1 << 30
 _SLICE: Final = 0.005
@@ -53,13 +53,13 @@ class RobustLock:
         """Hold the lock inside a ``with`` block.
 
         Raises:
-            MeetingTimeout: after ``timeout`` seconds; names the holder.
-            PeerFailed: if the run was given up.
+            CommTimeoutError: after ``timeout`` seconds; names the holder.
+            PeerLostError: if the run was given up.
         """
         acquired, threads = False, self._segment.lock
         try:
             if not threads.acquire(timeout=timeout):
-                raise MeetingTimeout(
+                raise CommTimeoutError(
                     f"{self._who}: another thread of this process has held the centre for {timeout:.1f} s."
                 )
             self._acquire(timeout, what)
@@ -92,16 +92,16 @@ class RobustLock:
             else:
                 if (reason := given_up(self._words)) is not None:
                     fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _BYTE)
-                    raise PeerFailed(f"{self._who}: the run was given up before {what}: {reason}")
+                    raise PeerLostError(f"{self._who}: the run was given up before {what}: {reason}")
                 return
 
     def _check(self, waited: float, timeout: float, what: str) -> None:
         if (reason := given_up(self._words)) is not None:
-            raise PeerFailed(f"{self._who}: the run was given up while it waited for {what}: {reason}")
+            raise PeerLostError(f"{self._who}: the run was given up while it waited for {what}: {reason}")
         if waited >= timeout:
             rank, pid = self._words[self._held] - 1, holder(self._segment.fd, _BYTE)
             name = f"rank {rank}" if rank >= 0 else "the controller"
-            raise MeetingTimeout(
+            raise CommTimeoutError(
                 f"{self._who} waited {waited:.1f} s for {what}: the centre is held by {name} (process {pid}), "
                 "which is alive, but busy or stopped. See what it is doing, or set a longer timeout.",
                 (rank,) if rank >= 0 else (),

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from choros.errors import BadInput, PeerFailed
+from choros.errors import InvalidInputError, PeerLostError
 from choros.types import Array
 
 LINE = 64
@@ -76,7 +76,7 @@ class Segment:
         lock: re-entrant lock of this process, for what the kernel's record locks cannot keep apart: threads.
 
     Raises:
-        BadInput: where ``fd`` is not a descriptor of a segment.
+        InvalidInputError: where ``fd`` is not a descriptor of a segment.
 
     Example:
         >>> with Segment.create(4096, "doctest") as segment:
@@ -90,12 +90,12 @@ class Segment:
         try:
             facts = os.fstat(fd)
         except OSError as error:
-            raise BadInput(
+            raise InvalidInputError(
                 f"Descriptor {fd} is not open in process {os.getpid()} ({error.strerror}): "
                 "start the worker with pass_fds=[segment.fd]."
             ) from None
         if facts.st_size <= 0:
-            raise BadInput(f"Descriptor {fd} is not a segment: its length is {facts.st_size} bytes.")
+            raise InvalidInputError(f"Descriptor {fd} is not a segment: its length is {facts.st_size} bytes.")
         os.set_inheritable(fd, False)
         self.fd = fd
         self.nbytes = facts.st_size
@@ -119,7 +119,7 @@ class Segment:
             Segment. Its descriptor is not inherited unless it is passed.
 
         Raises:
-            BadInput: for a length below 1.
+            InvalidInputError: for a length below 1.
             OSError: if the system has no memory or no descriptor left.
 
         Example:
@@ -128,7 +128,7 @@ class Segment:
             0
         """
         if nbytes < 1:
-            raise BadInput(f"A segment of {nbytes} bytes was asked for: give 1 or more.")
+            raise InvalidInputError(f"A segment of {nbytes} bytes was asked for: give 1 or more.")
         nbytes = align(nbytes, mmap.PAGESIZE)
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -162,7 +162,7 @@ class Segment:
             Segment. It has a descriptor of its own.
 
         Raises:
-            PeerFailed: if the process has gone, is not visible or may not be looked at.
+            PeerLostError: if the process has gone, is not visible or may not be looked at.
 
         Example:
             >>> import os
@@ -175,7 +175,7 @@ class Segment:
         try:
             own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise PeerFailed(
+            raise PeerLostError(
                 f"Process {os.getpid()} cannot map the segment {path}: {error.strerror}. Both processes must be alive, "
                 "of one user, and in one container (one PID namespace) of a Linux machine."
             ) from None
@@ -197,16 +197,16 @@ class Segment:
             A one-dimensional array; the memory stays mapped while it lives, also after ``close``.
 
         Raises:
-            BadInput: if the offset is not aligned or the values do not fit.
+            InvalidInputError: if the offset is not aligned or the values do not fit.
         """
         dtype = np.dtype(dtype)
         if offset % LINE or offset < 0 or count < 0 or offset + count * dtype.itemsize > self.nbytes:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{count} values of {dtype} at byte {offset} do not fit a segment of {self.nbytes} bytes "
                 f"(offsets are multiples of {LINE})."
             )
         if self.closed:
-            raise BadInput("This segment is closed.")
+            raise InvalidInputError("This segment is closed.")
         return np.frombuffer(self._memory, dtype, count, offset)
 
     @property

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from choros.comm.fork_hooks import keep_from_children
-from choros.errors import BadInput, MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 
 _MAGIC, _NONCE, _PROOF, _MOST = b"choros 1", 16, 32, 1 << 16
 _SHAKE = 10.0  # seconds that one who has come may take to prove itself
@@ -34,7 +34,7 @@ _BACKLOG = 1024
 _AGAIN = 5  # times that who was cut off before it was known tries once more
 
 
-class Nobody(PeerFailed):
+class Nobody(PeerLostError):
     """No one was there who knows the secret."""
 
 
@@ -42,7 +42,7 @@ class Refused(Nobody):
     """Nothing hears there: the process that had the port has ended, or was never there."""
 
 
-class _CutOff(PeerFailed):
+class _CutOff(PeerLostError):
     """The other end closed the connection before either knew the other."""
 
 
@@ -83,7 +83,9 @@ class Door:
             except OSError as error:
                 wrong = error
         else:
-            raise BadInput(f"No port of {list(ports)} can be opened at {address}, which must be this host's: {wrong}")
+            raise InvalidInputError(
+                f"No port of {list(ports)} can be opened at {address}, which must be this host's: {wrong}"
+            )
         keep_from_children(self._socket)
         self.place = f"{address}:{self._socket.getsockname()[1]}"
         self._shut = False
@@ -96,12 +98,12 @@ class Door:
         """Return what the next one who came said of itself, and the socket to it.
 
         Raises:
-            MeetingTimeout: nobody came.
+            CommTimeoutError: nobody came.
         """
         try:
             return self._came.get(timeout=max(timeout, 0.0))
         except queue.Empty:
-            raise MeetingTimeout(f"Nobody came to {self.place} for {timeout:.1f} s.") from None
+            raise CommTimeoutError(f"Nobody came to {self.place} for {timeout:.1f} s.") from None
 
     def _welcome(self) -> None:
         while not self._shut:
@@ -143,19 +145,19 @@ class Door:
         try:
             theirs = _take(end, len(_MAGIC) + _NONCE, until)
             if not theirs.startswith(_MAGIC):
-                raise PeerFailed("a stranger")
+                raise PeerLostError("a stranger")
             drawn, said = secrets.token_bytes(_NONCE), theirs[len(_MAGIC) :]
             end.sendall(drawn + _sign(self.secret, b"door", said + drawn))
             proof, length = _take(end, _PROOF, until), int.from_bytes(_take(end, 4, until), "little")
             if length > _MOST:
-                raise PeerFailed("a stranger")
+                raise PeerLostError("a stranger")
             hello = _take(end, length, until)
             if not hmac.compare_digest(proof, _sign(self.secret, b"guest", said + drawn + hello)):
-                raise PeerFailed("a stranger")
+                raise PeerLostError("a stranger")
             found = json.loads(hello)
             end.sendall(b"\1")
             end.settimeout(None)
-        except (OSError, ValueError, PeerFailed):
+        except (OSError, ValueError, PeerLostError):
             self._turn_out(end, host)
             return
         with self._lock:
@@ -247,7 +249,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
         timeout: float. Seconds to try for.
 
     Raises:
-        PeerFailed: who answers there does not know the secret, or does not take this one.
+        PeerLostError: who answers there does not know the secret, or does not take this one.
         Nobody: nobody answers. Refused: the last to say so was the host itself, as nothing hears there.
     """
     host, _, last = place.rpartition(":")
@@ -259,7 +261,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
             try:
                 end = keep_from_children(socket.create_connection((host, port), timeout=min(max(left, 0.1), _TRY)))
                 return _known(end, f"{host}:{port}", secret, json.dumps(hello).encode())
-            except PeerFailed as error:
+            except PeerLostError as error:
                 cut += isinstance(error, _CutOff)
                 if len(ports) == 1 and not (isinstance(error, _CutOff) and cut <= _AGAIN):
                     raise
@@ -281,16 +283,16 @@ def _known(end: socket.socket, place: str, secret: bytes, text: bytes) -> socket
         theirs = _take(end, _NONCE + _PROOF, until)
         both = mine + theirs[:_NONCE]
         if not hmac.compare_digest(theirs[_NONCE:], _sign(secret, b"door", both)):
-            raise PeerFailed(
+            raise PeerLostError(
                 f"Who answers at {place} does not know this job's secret: another job's ranks, or a stranger."
             )
         end.sendall(_sign(secret, b"guest", both + text) + len(text).to_bytes(4, "little") + text)
         if _take(end, 1, until) != b"\1":
-            raise PeerFailed(f"{place} did not take this rank.")
+            raise PeerLostError(f"{place} did not take this rank.")
         end.settimeout(None)
     except OSError as error:
         end.close()
-        if isinstance(error, PeerFailed):
+        if isinstance(error, PeerLostError):
             raise
         raise _CutOff(
             f"{place} ended the conversation before it began ({error}): it may belong to another job."

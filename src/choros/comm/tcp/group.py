@@ -12,7 +12,7 @@ from choros.comm.shm.group_header import names
 from choros.comm.tcp.abort_signal import end_together
 from choros.comm.tcp.auth_socket import Door, dial
 from choros.comm.tcp.connections import Links, TcpMessages
-from choros.errors import MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, PeerLostError
 
 Swap = Callable[[bytes], Sequence[bytes]]
 
@@ -29,8 +29,8 @@ class TcpGroup(MessageGroup):
         spin: float. Seconds to look before sleeping; by default 0 where a machine has more ranks than cores.
 
     Raises:
-        MeetingTimeout: not all ranks have come.
-        PeerFailed: a rank cannot be reached.
+        CommTimeoutError: not all ranks have come.
+        PeerLostError: a rank cannot be reached.
 
     Example:
         >>> TcpGroup(0, 1, lambda mine: [mine], b"secret").gather(b"hello")
@@ -56,15 +56,15 @@ class TcpGroup(MessageGroup):
             for other in range(rank):
                 try:
                     end = dial(said[other][0], secret, {"rank": rank}, until - time.monotonic())
-                except PeerFailed as error:
-                    raise PeerFailed(f"{where} cannot reach rank {other} on {said[other][1]}. {error}") from None
+                except PeerLostError as error:
+                    raise PeerLostError(f"{where} cannot reach rank {other} on {said[other][1]}. {error}") from None
                 ends[other] = end, f"rank {other} on {said[other][1]}"
             missing = set(range(rank + 1, size))
             while missing:
                 try:
                     hello, end = door.next(until - time.monotonic())
-                except MeetingTimeout:
-                    raise MeetingTimeout(
+                except CommTimeoutError:
+                    raise CommTimeoutError(
                         f"{where} waited {timeout:g} s at {door.place} for {names(sorted(missing))} of {size}, which "
                         "may be busy or gone, or cannot reach this host: name a network that all share in "
                         "CHOROS_NETWORK, or see to its firewall.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from choros.comm.tcp.auth_socket import Refused, dial
 from choros.comm.tcp.rpc import Channel, Head
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 from choros.types import Array
 
 _TRY, _PAUSE = 1.0, 0.05  # seconds of one try, and until the next
@@ -29,7 +29,7 @@ class Lasting:
         first: float. Seconds to try for the first time.
 
     Raises:
-        PeerFailed: nobody answers there.
+        PeerLostError: nobody answers there.
 
     Example: see ``tests/transport/test_served_centre.py``.
     """
@@ -56,7 +56,7 @@ class Lasting:
 
         Raises:
             ChorosError: that which the other end raised.
-            PeerFailed: it has gone, and no other came. MeetingTimeout: it does not answer.
+            PeerLostError: it has gone, and no other came. CommTimeoutError: it does not answer.
         """
         self.tell(head, arrays)
         return self.hear()
@@ -65,10 +65,10 @@ class Lasting:
         """Send; the arrays stay as they are until ``hear`` has the answer."""
         self._asked = head, arrays
         if self._gone:
-            raise PeerFailed(self._gone)
+            raise PeerLostError(self._gone)
         try:
             self._channel.tell(head, arrays)
-        except PeerFailed:
+        except PeerLostError:
             if not self._lost():
                 raise
 
@@ -82,7 +82,7 @@ class Lasting:
                     self._channel = self._again(until)
                     self._channel.tell(*self._asked)
                 return self._channel.hear()
-            except PeerFailed:
+            except PeerLostError:
                 if not self._lost():
                     raise
 
@@ -101,13 +101,13 @@ class Lasting:
                 return Channel(end, self._who, self._timeout)
             except Refused:
                 why = "and so has the rank that would start another one: see what that rank printed last"
-            except PeerFailed as error:
+            except PeerLostError as error:
                 if time.monotonic() < until:
                     time.sleep(_PAUSE)
                     continue
                 why = f"and no other one answered for {self._timeout:g} s ({error})"
             self._closed, self._gone = True, f"{self._who} has gone, {why}."
-            raise PeerFailed(self._gone)
+            raise PeerLostError(self._gone)
 
     def close(self) -> None:
         """End the conversation."""

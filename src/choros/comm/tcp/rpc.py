@@ -13,7 +13,7 @@ import numpy as np
 
 from choros import errors
 from choros.comm.dtypes import numeric
-from choros.errors import ChorosError, MeetingTimeout, PeerFailed, brief
+from choros.errors import ChorosError, CommTimeoutError, PeerLostError, brief
 from choros.types import Array, aligned, dtype_of
 
 _LENGTH = struct.Struct("<I")
@@ -64,7 +64,7 @@ class Channel:
 
         Raises:
             ChorosError: that which the other end raised.
-            PeerFailed: it has gone. MeetingTimeout: it does not answer.
+            PeerLostError: it has gone. CommTimeoutError: it does not answer.
         """
         self.tell(head, arrays)
         return self.hear()
@@ -84,7 +84,7 @@ class Channel:
         """Take what comes next.
 
         Raises:
-            PeerFailed: the other end has gone, or what it says is no message.
+            PeerLostError: the other end has gone, or what it says is no message.
         """
         with _Trouble(self):
             head, kinds = self._head(self._take(self._short(_LENGTH.unpack(self._take(_LENGTH.size))[0])))
@@ -94,14 +94,14 @@ class Channel:
                 self._fill(array.data)
                 arrays.append(array.view(kind))
         if "error" in head:
-            named = getattr(errors, str(head["error"]), PeerFailed)
+            named = getattr(errors, str(head["error"]), PeerLostError)
             known = isinstance(named, type) and issubclass(named, ChorosError)
-            raise (named if known else PeerFailed)(f"{self.who}: {head.get('text', '')}")
+            raise (named if known else PeerLostError)(f"{self.who}: {head.get('text', '')}")
         return head, arrays
 
     def _short(self, length: int) -> int:
         if length > _LONGEST:
-            raise PeerFailed(
+            raise PeerLostError(
                 f"{self.who} announced {length} bytes where {_LONGEST} are allowed: it is not of this job."
             )
         return length
@@ -115,7 +115,9 @@ class Channel:
                 raise ValueError("too long")
             _is(head, dict)
         except (ValueError, TypeError, RecursionError) as error:
-            raise PeerFailed(f"{self.who} sent what is no message ({brief(error)}): it is not of this job.") from None
+            raise PeerLostError(
+                f"{self.who} sent what is no message ({brief(error)}): it is not of this job."
+            ) from None
         return head, found
 
     def answer(self, answer: Answer) -> None:
@@ -124,13 +126,13 @@ class Channel:
         while True:
             try:
                 head, arrays = self.hear()
-            except (PeerFailed, ValueError):
+            except (PeerLostError, ValueError):
                 self.close()
                 return
             try:
                 said, back = answer(head, arrays)
             except Exception as error:
-                kind = type(error).__name__ if isinstance(error, ChorosError) else "PeerFailed"
+                kind = type(error).__name__ if isinstance(error, ChorosError) else "PeerLostError"
                 if not isinstance(error, ChorosError):  # a defect here: who asked is sent one line of it
                     traceback.print_exc()
                 said, back = {"error": kind, "text": brief(error)}, ()
@@ -147,7 +149,9 @@ class Channel:
             try:
                 room = self._rooms[number] = aligned(nbytes, np.uint8)
             except MemoryError:
-                raise PeerFailed(f"{self.who} announced {nbytes} bytes, for which there is no memory here.") from None
+                raise PeerLostError(
+                    f"{self.who} announced {nbytes} bytes, for which there is no memory here."
+                ) from None
         return room[:nbytes]
 
     def _take(self, count: int) -> bytes:
@@ -178,13 +182,13 @@ class _Trouble:
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if isinstance(error, TimeoutError):
-            raise MeetingTimeout(
+            raise CommTimeoutError(
                 f"{self.channel.who} did not answer for {self.channel.timeout} s: see what it is doing, or set a "
                 "longer timeout."
             ) from None
         if isinstance(error, OSError) and not isinstance(error, ChorosError):
             self.channel.broken = True
-            raise PeerFailed(f"{self.channel.who} has gone ({error}): see what it printed last.") from None
+            raise PeerLostError(f"{self.channel.who} has gone ({error}): see what it printed last.") from None
 
 
 def _is(found: Any, kind: type) -> Any:

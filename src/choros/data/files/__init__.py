@@ -6,7 +6,7 @@ from typing import Any
 
 from choros.data.files.reader import Table, find_files
 from choros.data.files.source import Decode, FileSource
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 __all__ = ["FileSource", "files", "reopen"]
 
@@ -55,7 +55,7 @@ def files(
             like.
 
     Raises:
-        BadData: there is no file, no such column, or the library that reads them is missing.
+        InvalidDataError: there is no file, no such column, or the library that reads them is missing.
 
     Example:
         >>> import os, tempfile
@@ -71,8 +71,8 @@ def files(
     kind = _kind(paths) if format is None else format
     if kind not in _ENDINGS:
         if format is not None:
-            raise BadData(f"format={format!r}: give one of {', '.join(map(repr, _ENDINGS))}.")
-        raise BadData(
+            raise InvalidDataError(f"format={format!r}: give one of {', '.join(map(repr, _ENDINGS))}.")
+        raise InvalidDataError(
             f"{paths[0]} has a name that tells no format: give format=, one of {', '.join(map(repr, _ENDINGS))}."
         )
     options = {"delimiter": delimiter, "kinds": types} if kind == "csv" else {}
@@ -82,7 +82,9 @@ def files(
 def _kind(paths: list[str]) -> str:
     kinds = {next((kind for kind, ends in _ENDINGS.items() if path.endswith(ends)), path): path for path in paths}
     if len(kinds) > 1:
-        raise BadData(f"There are files of several formats ({', '.join(list(kinds.values())[:3])}): give those of one.")
+        raise InvalidDataError(
+            f"There are files of several formats ({', '.join(list(kinds.values())[:3])}): give those of one."
+        )
     return next(iter(kinds))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from choros.data.files.reader import Columns, stack
 from choros.data.tree import leaves
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Array
 
 
@@ -28,7 +28,8 @@ class Leaf:
         """Return this array for these columns, which were made of so many rows.
 
         Raises:
-            BadData: a column is missing, no numbers, of a shape that cannot stand beside another, or lacks rows.
+            InvalidDataError: a column is missing, no numbers, of a shape that cannot stand beside another, or lacks
+                rows.
         """
         parts = self._parts(columns, rows)
         if self.alone:
@@ -44,17 +45,17 @@ class Leaf:
             like: some of the first rows.
 
         Raises:
-            BadData: the rows are of another shape, or do not fit into that dtype.
+            InvalidDataError: the rows are of another shape, or do not fit into that dtype.
         """
         parts = self._parts(columns, rows)
         # Two passes, each along memory: four times as fast as column after column into rows.
         found = parts[0] if self.alone else np.concatenate([part.T for part in parts]).T
         if found.shape[1:] != like.shape[1:]:
-            raise BadData(
+            raise InvalidDataError(
                 f"{self.names[0]!r} has rows of shape {found.shape[1:]}, and the first ones {like.shape[1:]}."
             )
         if found.dtype.kind not in "biu" and like.dtype.kind in "biu":
-            raise BadData(
+            raise InvalidDataError(
                 f"{self.names[0]!r} has fractions or missing values, and whole numbers in the first rows: give "
                 "fractions everywhere (types={'a': 'double'} for CSV), or make them so in decode."
             )
@@ -64,12 +65,14 @@ class Leaf:
         """The columns; several as two axes each."""
         parts = [stack(get(columns, name), f"The column {name!r}") for name in self.names]
         if wrong := [len(part) for part in parts if len(part) != rows]:
-            raise BadData(f"decode gave {wrong[0]} rows for {rows}: it must give one for each.")
+            raise InvalidDataError(f"decode gave {wrong[0]} rows for {rows}: it must give one for each.")
         if self.alone:
             return parts
         wide = [part[:, None] if part.ndim == 1 else part for part in parts]
         if odd := [name for name, part in zip(self.names, wide, strict=True) if part.ndim != 2]:
-            raise BadData(f"The column {odd[0]!r} has more than one axis a row: give it by itself, not in a list.")
+            raise InvalidDataError(
+                f"The column {odd[0]!r} has more than one axis a row: give it by itself, not in a list."
+            )
         return wide
 
 
@@ -77,10 +80,10 @@ def get(columns: Columns, name: str) -> Any:
     """Return a column.
 
     Raises:
-        BadData: there is none of this name.
+        InvalidDataError: there is none of this name.
     """
     if name not in columns:
-        raise BadData(f"There is no column {name!r}: there are {', '.join(map(repr, columns))}.")
+        raise InvalidDataError(f"There is no column {name!r}: there are {', '.join(map(repr, columns))}.")
     return columns[name]
 
 
@@ -91,13 +94,14 @@ def check_choice(choice: Any, name: str) -> None:
         >>> check_choice(3, "y")
         Traceback (most recent call last):
             ...
-        choros.errors.BadData: y=3: give the name of a column, a list of names (side by side), or a dict of those.
+        choros.errors.InvalidDataError: y=3: give the name of a column, a list of names (side by side), or a dict of
+        those.
     """
     fine = choice is None or isinstance(choice, str) or _is_names(choice)
     if isinstance(choice, Mapping):
         fine = bool(choice) and all(isinstance(part, str) or _is_names(part) for part in choice.values())
     if not fine:
-        raise BadData(
+        raise InvalidDataError(
             f"{name}={choice!r}: give the name of a column, a list of names (side by side), or a dict of those."
         )
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from choros.errors import BadData, MeetingTimeout
+from choros.errors import CommTimeoutError, InvalidDataError
 from choros.types import Array
 
 _PAGE = 4096
@@ -63,7 +63,7 @@ class Spill:
         """Make the file, in ``folder`` or where ``TMPDIR`` says.
 
         Raises:
-            BadData: the disk has too little room; the message says how much is needed.
+            InvalidDataError: the disk has too little room; the message says how much is needed.
         """
         folder = folder or tempfile.gettempdir()
         _, nbytes = _layout(blocks, rows, forms)
@@ -71,7 +71,7 @@ class Spill:
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the spill closes it
             os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an error here, not a fault at some write
         except OSError as error:
-            raise BadData(
+            raise InvalidDataError(
                 f"The rows take {nbytes / 1e9:.2f} GB once they are decoded, and {folder} cannot hold them "
                 f"({error.strerror}): give spill_dir, or set TMPDIR, to a directory with that much room."
             ) from error
@@ -113,7 +113,7 @@ class Spill:
             decode: writes one block's rows into ``arrays``.
 
         Raises:
-            MeetingTimeout: another process decodes a block for too long, as it or its disk hangs.
+            CommTimeoutError: another process decodes a block for too long, as it or its disk hangs.
         """
         cores = len(os.sched_getaffinity(0))
         with self._thread, ThreadPoolExecutor(cores, thread_name_prefix="choros-decode") as threads:
@@ -141,7 +141,7 @@ class Spill:
         limit, pause = time.monotonic() + _PATIENCE, 0.001
         while not (held := self._lock(block, fcntl.F_WRLCK)) and wait:
             if time.monotonic() > limit:
-                raise MeetingTimeout(
+                raise CommTimeoutError(
                     f"{os.uname().nodename}: another process of this run has been decoding block {block} for "
                     f"{_PATIENCE:g} s, so process {os.getpid()} waits no longer. See whether a worker is stopped, or "
                     "the disk that it reads."

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from choros.data.files.reader import Columns, Table
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 try:
     import h5py
 except ImportError as error:
-    raise BadData("HDF5 files are read by h5py, which is missing: pip install h5py.") from error
+    raise InvalidDataError("HDF5 files are read by h5py, which is missing: pip install h5py.") from error
 
 _BLOCK = 1 << 22  # bytes of a block
 
@@ -65,13 +65,13 @@ def _look(path: str) -> tuple[int, int, list[str]]:
             found = _sets(file, None)
             lengths = [len(part) for part in found.values()]
             if not lengths:
-                raise BadData(f"{path} holds no data set with rows.")
+                raise InvalidDataError(f"{path} holds no data set with rows.")
             rows = max(set(lengths), key=lengths.count)  # the most common
             parts = _sets(file, rows)
             width = sum(int(np.prod(part.shape[1:])) * part.dtype.itemsize for part in parts.values())
             return rows, width, list(parts)
     except OSError as error:
-        raise BadData(f"{path} cannot be read as HDF5: {error}.") from error
+        raise InvalidDataError(f"{path} cannot be read as HDF5: {error}.") from error
 
 
 def _sets(file: Any, rows: int | None) -> dict[str, Any]:

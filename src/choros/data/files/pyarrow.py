@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from choros.data.files.reader import Columns, Table
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Array
 
 try:
@@ -19,7 +19,9 @@ try:
     import pyarrow.ipc
     import pyarrow.parquet
 except ImportError as error:
-    raise BadData("Parquet, Arrow and CSV files are read by pyarrow, which is missing: pip install pyarrow.") from error
+    raise InvalidDataError(
+        "Parquet, Arrow and CSV files are read by pyarrow, which is missing: pip install pyarrow."
+    ) from error
 
 _PART = 1 << 16  # rows that are decoded at once
 _TEXT = 1 << 22  # bytes of a block of CSV
@@ -198,11 +200,11 @@ class CsvTable(Table):
                 )
         except pa.ArrowInvalid as error:
             hint = ". Where the first rows look like another type, give types, like types={'a': 'double'}"
-            raise BadData(
+            raise InvalidDataError(
                 f"{path} cannot be read as CSV: {error}{hint if 'conversion' in str(error) else ''}."
             ) from error
         if table.num_rows != rows:
-            raise BadData(
+            raise InvalidDataError(
                 f"{path} has {table.num_rows} rows in {rows} lines: a quoted field may not hold the end of a line."
             )
         return table
@@ -227,11 +229,11 @@ def columns(batch: Any, gaps: Container[str] = ()) -> dict[str, Array]:
     axis; text and bytes become objects.
 
     Raises:
-        BadData: two columns have one name.
+        InvalidDataError: two columns have one name.
     """
     names = batch.schema.names
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise BadData(f"There are two columns {twice[0]!r}: give each a name of its own.")
+        raise InvalidDataError(f"There are two columns {twice[0]!r}: give each a name of its own.")
     found = {name: _column(batch.column(i)) for i, name in enumerate(names)}
     return {n: a.astype(np.float64) if n in gaps and a.dtype.kind in "biu" else a for n, a in found.items()}
 
@@ -279,7 +281,7 @@ def _open(opener: Any, source: Any) -> Any:
     try:
         return opener(source)
     except (pa.ArrowInvalid, OSError) as error:
-        raise BadData(f"{source} cannot be read: {error}") from error
+        raise InvalidDataError(f"{source} cannot be read: {error}") from error
 
 
 def _lines(text: bytes) -> int:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from choros.errors import BadData, ChorosError, brief
+from choros.errors import ChorosError, InvalidDataError, brief
 from choros.types import Array
 
 _T = TypeVar("_T")
@@ -82,14 +82,14 @@ def naming(what: str) -> Iterator[None]:
         what: str. The file, or where in it.
 
     Raises:
-        BadData: it cannot be read.
+        InvalidDataError: it cannot be read.
     """
     try:
         yield
     except ChorosError:
         raise
     except Exception as error:  # a damaged file can have them raise anything
-        raise BadData(f"{what} cannot be read, it may be damaged: {brief(error)}") from error
+        raise InvalidDataError(f"{what} cannot be read, it may be damaged: {brief(error)}") from error
 
 
 def readable(parts: Iterable[_T], what: str) -> Iterator[_T]:
@@ -109,28 +109,30 @@ def find_files(where: Any) -> list[str]:
         Absolute paths: those of a pattern or a directory sorted, those of a list in its own order.
 
     Raises:
-        BadData: nothing is there.
+        InvalidDataError: nothing is there.
     """
     if isinstance(where, list | tuple):
         if not where:
-            raise BadData("No files were named: give at least one path.")
+            raise InvalidDataError("No files were named: give at least one path.")
         return [path for part in where for path in find_files(part)]
     try:
         path = os.path.abspath(os.fspath(where))
     except TypeError:
-        raise BadData(f"A file was expected, not {where!r}: give a path, a pattern or a list of them.") from None
+        raise InvalidDataError(
+            f"A file was expected, not {where!r}: give a path, a pattern or a list of them."
+        ) from None
     if os.path.isdir(path):
         found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
         found = sorted(file for file in found if not os.path.basename(file).startswith((".", "_")))
     else:
         found = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path)))
     if not found and "://" in str(where):
-        raise BadData(
+        raise InvalidDataError(
             f"{where} is in an object store, and only files are read: mount the store as a folder (s3fs, gcsfuse), or "
             "give batches that a library reads from it: a generator, a tf.data.Dataset or a PyTorch DataLoader."
         )
     if not found:
-        raise BadData(f"There is no file at {path}.")
+        raise InvalidDataError(f"There is no file at {path}.")
     return found
 
 
@@ -138,12 +140,12 @@ def stamp(path: str) -> list[int]:
     """Return what changes when a file is written anew: its length and its time.
 
     Raises:
-        BadData: the file is gone.
+        InvalidDataError: the file is gone.
     """
     try:
         facts = os.stat(path)
     except OSError as error:
-        raise BadData(f"{path} cannot be read any more: {error.strerror}.") from None
+        raise InvalidDataError(f"{path} cannot be read any more: {error.strerror}.") from None
     return [facts.st_size, facts.st_mtime_ns]
 
 
@@ -155,7 +157,7 @@ def stack(value: Any, what: str) -> Array:
         what: how to call it in an error.
 
     Raises:
-        BadData: text, bytes, or rows of different shapes.
+        InvalidDataError: text, bytes, or rows of different shapes.
 
     Example:
         >>> stack([np.zeros(2), np.ones(2)], "a").shape
@@ -166,12 +168,12 @@ def stack(value: Any, what: str) -> Array:
         parts = [np.asarray(part) for part in value]
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
-            raise BadData(
+            raise InvalidDataError(
                 f"{what} has rows of different shapes ({sorted(shapes)[:3]}): give `decode` to make them equal."
             )
         array = np.stack(parts) if parts else np.empty(0)
     if array.dtype.kind not in "biufc" and "float" not in array.dtype.name:
-        raise BadData(
+        raise InvalidDataError(
             f"{what} holds {array.dtype.name} values, not numbers: leave it out, or turn it into numbers by `decode`."
         )
     return array

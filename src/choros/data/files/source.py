@@ -21,7 +21,7 @@ from choros.data.permutation import permutation
 from choros.data.sharding import pieces
 from choros.data.tree import leaves, map_leaves
 from choros.data.validation import check_batch
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Batch
 
 Decode = Callable[[dict[str, Any]], Columns]
@@ -50,7 +50,7 @@ class FileSource:
         first: the first rows, 32 or fewer, as ``(x, y, sample_weight)``.
 
     Raises:
-        BadData: there are no rows, or the columns are not what was asked for.
+        InvalidDataError: there are no rows, or the columns are not what was asked for.
     """
 
     rows: int
@@ -78,7 +78,7 @@ class FileSource:
         self.rows = int(self.starts[-1])
         self._blocks: Rows = np.arange(len(table.rows))
         if not self.rows:
-            raise BadData(f"{table.name} has no rows: give at least one.")
+            raise InvalidDataError(f"{table.name} has no rows: give at least one.")
         self._stamps = [] if first else [stamp(file) for file in table.files]
         if floatx is None:
             import keras
@@ -106,7 +106,7 @@ class FileSource:
             others = set(all_names(y, sample_weight))
             x = [name for name in found if name not in others]
             if not x:
-                raise BadData(f"{self.table.name} has no column for x beside those for y and sample_weight.")
+                raise InvalidDataError(f"{self.table.name} has no column for x beside those for y and sample_weight.")
         self._check_names(self._wanted(x, y, sample_weight) or ())
         tree = leaf_tree(x), leaf_tree(y), leaf_tree(sample_weight)
         rows, floatx = _count(columns), self.floatx
@@ -115,17 +115,21 @@ class FileSource:
     def _check_names(self, wanted: Sequence[str]) -> None:
         for file, names in self.table.names:
             if lacking := [name for name in wanted if name not in names]:
-                raise BadData(f"There is no column {lacking[0]!r} in {file}: there are {', '.join(map(repr, names))}.")
+                raise InvalidDataError(
+                    f"There is no column {lacking[0]!r} in {file}: there are {', '.join(map(repr, names))}."
+                )
 
     def check(self) -> None:
         """Refuse files that are no longer what they were.
 
         Raises:
-            BadData: the message names the file.
+            InvalidDataError: the message names the file.
         """
         for file, then in zip(self.table.files, self._stamps, strict=False):
             if stamp(file) != then:
-                raise BadData(f"{file} was written anew since choros.files looked at it: call choros.files again.")
+                raise InvalidDataError(
+                    f"{file} was written anew since choros.files looked at it: call choros.files again."
+                )
 
     def _wanted(self, *choices: Any) -> list[str] | None:
         """The columns to read: those that are used, where no function makes them and none is left open."""
@@ -180,10 +184,10 @@ class FileSource:
         """Every ``size``-th block of a permutation drawn from ``seed``: one of ``size`` disjoint shards.
 
         Raises:
-            BadData: there are fewer blocks than members.
+            InvalidDataError: there are fewer blocks than members.
         """
         if len(self._blocks) < size:
-            raise BadData(
+            raise InvalidDataError(
                 f"{self.table.name} has {len(self._blocks)} blocks (row groups, files), too few for {size} members of "
                 f"an ensemble: write more of them, or read the rows into arrays."
             )
@@ -233,22 +237,22 @@ class FileSource:
         """Decode a block into the spill.
 
         Raises:
-            BadData: the rows are not of the form that the first ones had.
+            InvalidDataError: the rows are not of the form that the first ones had.
         """
         at, end = int(self.starts[block]), int(self.starts[block + 1])
         for columns in readable(self.table.read(block, self._wanted(*self.choice)), self.table.where(block)):
             decoded = self._decoded(columns)
             rows = _count(columns)
             if at + rows > end:
-                raise BadData(f"{self.table.where(block)} has more rows than when it was opened.")
+                raise InvalidDataError(f"{self.table.where(block)} has more rows than when it was opened.")
             for number, (leaf, array) in enumerate(zip(self._leaves, self.spill.arrays, strict=True)):
                 try:
                     self.spill.put(number, at, leaf.fitting(decoded, rows, array))
-                except BadData as error:
-                    raise BadData(f"{self.table.where(block)}: {error}") from None
+                except InvalidDataError as error:
+                    raise InvalidDataError(f"{self.table.where(block)}: {error}") from None
             at += rows
         if at != end:
-            raise BadData(f"{self.table.where(block)} has {end - at} rows fewer than when it was opened.")
+            raise InvalidDataError(f"{self.table.where(block)} has {end - at} rows fewer than when it was opened.")
 
 
 def _count(columns: Columns) -> int:

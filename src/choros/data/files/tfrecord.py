@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from choros.data.files.reader import Columns, Table
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 
 try:
     import google_crc32c
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 except ImportError as error:
-    raise BadData(
+    raise InvalidDataError(
         f"TFRecord files are read by protobuf and google-crc32c ({error}): pip install protobuf google-crc32c."
     ) from error
 
@@ -69,7 +69,7 @@ def records(text: bytes, path: str) -> Iterator[bytes]:
     """Yield the records of whole ones one after the other.
 
     Raises:
-        BadData: a checksum is wrong, or the last one is cut off.
+        InvalidDataError: a checksum is wrong, or the last one is cut off.
     """
     at = 0
     while at < len(text):
@@ -77,19 +77,19 @@ def records(text: bytes, path: str) -> Iterator[bytes]:
         body = text[at + _HEAD : at + _HEAD + length]
         at += _HEAD + length + _TAIL
         if at > len(text):
-            raise BadData(_CUT.format(path))
+            raise InvalidDataError(_CUT.format(path))
         if _masked(body) != struct.unpack_from("<I", text, at - _TAIL)[0]:
-            raise BadData(f"{path} is damaged: the checksum of a record is wrong.")
+            raise InvalidDataError(f"{path} is damaged: the checksum of a record is wrong.")
         yield body
 
 
 def _length(head: bytes, path: str) -> int:
     """Return how long the record with this head is."""
     if len(head) < _HEAD:
-        raise BadData(_CUT.format(path))
+        raise InvalidDataError(_CUT.format(path))
     length, checksum = struct.unpack("<QI", head)
     if _masked(head[:8]) != checksum:
-        raise BadData(f"{path} is no TFRecord file, or damaged: the checksum of a length is wrong.")
+        raise InvalidDataError(f"{path} is no TFRecord file, or damaged: the checksum of a length is wrong.")
     return int(length)
 
 
@@ -126,7 +126,7 @@ def _unpacked(text: bytes, path: str) -> bytes:
     try:
         return gzip.decompress(text) if text[:2] == _GZIP else zlib.decompress(text)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadData(f"{path} cannot be unpacked: {error}.") from error
+        raise InvalidDataError(f"{path} cannot be unpacked: {error}.") from error
 
 
 @cache
@@ -167,7 +167,7 @@ def _features(text: bytes, path: str) -> dict[str, Any]:
     try:
         found = _example().FromString(text).features.feature
     except DecodeError:
-        raise BadData(f"{path} holds a record that is no tf.train.Example.") from None
+        raise InvalidDataError(f"{path} holds a record that is no tf.train.Example.") from None
     return {name: _values(feature) for name, feature in sorted(found.items())}
 
 
@@ -183,7 +183,7 @@ def _values(feature: Any) -> Any:
 def _column(rows: list[Any], name: str, path: str) -> Any:
     """Return a feature of all records: numbers where each has as many, else objects."""
     if any(row is None for row in rows):
-        raise BadData(f"{path}: the feature {name!r} is not in every record.")
+        raise InvalidDataError(f"{path}: the feature {name!r} is not in every record.")
     lengths = {len(row) for row in rows}
     if isinstance(rows[0], list) or len(lengths) > 1:
         column = np.empty(len(rows), object)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.hvd.tensor_conversion import arrive, is_symbolic
 from choros.types import Array
 
@@ -56,9 +56,9 @@ def no_second(_: Any) -> Any:
     """Return the substitute for the gradient of a gradient, which does not exist.
 
     Raises:
-        BadInput: always.
+        InvalidInputError: always.
     """
-    raise BadInput("The gradient of a collective's gradient is only there for allreduce.")
+    raise InvalidInputError("The gradient of a collective's gradient is only there for allreduce.")
 
 
 def grad_name(name: str | None) -> str | None:

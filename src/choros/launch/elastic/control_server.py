@@ -13,7 +13,7 @@ from typing import Any
 
 from choros.comm.tcp.auth_socket import Door
 from choros.comm.tcp.rpc import Channel
-from choros.errors import ChorosError, MeetingTimeout
+from choros.errors import ChorosError, CommTimeoutError
 
 _NEVER = 1e9  # seconds: a socket that waits as long as there is somebody at the other end
 _MOST = 1 << 23  # bytes that are queued for a process that does not read
@@ -66,7 +66,7 @@ class Desk:
         while not self._over:
             try:
                 hello, end = self._door.next(1.0)
-            except MeetingTimeout:
+            except CommTimeoutError:
                 continue
             number = hello.get("member")
             if not isinstance(number, int) or number in self._lines:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.elastic.control_server import Desk
 from choros.launch.elastic.host_discovery import Discovery
 from choros.launch.elastic.members import (
@@ -207,7 +207,7 @@ class Driver(Ranks):
                 self.start(number, command, environment, cores, fds)
             except OSError as error:
                 del self.members[number]
-                raise BadInput(f"a rank on {host} cannot be started: {error}") from None
+                raise InvalidInputError(f"a rank on {host} cannot be started: {error}") from None
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -389,7 +389,7 @@ def start_elastic(
         What has become of the job.
 
     Raises:
-        BadInput: a wish that cannot be met; nothing was started.
+        InvalidInputError: a wish that cannot be met; nothing was started.
     """
     from choros.cluster.hardware.network_address import LOOPBACK, head_address
     from choros.comm.tcp.auth_socket import Door

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from choros.cluster import Slots
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 _LINE = re.compile(r"([\w.-]+)(?:\s*:\s*(\d{1,6}))?", re.ASCII)
 _EVERY = 1.0  # seconds between two questions
@@ -31,7 +31,7 @@ def parse_found(text: str, each: int = 1) -> Slots:
         Each host and its slots, in the order printed; one with 0 slots is left out.
 
     Raises:
-        BadInput: a line of another form, or a host that is there twice.
+        InvalidInputError: a line of another form, or a host that is there twice.
 
     Example:
         >>> parse_found("n1:4\n\nn2\n", each=2)
@@ -43,9 +43,9 @@ def parse_found(text: str, each: int = 1) -> Slots:
             continue
         pair = _LINE.fullmatch(line.strip())
         if pair is None:
-            raise BadInput(f"line {number} is {line.strip()[:80]!r}, not of the form host or host:slots")
+            raise InvalidInputError(f"line {number} is {line.strip()[:80]!r}, not of the form host or host:slots")
         if pair[1] in found:
-            raise BadInput(f"line {number} names {pair[1]} a second time")
+            raise InvalidInputError(f"line {number} names {pair[1]} a second time")
         found[pair[1]] = each if pair[2] is None else int(pair[2])
     return tuple((host, count) for host, count in found.items() if count)
 
@@ -57,7 +57,7 @@ def script_of(text: str) -> list[str]:
         text: a program, and its arguments where it has any.
 
     Raises:
-        BadInput: it is not there, or may not be run.
+        InvalidInputError: it is not there, or may not be run.
 
     Example:
         >>> script_of("echo localhost:2")[1:]
@@ -66,12 +66,12 @@ def script_of(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise BadInput(f"--host-discovery-script {text!r} cannot be read: {error}") from None
+        raise InvalidInputError(f"--host-discovery-script {text!r} cannot be read: {error}") from None
     program = shutil.which(words[0]) if words else None
     if program is None:
         there = bool(words) and os.path.exists(words[0])
         what = "may not be run: chmod +x it" if there else "is not there"
-        raise BadInput(f"--host-discovery-script {text!r}: the program {what}")
+        raise InvalidInputError(f"--host-discovery-script {text!r}: the program {what}")
     return [os.path.abspath(program), *words[1:]]
 
 
@@ -123,7 +123,7 @@ class Discovery:
         while not self._over.is_set():
             try:
                 found, problem = parse_found(self._ask(), self._each), ""
-            except (BadInput, OSError, subprocess.TimeoutExpired) as error:
+            except (InvalidInputError, OSError, subprocess.TimeoutExpired) as error:
                 found, problem = self.slots or (), self._words(error)
             if self._over.is_set():
                 return
@@ -164,7 +164,7 @@ class Discovery:
                 self._running = None
         if process.returncode:
             last = f": {errors.strip().splitlines()[-1][:200]}" if errors.strip() else ""
-            raise BadInput(f"failed with code {process.returncode}{last}")
+            raise InvalidInputError(f"failed with code {process.returncode}{last}")
         return out
 
     def _end(self) -> None:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from choros.cluster import Slots, is_this_machine
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.elastic.host_discovery import script_of
 
 
@@ -67,7 +67,7 @@ def terms_of(
         cooldown: the shortest and longest time that a host is out.
 
     Raises:
-        BadInput: what was given does not fit together, or the script cannot be run; nothing was started.
+        InvalidInputError: what was given does not fit together, or the script cannot be run; nothing was started.
 
     Example:
         >>> terms_of(4, 2, None, ()).hosts
@@ -80,23 +80,27 @@ def terms_of(
         _refuse_options({**options, "--blacklist-cooldown-range": cooldown})
         return None
     if script is not None and slots:
-        raise BadInput("the hosts are given by -H or a host file, or found by --host-discovery-script: give one")
+        raise InvalidInputError(
+            "the hosts are given by -H or a host file, or found by --host-discovery-script: give one"
+        )
     if each is not None and script is None:
-        raise BadInput("--slots-per-host is for hosts of which --host-discovery-script tells no slots")
+        raise InvalidInputError("--slots-per-host is for hosts of which --host-discovery-script tells no slots")
     group = os.environ.get("CHOROS_GROUP", "")
     if group not in ("", "shared", "tcp"):
-        raise BadInput(
+        raise InvalidInputError(
             f"CHOROS_GROUP={group}: the ranks of an elastic job meet in shared memory or by sockets; unset it"
         )
     first = asked or least
     if first is None:
-        raise BadInput("say how many ranks: -n N, or --min-np N")
+        raise InvalidInputError("say how many ranks: -n N, or --min-np N")
     least = first if least is None else least
     _check_numbers(first, least, most, cooldown)
     if not slots and script is None:
         slots = (("localhost", most or first),)
     if slots and sum(count for _, count in slots) < first:
-        raise BadInput(f"{first} ranks were asked for, but the hosts have {sum(count for _, count in slots)} slots")
+        raise InvalidInputError(
+            f"{first} ranks were asked for, but the hosts have {sum(count for _, count in slots)} slots"
+        )
     words = tuple(script_of(script)) if script is not None else ()
     terms = Terms(first, least, most, words, slots, each or 1, resets=resets, cooldown=cooldown, pulse=_pulse())
     return terms if timeout is None else replace(terms, timeout=timeout)
@@ -106,16 +110,16 @@ def _refuse_options(options: dict[str, object]) -> None:
     """Raise an error for an option that only an elastic job has."""
     for name, value in options.items():
         if value is not None:
-            raise BadInput(f"{name} is for an elastic job: give --min-np or --host-discovery-script too")
+            raise InvalidInputError(f"{name} is for an elastic job: give --min-np or --host-discovery-script too")
 
 
 def _check_numbers(first: int, least: int, most: int | None, cooldown: tuple[float, float] | None) -> None:
     if least > first:
-        raise BadInput(f"--min-np {least} is more than the {first} ranks of -n: give --min-np {first} or less")
+        raise InvalidInputError(f"--min-np {least} is more than the {first} ranks of -n: give --min-np {first} or less")
     if most is not None and most < first:
-        raise BadInput(f"--max-np {most} is less than the {first} ranks of -n: give --max-np {first} or more")
+        raise InvalidInputError(f"--max-np {most} is less than the {first} ranks of -n: give --max-np {first} or more")
     if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
-        raise BadInput(f"--blacklist-cooldown-range {cooldown[0]:g} {cooldown[1]:g}: give 0 < MIN <= MAX")
+        raise InvalidInputError(f"--blacklist-cooldown-range {cooldown[0]:g} {cooldown[1]:g}: give 0 < MIN <= MAX")
 
 
 def _pulse() -> float:
@@ -125,5 +129,5 @@ def _pulse() -> float:
     except ValueError:
         seconds = 0.0
     if not 2 <= seconds < 1e6:
-        raise BadInput(f"CHOROS_PULSE={text!r} is no number of seconds of 2 or more: see docs/failures.md")
+        raise InvalidInputError(f"CHOROS_PULSE={text!r} is no number of seconds of 2 or more: see docs/failures.md")
     return seconds

@@ -18,7 +18,7 @@ from typing import Any
 
 from choros.cluster import Slots
 from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI, find_mpi
-from choros.errors import AGAIN, BadInput, MeetingTimeout
+from choros.errors import AGAIN, CommTimeoutError, InvalidInputError
 from choros.launch.local_job import Wish
 from choros.launch.mpi.failure_notice import HEAD
 from choros.launch.process import exec_stub
@@ -79,7 +79,7 @@ def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots,
         What has become of it: the code is that of the rank that failed first, or of the launcher where none told.
 
     Raises:
-        BadInput: there is no such launcher, or no SLURM for srun.
+        InvalidInputError: there is no such launcher, or no SLURM for srun.
     """
     from choros.cluster.hardware.network_address import head_address
     from choros.comm.tcp.auth_socket import Door
@@ -117,7 +117,7 @@ class _Job:
         """Take the first failure; if the launcher does not end the job then, do it."""
         try:
             self.first, end = door.next(threading.TIMEOUT_MAX)
-        except MeetingTimeout:
+        except CommTimeoutError:
             return
         end.close()
         where = f"rank {self.first['rank']} (host {self.first['host']})"
@@ -157,18 +157,18 @@ def find_launcher(launcher: str) -> tuple[str, str]:
         launcher: ``srun`` or ``mpiexec``, or the path of one.
 
     Raises:
-        BadInput: it is none, is not there, or is srun without SLURM.
+        InvalidInputError: it is none, is not there, or is srun without SLURM.
 
     Example:
         >>> find_launcher("aprun")
         Traceback (most recent call last):
         ...
-        choros.errors.BadInput: --launcher aprun is none of ssh, srun, mpiexec, or a path of one of them
+        choros.errors.InvalidInputError: --launcher aprun is none of ssh, srun, mpiexec, or a path of one of them
     """
     program = _find(launcher)
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
     if done.returncode and Path(program).name == "srun":  # which looks for SLURM's configuration even for this
-        raise BadInput(
+        raise InvalidInputError(
             f"no SLURM answers on {platform.node()}, and srun starts nothing without it: run this inside an "
             "allocation (salloc, sbatch), or take ssh or mpiexec as launcher. srun said: "
             f"{' '.join((done.stderr or done.stdout).split())}"
@@ -178,13 +178,17 @@ def find_launcher(launcher: str) -> tuple[str, str]:
 
 def _find(launcher: str) -> str:
     if Path(launcher).name not in (*LAUNCHERS, "mpirun", "mpiexec.hydra"):
-        raise BadInput(f"--launcher {launcher} is none of ssh, {', '.join(LAUNCHERS)}, or a path of one of them")
+        raise InvalidInputError(
+            f"--launcher {launcher} is none of ssh, {', '.join(LAUNCHERS)}, or a path of one of them"
+        )
     beside = Path(sys.executable).parent / launcher
     if launcher != "srun" and beside.exists():
         return str(beside)  # it belongs to the MPI of this environment
     found = shutil.which(launcher)
     if found is None:
-        raise BadInput(f"there is no {launcher} on PATH on {platform.node()}: load its module, or take ssh (-H)")
+        raise InvalidInputError(
+            f"there is no {launcher} on PATH on {platform.node()}: load its module, or take ssh (-H)"
+        )
     return found
 
 

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from types import TracebackType
 
 from choros.comm.bootstrap.exit_hooks import CAUSE, code_of
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 from choros.launch.mpi.failure_notice import tell
 
 
@@ -40,7 +40,7 @@ def main() -> None:
             tell(code)
         raise
     except BaseException as error:
-        if isinstance(error, PeerFailed):  # another one failed
+        if isinstance(error, PeerLostError):  # another one failed
             time.sleep(CAUSE)
         tell(code_of(error))
         trace = error.__traceback__

@@ -7,7 +7,7 @@ descriptors), ``child`` and ``keeper`` (one process; the thread that starts them
 
 import sys
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 if sys.platform == "win32":
-    raise BadInput("Choros starts processes on Linux (and, untested, macOS); on Windows run it inside WSL")
+    raise InvalidInputError("Choros starts processes on Linux (and, untested, macOS); on Windows run it inside WSL")

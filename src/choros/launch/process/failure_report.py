@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import Any
 
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 from choros.launch.process.frame import Message
 from choros.launch.process.peak_memory import peak_memory
 
@@ -30,7 +30,7 @@ _REMEDIES = {
     "MemoryError": "Use fewer workers, a smaller batch or a smaller model.",
     "ModuleNotFoundError": "Install the module, or put its folder on sys.path of the calling process.",
     "ImportError": "Install the module, or put its folder on sys.path of the calling process.",
-    "choros.errors.NotSerializable": "Let it return numbers, text, arrays, or what pickle takes.",
+    "choros.errors.NotSerializableError": "Let it return numbers, text, arrays, or what pickle takes.",
 }
 _DEFAULT = "The traceback names the line; the same code with {alone} is easier to debug."
 _DEFAULT_DIED = "The last lines that it printed may say why; the same code with {alone} is easier to debug."
@@ -118,14 +118,14 @@ def is_echo(event: Message) -> bool:
         event: as ``Pool.receive`` gave it.
     """
     return event.get("event") == "failed" and str(event.get("type")) in (
-        "choros.errors.PeerFailed",
-        "choros.errors.MeetingTimeout",
+        "choros.errors.PeerLostError",
+        "choros.errors.CommTimeoutError",
     )
 
 
 def failure(
     rank: int, size: int, event: Message, weights: list[Any] | None = None, what: str = "worker"
-) -> WorkerFailed:
+) -> WorkerFailedError:
     """The exception for a ``failed`` or ``died`` event.
 
     Args:
@@ -165,7 +165,7 @@ def failure(
     if output.strip():
         message += f"\n\nThe last lines that it printed:\n{output.rstrip()}"
     message += f"\n\n{remedy.format(alone=_ALONE[what])}"
-    return WorkerFailed(
+    return WorkerFailedError(
         message,
         rank=rank,
         host=host,

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 Message = dict[str, Any]
 Frame = tuple[Message, list[bytearray], list[int]]
@@ -39,7 +39,7 @@ def pack(message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -
         Prefix and head; the views.
 
     Raises:
-        BadInput: what cannot travel, or is over a limit.
+        InvalidInputError: what cannot travel, or is over a limit.
 
     Example:
         >>> head, views = pack({"a": 1}, [b"xyz"])
@@ -47,21 +47,21 @@ def pack(message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -
         (16, 1, 0)
     """
     if not isinstance(message, dict):
-        raise BadInput(f"a message must be a dict, got {type(message).__name__}")
+        raise InvalidInputError(f"a message must be a dict, got {type(message).__name__}")
     try:
         text = json.dumps(message).encode()
     except (TypeError, ValueError) as error:
-        raise BadInput(f"a message may hold only what JSON has: {error}") from None
+        raise InvalidInputError(f"a message may hold only what JSON has: {error}") from None
     try:
         views = [memoryview(blob) for blob in blobs]
         views = [view.cast("B") if view.nbytes else memoryview(b"") for view in views]
     except TypeError as error:
-        raise BadInput(f"a blob must be a contiguous buffer of bytes or numbers: {error}") from None
+        raise InvalidInputError(f"a blob must be a contiguous buffer of bytes or numbers: {error}") from None
     for fd in fds:
         try:
             os.fstat(fd)
         except OSError as error:
-            raise BadInput(f"{fd} is not an open descriptor of this process: {error.strerror}") from None
+            raise InvalidInputError(f"{fd} is not an open descriptor of this process: {error.strerror}") from None
     size = sum(view.nbytes for view in views)
     for what, have, most in (
         ("bytes of JSON", len(text), MOST_HEAD),
@@ -70,7 +70,7 @@ def pack(message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -
         ("descriptors", len(fds), MOST_FDS),
     ):
         if have > most:
-            raise BadInput(f"a message may have {most} {what}, this one has {have}: send it in several")
+            raise InvalidInputError(f"a message may have {most} {what}, this one has {have}: send it in several")
     head = b"".join(_LENGTH.pack(view.nbytes) for view in views) + text
     return PREFIX.pack(MAGIC, len(head), len(views), len(fds)) + head, views
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from choros.errors import BadInput, ChorosError, PeerFailed
+from choros.errors import ChorosError, InvalidInputError, PeerLostError
 from choros.launch.process.failure_report import raised
 from choros.launch.process.frame import Frame, Message
 from choros.launch.process.hidden_packages import lean_keras_import
@@ -38,7 +38,7 @@ def serve(link: Link) -> None:
     while True:
         try:
             frame = link.receive(None)
-        except PeerFailed:
+        except PeerLostError:
             return
         if "call" not in frame[0]:  # said to a call that has failed meanwhile
             continue
@@ -61,7 +61,7 @@ def find(name: str) -> Callable[..., Any]:
         The function.
 
     Raises:
-        BadInput: the name is not of that form, or the module has no such function.
+        InvalidInputError: the name is not of that form, or the module has no such function.
 
     Example:
         >>> find("os.path:join")("a", "b")
@@ -69,11 +69,11 @@ def find(name: str) -> Callable[..., Any]:
     """
     module, colon, function = name.partition(":")
     if not (module and colon and function):
-        raise BadInput(f"a call is named package.module:function, got {name!r}")
+        raise InvalidInputError(f"a call is named package.module:function, got {name!r}")
     with lean_keras_import():
         found = getattr(importlib.import_module(module), function, None)
     if not callable(found):
-        raise BadInput(f"the module {module} has no function {function}")
+        raise InvalidInputError(f"the module {module} has no function {function}")
     return found  # type: ignore[no-any-return]
 
 
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
     try:
         link.send({"event": "hello", "rank": rank, "pid": os.getpid()})
         serve(link)
-    except (PeerFailed, Dismissed):
+    except (PeerLostError, Dismissed):
         return 0
     finally:
         wire.close()

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 class Output:
@@ -31,7 +31,7 @@ class Output:
         on_broken: is called, from whichever thread, when nobody reads what is shown any more.
 
     Raises:
-        BadInput: the folder or its files cannot be made.
+        InvalidInputError: the folder or its files cannot be made.
 
     Example:
         >>> output = Output(1)
@@ -73,7 +73,7 @@ class Output:
                 )
         except OSError as error:
             self.close()
-            raise BadInput(f"the output of the ranks cannot be kept in {self._folder}: {error}") from None
+            raise InvalidInputError(f"the output of the ranks cannot be kept in {self._folder}: {error}") from None
 
     def line(self, rank: int, kind: str, line: str, mark: bool = True) -> None:
         """Show and keep a whole line of a rank.

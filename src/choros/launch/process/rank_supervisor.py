@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from choros.errors import AGAIN, BadInput
+from choros.errors import AGAIN, InvalidInputError
 from choros.launch.process import exec_stub
 from choros.launch.process.child_process import Child, Ended
 from choros.launch.process.failure_report import signalled
@@ -90,17 +90,17 @@ def run(
         What has become of it.
 
     Raises:
-        BadInput: lengths that do not fit.
+        InvalidInputError: lengths that do not fit.
 
     Example:
         >>> run(["true"], 2).code
         0
     """
     if size < 1:
-        raise BadInput(f"a run has 1 rank or more, got {size}")
+        raise InvalidInputError(f"a run has 1 rank or more, got {size}")
     for what, given in (("environments", environment), ("bindings to cores", cores), ("lists of fds", own_fds)):
         if given is not None and len(given) != size:
-            raise BadInput(f"{len(given)} {what} were given for {size} ranks")
+            raise InvalidInputError(f"{len(given)} {what} were given for {size} ranks")
     token = secrets.token_hex(8)
     total = size if total is None else total
     ranks = Ranks(grace, output or Output(size), announce, on_end, on_failure, (first, total))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from choros.comm.fork_hooks import keep_from_children
-from choros.errors import MeetingTimeout, PeerFailed
+from choros.errors import CommTimeoutError, PeerLostError
 from choros.launch.process.frame import MOST_FDS, PREFIX, Frame, Message, lengths_and_message, pack, unpack_prefix
 
 STALLED = 300.0
@@ -78,14 +78,14 @@ class Wire:
             stalled: seconds without any progress after which it is given up.
 
         Raises:
-            BadInput: a message, blob or number of descriptors that cannot travel; nothing was sent.
-            PeerFailed: the other end has closed the connection.
-            MeetingTimeout: the other end reads nothing any more.
+            InvalidInputError: a message, blob or number of descriptors that cannot travel; nothing was sent.
+            PeerLostError: the other end has closed the connection.
+            CommTimeoutError: the other end reads nothing any more.
         """
         head, views = pack(message, blobs, fds)
         with self._sending:
             if self._cut:
-                raise PeerFailed(f"an earlier message to {self.peer} was broken off, so no other can follow it")
+                raise PeerLostError(f"an earlier message to {self.peer} was broken off, so no other can follow it")
             self._cut = True
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             view = memoryview(head)
@@ -111,12 +111,12 @@ class Wire:
             The message, its blobs, and its descriptors, which the caller closes.
 
         Raises:
-            PeerFailed: the other end has closed the connection, or sent what is no frame.
-            MeetingTimeout: nothing whole came in time.
+            PeerLostError: the other end has closed the connection, or sent what is no frame.
+            CommTimeoutError: nothing whole came in time.
         """
         limit = None if timeout is None else time.monotonic() + timeout
         if not self._receiving.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            raise MeetingTimeout(f"another thread has been receiving from {self.peer} for {timeout} s")
+            raise CommTimeoutError(f"another thread has been receiving from {self.peer} for {timeout} s")
         try:
             while True:
                 if not self._frames:
@@ -124,10 +124,10 @@ class Wire:
                 if self._frames:
                     return self._frames.popleft()
                 if self._over:
-                    raise PeerFailed(self._over)
+                    raise PeerLostError(self._over)
                 left = None if limit is None else limit - time.monotonic()
                 if left is not None and left <= 0:
-                    raise MeetingTimeout(f"{self.peer} sent nothing for {timeout:g} s")
+                    raise CommTimeoutError(f"{self.peer} sent nothing for {timeout:g} s")
                 _wait(self._sock, select.POLLIN, left)
         finally:
             self._receiving.release()
@@ -166,8 +166,8 @@ class Wire:
             except OSError as error:
                 raise self._gone(error) from None
 
-    def _gone(self, error: OSError) -> PeerFailed:
-        return PeerFailed(f"{self.peer} has closed the connection ({error.strerror or error})")
+    def _gone(self, error: OSError) -> PeerLostError:
+        return PeerLostError(f"{self.peer} has closed the connection ({error.strerror or error})")
 
     def _make_room(self, stalled: float) -> None:
         """Wait until the socket takes more, taking in what comes unless another thread does."""
@@ -186,7 +186,9 @@ class Wire:
             if ready & ~select.POLLIN:
                 return
             if time.monotonic() > limit:
-                raise MeetingTimeout(f"{self.peer} has read nothing for {stalled:g} s, so a message to it was given up")
+                raise CommTimeoutError(
+                    f"{self.peer} has read nothing for {stalled:g} s, so a message to it was given up"
+                )
 
     def _begin(self) -> None:
         """Expect a new frame."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from choros.errors import BadInput, ChorosError, MeetingTimeout, PeerFailed, WorkerFailed
+from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
 from choros.launch.process.child_process import Child, Ended, python_variables
 from choros.launch.process.failure_report import failure, is_echo
 from choros.launch.process.frame import Message
@@ -52,9 +52,9 @@ class Pool:
         start_timeout: seconds within which all workers must have said hello.
 
     Raises:
-        BadInput: lengths that do not fit, or no Python to start.
-        WorkerFailed: a worker ended before it could say hello; the message has what it printed.
-        MeetingTimeout: a worker said nothing in time.
+        InvalidInputError: lengths that do not fit, or no Python to start.
+        WorkerFailedError: a worker ended before it could say hello; the message has what it printed.
+        CommTimeoutError: a worker said nothing in time.
 
     Example:
         >>> with Pool(1) as pool:
@@ -74,12 +74,14 @@ class Pool:
         start_timeout: float = 120.0,
     ) -> None:
         if size < 1:
-            raise BadInput(f"a pool has 1 worker or more, got {size}")
+            raise InvalidInputError(f"a pool has 1 worker or more, got {size}")
         for what, given in (("environments", environment), ("bindings to cores", cores)):
             if given is not None and len(given) != size:
-                raise BadInput(f"{len(given)} {what} were given for {size} workers")
+                raise InvalidInputError(f"{len(given)} {what} were given for {size} workers")
         if not sys.executable:
-            raise BadInput("this interpreter does not know its own executable (sys.executable), so it starts no worker")
+            raise InvalidInputError(
+                "this interpreter does not know its own executable (sys.executable), so it starts no worker"
+            )
         self.size = size
         self._events: deque[Event] = deque()
         self._ended: dict[int, Ended] = {}
@@ -118,13 +120,13 @@ class Pool:
             fds: descriptors; the worker gets its own copies.
 
         Raises:
-            BadInput: what cannot travel.
-            PeerFailed: the worker has ended, as its ``died`` event has said.
-            MeetingTimeout: the worker reads nothing any more.
+            InvalidInputError: what cannot travel.
+            PeerLostError: the worker has ended, as its ``died`` event has said.
+            CommTimeoutError: the worker reads nothing any more.
         """
         if rank in self._ended or not self._finalizer.alive:
-            raise PeerFailed(f"worker {rank} of {self.size} has ended, so nothing can be sent to it")
-        with contextlib.suppress(PeerFailed):
+            raise PeerLostError(f"worker {rank} of {self.size} has ended, so nothing can be sent to it")
+        with contextlib.suppress(PeerLostError):
             self._crew.wires[rank].send(message, blobs, fds)
 
     def receive(self, timeout: float) -> Event:
@@ -141,18 +143,18 @@ class Pool:
             The worker's rank, the event, its blobs.
 
         Raises:
-            MeetingTimeout: no worker said anything.
-            PeerFailed: no worker is left, and no event either.
+            CommTimeoutError: no worker said anything.
+            PeerLostError: no worker is left, and no event either.
         """
         limit = time.monotonic() + timeout
         while not self._events:
             if len(self._ended) == self.size:
-                raise PeerFailed("no worker is left in this pool; start another")
+                raise PeerLostError("no worker is left in this pool; start another")
             left = limit - time.monotonic()
             self._gather(left)
             if not self._events and left <= 0:
                 silent = tuple(rank for rank in range(self.size) if rank not in self._ended)
-                raise MeetingTimeout(f"no worker said anything for {timeout:g} s (waited for ranks {silent})", silent)
+                raise CommTimeoutError(f"no worker said anything for {timeout:g} s (waited for ranks {silent})", silent)
         return self._events.popleft()
 
     def watch(self, fd: int, rank: int, event: Message) -> None:
@@ -186,8 +188,8 @@ class Pool:
     def cause(self, rank: int, event: Message, grace: float = 1.0) -> tuple[int, Message]:
         """Return the first cause: a worker that only lost its peer is not to blame.
 
-        When ``event`` is a ``failed`` one of type PeerFailed or MeetingTimeout, waits for the ``failed`` or ``died``
-        event of another worker and gives that; events of other kinds that come meanwhile are dropped.
+        When ``event`` is a ``failed`` one of type PeerLostError or CommTimeoutError, waits for the ``failed`` or
+        ``died`` event of another worker and gives that; events of other kinds that come meanwhile are dropped.
 
         Args:
             rank: whose event it is.
@@ -205,7 +207,7 @@ class Pool:
                     return other, found
         return rank, event
 
-    def failure(self, rank: int, event: Message, weights: list[Any] | None = None) -> WorkerFailed:
+    def failure(self, rank: int, event: Message, weights: list[Any] | None = None) -> WorkerFailedError:
         """The exception for a ``failed`` or ``died`` event, to be raised by the caller.
 
         Args:
@@ -271,10 +273,10 @@ class Pool:
         while waiting:
             try:
                 rank, event, _ = self.receive(max(0.0, limit - time.monotonic()))
-            except MeetingTimeout:
+            except CommTimeoutError:
                 missing = tuple(sorted(waiting))
                 printed = "\n".join(self._crew.keeper.tail(rank) for rank in missing)
-                raise MeetingTimeout(
+                raise CommTimeoutError(
                     f"the workers {missing} did not start within {timeout:g} s"
                     + (f"; they printed:\n{printed}" if printed.strip() else " and printed nothing"),
                     missing,
@@ -331,7 +333,7 @@ class Pool:
         while rank not in self._hung_up and wire.poll():
             try:
                 message, blobs, fds = wire.receive(0)
-            except PeerFailed:
+            except PeerLostError:
                 self._hung_up[rank], self._poll = time.monotonic(), None
                 return
             for fd in fds:
@@ -382,7 +384,9 @@ class _Crew:
             try:
                 self.keeper.call(lambda: self.keeper.start(rank, make), timeout=60.0)
             except OSError as error:
-                raise BadInput(f"worker {rank} of {size} cannot be started with {sys.executable}: {error}") from error
+                raise InvalidInputError(
+                    f"worker {rank} of {size} cannot be started with {sys.executable}: {error}"
+                ) from error
 
     def replace(self, rank: int, size: int) -> None:
         """Kill one worker and start another as that one was."""

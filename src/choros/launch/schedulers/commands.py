@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.schedulers.registry import SCHEDULERS
 from choros.launch.schedulers.scheduler import Scheduler
 
@@ -21,7 +21,7 @@ _ID = re.compile(r"[A-Za-z0-9\u0192][\w.\[\]/-]*")
 _TICK = 0.5  # seconds between looks at a log that grows
 
 
-class _NoAnswer(BadInput):
+class _NoAnswer(InvalidInputError):
     """The scheduler's command is here, and the scheduler is not."""
 
 
@@ -29,7 +29,7 @@ def find_scheduler(name: str = "") -> Scheduler:
     """The scheduler of that name, or the one whose commands are here.
 
     Raises:
-        BadInput: none is here, or there is none of that name.
+        InvalidInputError: none is here, or there is none of that name.
 
     Example:
         >>> find_scheduler("slurm").program
@@ -37,14 +37,16 @@ def find_scheduler(name: str = "") -> Scheduler:
     """
     if name:
         if name not in SCHEDULERS:
-            raise BadInput(f"--on {name} is none of {', '.join(SCHEDULERS)}")
+            raise InvalidInputError(f"--on {name} is none of {', '.join(SCHEDULERS)}")
         return SCHEDULERS[name]
     found = [one for one in SCHEDULERS.values() if not one.attached]
     for one in found:
         if shutil.which(one.program) and (not one.beside or shutil.which(one.beside)):
             return one
     programs = ", ".join(dict.fromkeys(one.program for one in found))
-    raise BadInput(f"no scheduler is here (looked on PATH for {programs}): name it by --on {'|'.join(SCHEDULERS)}")
+    raise InvalidInputError(
+        f"no scheduler is here (looked on PATH for {programs}): name it by --on {'|'.join(SCHEDULERS)}"
+    )
 
 
 def submit_job(scheduler: Scheduler, file: str) -> str:
@@ -55,10 +57,10 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
         file: the script.
 
     Raises:
-        BadInput: the scheduler's command is not here, or refuses the script.
+        InvalidInputError: the scheduler's command is not here, or refuses the script.
     """
     if shutil.which(scheduler.program) is None:
-        raise BadInput(
+        raise InvalidInputError(
             f"there is no {scheduler.program} on PATH, so this machine cannot submit to {scheduler.name}: go to a "
             "login node of the cluster, or print the script with --dry-run"
         )
@@ -69,7 +71,7 @@ def job_status(scheduler: Scheduler, job: str) -> str:
     """Return the scheduler's status of a job.
 
     Raises:
-        BadInput: it does not know the job.
+        InvalidInputError: it does not know the job.
     """
     said = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} tells nothing of job {job}")
     return scheduler.tell(said) if scheduler.tell else said.rstrip()
@@ -82,7 +84,7 @@ def cancel_job(scheduler: Scheduler, job: str) -> bool:
         False where it was over already, and there was nothing to cancel.
 
     Raises:
-        BadInput: the scheduler does not know it, or refuses.
+        InvalidInputError: the scheduler does not know it, or refuses.
     """
     said, _ = _ask(scheduler, _checked(job))
     if said.strip() and scheduler.ended(said):
@@ -101,7 +103,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         out: where to. Defaults to ``sys.stdout``.
 
     Raises:
-        BadInput: there is no log, and none will come.
+        InvalidInputError: there is no log, and none will come.
     """
     out, job = sys.stdout if out is None else out, _checked(job)
     if scheduler.follow is not None:
@@ -125,7 +127,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         if silent is not None:
             raise silent
         where = " or ".join(scheduler.logs(job))
-        raise BadInput(f"job {job} has no log yet: {where} is not in {os.getcwd()}, where a job leaves it")
+        raise InvalidInputError(f"job {job} has no log yet: {where} is not in {os.getcwd()}, where a job leaves it")
 
 
 def _log_file(scheduler: Scheduler, job: str, said: str) -> str:
@@ -137,7 +139,7 @@ def _log_file(scheduler: Scheduler, job: str, said: str) -> str:
 
 def _checked(job: str) -> str:
     if not _ID.fullmatch(job):
-        raise BadInput(f"{job!r} is no job's id: give what choros submit printed")
+        raise InvalidInputError(f"{job!r} is no job's id: give what choros submit printed")
     return job
 
 
@@ -145,7 +147,7 @@ def _ask(scheduler: Scheduler, job: str) -> tuple[str, _NoAnswer | None]:
     """Return the scheduler's answer about a job, "" if it does not know it; and its error if it does not run itself."""
     try:
         return _call(scheduler, scheduler.status(job), ""), None
-    except BadInput as error:
+    except InvalidInputError as error:
         return "", error if isinstance(error, _NoAnswer) else None
 
 
@@ -156,7 +158,9 @@ def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         except FileNotFoundError:
-            raise BadInput(f"there is no {command[0]} on PATH: run this on a login node of the cluster") from None
+            raise InvalidInputError(
+                f"there is no {command[0]} on PATH: run this on a login node of the cluster"
+            ) from None
         with process:
             for line in process.stdout or ():
                 said.append(line)
@@ -171,5 +175,5 @@ def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO
             f"({', '.join(SCHEDULERS)}), or go to a machine of its cluster. {command[0]} said: {text}"
         )
     if process.returncode:
-        raise BadInput(f"{failed}: {text or f'code {process.returncode}'}")
+        raise InvalidInputError(f"{failed}: {text or f'code {process.returncode}'}")
     return "".join(said)

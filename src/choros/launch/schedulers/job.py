@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from choros.cluster.hardware import variables
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.schedulers.site import Site
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}", re.ASCII)
@@ -46,15 +46,12 @@ class Job:
         master, archive: str. Of Spark: the cluster's URL ("" is that of Spark's own files), and a packed environment.
 
     Raises:
-        BadInput: something that the scheduler or the shell would refuse or take for something else.
+        InvalidInputError: something that the scheduler or the shell would refuse or take for something else.
 
     Example:
-        >>> Job(("python", "train.py"), "train", nodes=2, ranks_per_node=4).size
-        8
-        >>> Job(("true",), "a b")
-        Traceback (most recent call last):
-        ...
-        choros.errors.BadInput: the job's name 'a b' must begin with a letter and have only letters, digits, _, . and -
+        >>> Job(("python", "train.py"), "train", nodes=2, ranks_per_node=4).size 8 >>> Job(("true",), "a b") Traceback
+        (most recent call last): ... choros.errors.InvalidInputError: the job's name 'a b' must begin with a letter and
+        have only letters, digits, _, . and -
     """
 
     command: tuple[str, ...]
@@ -86,28 +83,28 @@ class Job:
 
     def __post_init__(self) -> None:
         if not self.command:
-            raise BadInput("nothing to run: give a script, -m and a module, or a program")
+            raise InvalidInputError("nothing to run: give a script, -m and a module, or a program")
         if not _NAME.fullmatch(self.name):
-            raise BadInput(
+            raise InvalidInputError(
                 f"the job's name {self.name!r} must begin with a letter and have only letters, digits, _, . and -"
             )
         self._check_numbers()
         for option, text in {"--account": self.account, "--queue": self.queue, "--mpi": self.mpi}.items():
             if text and not _WORD.fullmatch(text):
-                raise BadInput(f"{option} must be one word, got {text!r}")
+                raise InvalidInputError(f"{option} must be one word, got {text!r}")
         if self.threads_per_core > _THREADS:
-            raise BadInput(
+            raise InvalidInputError(
                 f"--threads-per-core {self.threads_per_core}: no processor has more than {_THREADS} hardware threads "
                 "in a core; how many cores a rank gets is --cores"
             )
         if self.time and self.time <= self.signal:
-            raise BadInput(
+            raise InvalidInputError(
                 f"the limit of {self.time} s is over before the ranks could be told {self.signal} s ahead of it: give "
                 "a longer --time, or a shorter --signal (0 for none)"
             )
         for name, value in self.env:
             if not _VARIABLE.fullmatch(name):
-                raise BadInput(f"--env {name}={value}: a variable's name has letters, digits and _, as in K=V")
+                raise InvalidInputError(f"--env {name}={value}: a variable's name has letters, digits and _, as in K=V")
         self._check_lines()
         self._check_site()
 
@@ -117,7 +114,7 @@ class Job:
         for low, numbers in enumerate((zero, least)):
             for option, number in numbers.items():
                 if not low <= number <= _MOST:
-                    raise BadInput(f"{option} must be a whole number of {low} or more, got {number}")
+                    raise InvalidInputError(f"{option} must be a whole number of {low} or more, got {number}")
 
     def _check_lines(self) -> None:
         """Each of these becomes one line, or one word of one."""
@@ -127,10 +124,14 @@ class Job:
         for option, lines in texts.items():
             for line in lines:
                 if re.search(r"[\n\r\0]", line):
-                    raise BadInput(f"{option} must be one line, got {line!r}: give the option once for each line")
+                    raise InvalidInputError(
+                        f"{option} must be one line, got {line!r}: give the option once for each line"
+                    )
         for line in self.directives:
             if not line.startswith("-"):
-                raise BadInput(f"-o {line!r} is no directive, which begins with a dash, as in -o '-l filesystems=home'")
+                raise InvalidInputError(
+                    f"-o {line!r} is no directive, which begins with a dash, as in -o '-l filesystems=home'"
+                )
 
     def _check_site(self) -> None:
         site = self.site
@@ -139,14 +140,14 @@ class Job:
             "GPUs": (self.ranks_per_node * self.gpus, site.gpus_per_node),
         }.items():
             if have and what > have:
-                raise BadInput(
+                raise InvalidInputError(
                     f"{self.ranks_per_node} ranks a node would need {what} {node}, and a node of {site.name} has {have}"
                 )
         if site.needs_account and not self.account:
-            raise BadInput(f"{site.name} refuses a job without an account: give --account PROJECT")
+            raise InvalidInputError(f"{site.name} refuses a job without an account: give --account PROJECT")
         for begin, remedy in site.needs.items():
             if not any(line.replace(" ", "").startswith(begin.replace(" ", "")) for line in self.directives):
-                raise BadInput(f"{site.name} refuses a job without the directive {begin}...: {remedy}")
+                raise InvalidInputError(f"{site.name} refuses a job without the directive {begin}...: {remedy}")
 
     @property
     def size(self) -> int:
@@ -178,7 +179,7 @@ def parse_time(text: str) -> int:
             minutes to SLURM and LSF, seconds to PBS.
 
     Raises:
-        BadInput: it has none of these forms, or is 0.
+        InvalidInputError: it has none of these forms, or is 0.
 
     Example:
         >>> parse_time("1:30:00"), parse_time("90m"), parse_time("1-00:00:00")
@@ -188,5 +189,5 @@ def parse_time(text: str) -> int:
     parts = [int(part or 0) for part in found.groups()] if found else [0]
     seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not seconds:
-        raise BadInput(f"--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got {text!r}")
+        raise InvalidInputError(f"--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got {text!r}")
     return seconds

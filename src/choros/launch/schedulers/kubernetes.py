@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.scheduler import Scheduler
 from choros.launch.schedulers.shell_script import rank_script
@@ -23,7 +23,7 @@ def script(job: Job) -> str:
     """The manifest of a job.
 
     Raises:
-        BadInput: no image, or what Kubernetes has no place for.
+        InvalidInputError: no image, or what Kubernetes has no place for.
 
     Example:
         >>> import json
@@ -47,9 +47,9 @@ def _secret(job: Job) -> list[dict[str, Any]]:
 
 def _check(job: Job) -> None:
     if not job.image:
-        raise BadInput("Kubernetes runs containers: give --image, one with Choros and the script in it")
+        raise InvalidInputError("Kubernetes runs containers: give --image, one with Choros and the script in it")
     if job.kind not in KINDS:
-        raise BadInput(f"--kind {job.kind} is none of {', '.join(KINDS)}")
+        raise InvalidInputError(f"--kind {job.kind} is none of {', '.join(KINDS)}")
 
 
 def pods(job: Job) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.shell_script import rank_command
 
@@ -19,7 +19,7 @@ def launch_line(job: Job, hosts: str = "") -> str:
         hosts: the variable that names a file of hosts, for those that do not find it themselves.
 
     Raises:
-        BadInput: an MPI that is not known here.
+        InvalidInputError: an MPI that is not known here.
 
     Example:
         >>> launch_line(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=2), "PBS_NODEFILE")[:45]
@@ -27,7 +27,7 @@ def launch_line(job: Job, hosts: str = "") -> str:
     """
     mpi = job.mpi or "mpich"
     if mpi not in KNOWN:
-        raise BadInput(f"--mpi {mpi} is none of {', '.join(KNOWN)}, whose mpiexec is known")
+        raise InvalidInputError(f"--mpi {mpi} is none of {', '.join(KNOWN)}, whose mpiexec is known")
     bind = job.site.bind.get(str(job.ranks_per_node), job.site.bind.get("other", ""))
     if mpi == "pals":
         own = ["--ppn", str(job.ranks_per_node), "--depth", str(job.threads), *shlex.split(bind or "--cpu-bind depth")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 BY_MPI = ("slurm", "pbs", "lsf", "sge")  # where the ranks' MPI makes the line that starts them
 _BATCH = ("slurm", "pbs", "flux", "lsf", "sge")
@@ -40,26 +40,28 @@ def check_options(on: str, asked: Mapping[str, Any]) -> None:
         asked: each option and its value; None or an empty one was not given.
 
     Raises:
-        BadInput: one has no meaning there; says where it has one.
+        InvalidInputError: one has no meaning there; says where it has one.
 
     Example:
         >>> check_options("k8s", {"--image": "me/train:1", "--mpi": ""})
         >>> check_options("slurm", {"--image": "me/train:1"})
         Traceback (most recent call last):
         ...
-        choros.errors.BadInput: --image is for --on k8s: slurm has no use for it, leave it out
+        choros.errors.InvalidInputError: --image is for --on k8s: slurm has no use for it, leave it out
     """
     given = {name: value for name, value in asked.items() if value or (name == "--signal" and value is not None)}
     for name in given:
         where = _WHERE.get(name, (on,))
         if on not in where:
             why = _INSTEAD.get(on, f"{on} has no use for it, leave it out")
-            raise BadInput(f"{name} is for --on {', '.join(where)}: {why}")
+            raise InvalidInputError(f"{name} is for --on {', '.join(where)}: {why}")
         if name in _CONNECT and str(given.get("--master", "")).startswith("sc://"):
-            raise BadInput(
+            raise InvalidInputError(
                 f"{name} is for the cluster's own server where --master is {given['--master']}: leave it out"
             )
     if "--runtime" in given and given.get("--kind") != "trainjob":
-        raise BadInput("--runtime is that of a TrainJob: give --kind trainjob too, or leave it out")
+        raise InvalidInputError("--runtime is that of a TrainJob: give --kind trainjob too, or leave it out")
     if on in _CLOCKED and given.get("--signal") and "--time" not in given:
-        raise BadInput(f"--signal is told before the limit, and the script for {on} knows none: give --time too")
+        raise InvalidInputError(
+            f"--signal is told before the limit, and the script for {on} knows none: give --time too"
+        )

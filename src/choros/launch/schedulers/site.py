@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from importlib import resources
 from typing import Any
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def load_site(name: str = "generic") -> Site:
         name: as in ``site_names()``. Defaults to ``"generic"``, of which nothing is known.
 
     Raises:
-        BadInput: there is no such site.
+        InvalidInputError: there is no such site.
 
     Example:
         >>> load_site("perlmutter").gpu_order
@@ -92,7 +92,7 @@ def load_site(name: str = "generic") -> Site:
     if name not in site_names():
         near = get_close_matches(name.lower(), site_names(), 1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(site_names())}."
-        raise BadInput(f"there is no site {name!r}: {hint} Without --site nothing is supposed of the machine.")
+        raise InvalidInputError(f"there is no site {name!r}: {hint} Without --site nothing is supposed of the machine.")
     text = resources.files("choros.launch.schedulers").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
     return _read(tomllib.loads(text))
 
@@ -100,6 +100,6 @@ def load_site(name: str = "generic") -> Site:
 def _read(found: dict[str, Any]) -> Site:
     unknown = found.keys() - {each.name for each in fields(Site)}
     if unknown:
-        raise BadInput(f"the preset of {found.get('name')} has what no site has: {', '.join(sorted(unknown))}")
+        raise InvalidInputError(f"the preset of {found.get('name')} has what no site has: {', '.join(sorted(unknown))}")
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     return Site(**given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.scheduler import Scheduler
 
@@ -25,7 +25,7 @@ def script(job: Job) -> str:
         SPARK_REMOTE=sc://head exec python a.py
 
     Raises:
-        BadInput: what Spark does not have.
+        InvalidInputError: what Spark does not have.
     """
     _check(job)
     lines = ["#!/bin/bash", *([f"# Written by: {job.written_by}"] if job.written_by else []), *job.setup]
@@ -69,11 +69,11 @@ def _settings(job: Job) -> list[str]:
 def _check(job: Job) -> None:
     command = job.command
     if len(command) < 2 or not command[1].endswith((".py", ".pyz")):
-        raise BadInput(f"Spark runs Python scripts: give a file that ends in .py, not {shlex.join(command)}")
+        raise InvalidInputError(f"Spark runs Python scripts: give a file that ends in .py, not {shlex.join(command)}")
 
 
 def _attached(*_: object) -> list[str]:
-    raise BadInput("a job of Spark runs where it was submitted, and its output is there; end it by Ctrl-C")
+    raise InvalidInputError("a job of Spark runs where it was submitted, and its output is there; end it by Ctrl-C")
 
 
 SPARK = Scheduler(

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from choros.cluster import Slots, is_this_machine
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.call_io import create
 from choros.launch.local_job import Wish
 from choros.launch.process.rank_output import Output
@@ -37,7 +37,7 @@ def divide(size: int, slots: Slots) -> list[tuple[str, int]]:
             found.append((host, min(count, left)))
             left -= min(count, left)
     if left:
-        raise BadInput(f"{size} ranks were asked for, but the hosts have {size - left} slots")
+        raise InvalidInputError(f"{size} ranks were asked for, but the hosts have {size - left} slots")
     return found
 
 
@@ -68,7 +68,7 @@ def start_on_hosts(
         What has become of the run; the code is that of the rank that failed first, on whichever host.
 
     Raises:
-        BadInput: a wish that cannot be met; nothing was started.
+        InvalidInputError: a wish that cannot be met; nothing was started.
     """
     from choros.cluster.hardware.network_address import head_address
     from choros.comm.bootstrap.rendezvous import Rendezvous

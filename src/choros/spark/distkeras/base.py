@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from choros import algorithms
-from choros.errors import BadInput, warn
+from choros.errors import InvalidInputError, warn
 from choros.spark.distkeras.utils import history_executor, history_executors_average
 from choros.spark.feature_columns import check_frame, normalise
 from choros.spark.frame_trainer import train
@@ -52,7 +52,7 @@ class Trainer:
         loss_weights: Any = None,
     ) -> None:
         if isinstance(metrics, (str, int)) and not isinstance(metrics, bool):
-            raise BadInput(f"metrics={metrics!r}: name the arguments behind the loss, as in batch_size=64.")
+            raise InvalidInputError(f"metrics={metrics!r}: name the arguments behind the loss, as in batch_size=64.")
         self.master_model, self.loss, self.worker_optimizer = keras_model, loss, worker_optimizer
         self.metrics = ["accuracy"] if metrics is None else metrics
         self.loss_weights = loss_weights
@@ -85,8 +85,8 @@ class Trainer:
             The trained keras.Model; of ``EnsembleTrainer`` a list of them.
 
         Raises:
-            BadInput: something that cannot work.
-            WorkerFailed: a worker failed.
+            InvalidInputError: something that cannot work.
+            WorkerFailedError: a worker failed.
         """
         check_frame(dataframe)
         model, algorithm = self._compiled(), self.algorithm
@@ -134,7 +134,7 @@ class Trainer:
 
         given = self.master_model
         if not isinstance(given, keras.Model):
-            raise BadInput(f"keras_model is of type {type(given).__name__}: give a keras.Model.")
+            raise InvalidInputError(f"keras_model is of type {type(given).__name__}: give a keras.Model.")
         model = keras.models.clone_model(given)
         if given.built:
             model.set_weights(given.get_weights())
@@ -230,7 +230,9 @@ class DistributedTrainer(Trainer):
         names = [name for name, _ in self.own]
         values = dict(self.own) | dict(zip(names, more, strict=False))
         if wrong := [name for name in given if name not in (*names, "learning_rate")]:
-            raise BadInput(f"{type(self).__name__} has no argument {wrong[0]!r}: it has {', '.join(names) or 'none'}.")
+            raise InvalidInputError(
+                f"{type(self).__name__} has no argument {wrong[0]!r}: it has {', '.join(names) or 'none'}."
+            )
         values |= given
         for name, value in values.items():
             setattr(self, name, value)

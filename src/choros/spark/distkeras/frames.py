@@ -8,7 +8,7 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.spark.feature_columns import is_vector, quoted
 
 
@@ -27,10 +27,10 @@ def column(frame: Any, name: str) -> Any:
     """Return a column.
 
     Raises:
-        BadData: the frame has none of that name.
+        InvalidDataError: the frame has none of that name.
     """
     if name not in frame.columns:
-        raise BadData(f"The frame has no column {name!r}. It has {', '.join(frame.columns)}.")
+        raise InvalidDataError(f"The frame has no column {name!r}. It has {', '.join(frame.columns)}.")
     return F.col(quoted(name))
 
 
@@ -38,11 +38,13 @@ def array(frame: Any, name: str) -> Any:
     """Return a column of vectors or arrays as arrays of doubles.
 
     Raises:
-        BadData: it is neither.
+        InvalidDataError: it is neither.
     """
     found, kind = column(frame, name), frame.schema[name].dataType
     if is_vector(kind):
         return vector_to_array(found)
     if isinstance(kind, T.ArrayType):
         return found.cast("array<double>")
-    raise BadData(f"The column {name!r} is of type {kind.simpleString()}: give a column of vectors or of arrays.")
+    raise InvalidDataError(
+        f"The column {name!r} is of type {kind.simpleString()}: give a column of vectors or of arrays."
+    )

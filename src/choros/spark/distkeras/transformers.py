@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import functions as F
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.spark.distkeras.frames import array, column, legacy
 from choros.spark.feature_columns import quoted
 
@@ -48,7 +48,7 @@ class MinMaxTransformer(Transformer):
         is_vector: bool = True,
     ) -> None:
         if o_min == o_max:
-            raise BadInput(f"o_min and o_max are both {o_min}: give a range.")
+            raise InvalidInputError(f"o_min and o_max are both {o_min}: give a range.")
         self.o_max, self.n_max = float(o_max), float(n_max)
         self.scale = (n_max - n_min) / (o_max - o_min)
         self.input_column, self.output_column, self.is_vector = input_col, output_col, is_vector
@@ -125,7 +125,7 @@ class ReshapeTransformer(Transformer):
 
     def __init__(self, input_col: str, output_col: str, shape: Sequence[int]) -> None:
         if not shape or any(int(size) < 1 for size in shape):
-            raise BadInput(f"shape={tuple(shape)}: give whole numbers, 1 or more.")
+            raise InvalidInputError(f"shape={tuple(shape)}: give whole numbers, 1 or more.")
         self.input_column, self.output_column, self.shape = input_col, output_col, [int(size) for size in shape]
 
     def _transform(self, frame: Any) -> Any:

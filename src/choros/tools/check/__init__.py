@@ -9,7 +9,7 @@ from typing import Any
 from choros import algorithms
 from choros.data import StreamSource, make_source
 from choros.data.conversion import brings_targets
-from choros.errors import BadInput, UnknownAlgorithm
+from choros.errors import InvalidInputError
 from choros.tools.check.load import load_model, made_rows
 from choros.tools.check.report import CheckReport, Comparison, Difference
 from choros.tools.check.runs import Runs, Setting, few_rows
@@ -67,7 +67,7 @@ def check(  # noqa: D417 - those of fit are named together
         The report. ``report.passed``, ``report.exit_code`` and ``print(report)`` tell the verdict.
 
     Raises:
-        BadInput: arguments that cannot work. A model that a Trainer refuses is a verdict, not an error.
+        InvalidInputError: arguments that cannot work. A model that a Trainer refuses is a verdict, not an error.
         Exception: what plain ``model.fit`` raises, unchanged.
 
     Example:
@@ -82,14 +82,13 @@ def check(  # noqa: D417 - those of fit are named together
     numbers = [check_workers(number) for number in workers]
     check_model(model)
     check_numbers(seed, 0, None, None, 1)
-    try:
-        method = algorithms.by_name(algorithm)
-    except algorithms.UnknownAlgorithmError as error:
-        raise UnknownAlgorithm(str(error)) from None
+    method = algorithms.by_name(algorithm)
     if not numbers or (resume and epochs < 2):
-        raise BadInput(f"workers={workers!r} and epochs={epochs!r}: give one number or more, and 2 epochs or more.")
+        raise InvalidInputError(
+            f"workers={workers!r} and epochs={epochs!r}: give one number or more, and 2 epochs or more."
+        )
     if given := [name for name in _OWN if name in options]:
-        raise BadInput(f"check() sets {', '.join(given)} itself: leave that out.")
+        raise InvalidInputError(f"check() sets {', '.join(given)} itself: leave that out.")
     notes = []
     if x is None:
         x, y = made_rows(model)
@@ -98,7 +97,7 @@ def check(  # noqa: D417 - those of fit are named together
         batch_size, (x, y, sample_weight) = few_rows(x, y, sample_weight, batch_size, rows)
     source = make_source(x, y, sample_weight, options.get("class_weight"))
     if isinstance(source, StreamSource):
-        raise BadInput("check() reads its rows several times: give arrays or a PyDataset, not a generator.")
+        raise InvalidInputError("check() reads its rows several times: give arrays or a PyDataset, not a generator.")
     setting = Setting((x, y, sample_weight), batch_size or 16, epochs, seed, tolerance, method, options)
     lent = pool or WorkerPool(max(numbers), echo=False)
     try:

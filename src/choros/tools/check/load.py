@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.types import Array
 
 _BUILDERS = ("build", "make_model", "build_model")
@@ -25,16 +25,16 @@ def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
         The model, and (x, y, sample_weight) or fewer, empty where the file has no data.
 
     Raises:
-        BadInput: there is no such file, or no model in it.
+        InvalidInputError: there is no such file, or no model in it.
         Exception: what the file raises.
     """
     if not Path(path).is_file():
-        raise BadInput(f"There is no file {path}: give a Python file that defines `model` or `build()`.")
+        raise InvalidInputError(f"There is no file {path}: give a Python file that defines `model` or `build()`.")
     names = runpy.run_path(str(path), run_name="choros_check")
     builder = next((names[name] for name in _BUILDERS if callable(names.get(name))), None)
     model = names.get("model") if names.get("model") is not None else builder and builder()
     if model is None:
-        raise BadInput(
+        raise InvalidInputError(
             f"{path} defines no `model` and no `build()` or `make_model()`: give it one of them, outside of any "
             "`if __name__ == '__main__'` block, which is not run here."
         )
@@ -61,7 +61,7 @@ def made_rows(model: Any, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
         (x, y), nested as the model's inputs and outputs.
 
     Raises:
-        BadInput: the model has no symbolic inputs and outputs, as a subclassed one.
+        InvalidInputError: the model has no symbolic inputs and outputs, as a subclassed one.
     """
     import keras
 
@@ -72,7 +72,9 @@ def made_rows(model: Any, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
     else:
         inputs, outputs = getattr(model, "input", None), getattr(model, "output", None)
     if inputs is None or outputs is None:
-        raise BadInput(f"The model {model.name!r} has no symbolic inputs, so no rows can be drawn: give x and y.")
+        raise InvalidInputError(
+            f"The model {model.name!r} has no symbolic inputs, so no rows can be drawn: give x and y."
+        )
     random = np.random.default_rng(seed)
     tables = [layer.input_dim for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
 

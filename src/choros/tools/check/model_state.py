@@ -95,7 +95,7 @@ def switched_off(model: Any) -> Any:
     Rates of Keras' own random layers are 0 in the copy, and batch normalisation is frozen. The model is unchanged.
 
     Raises:
-        NotSerializable: the model cannot travel to a worker.
+        NotSerializableError: the model cannot travel to a worker.
     """
     copy = copy_model(model)
     for layer in copy._flatten_layers():

@@ -17,7 +17,7 @@ from choros.backends.driver_model import build_model
 from choros.data import Source, validation
 from choros.data.conversion import as_arrays
 from choros.data.tree import leaves, map_leaves
-from choros.errors import BadInput, WorkerFailed
+from choros.errors import InvalidInputError, WorkerFailedError
 from choros.tools.check.model_state import Snapshot, batch_statistics, random_layers, switched_off
 from choros.tools.check.reference_fit import Result, Setting, collect, differences, plain_fit
 from choros.tools.check.report import Comparison, Difference
@@ -43,7 +43,7 @@ class Runs:
         notes: a list for what limits the check.
 
     Raises:
-        BadInput: the model cannot take the data.
+        InvalidInputError: the model cannot take the data.
     """
 
     def __init__(self, model: Any, source: Source, setting: Setting, pool: WorkerPool, notes: list[str]) -> None:
@@ -99,7 +99,7 @@ class Runs:
         parts += [f"batch statistics of each worker's rows ({', '.join(normalising)})"] if normalising else []
         try:
             copy = switched_off(model)
-        except (BadInput, TypeError, ValueError):  # cannot be constructed again; the workers report it
+        except (InvalidInputError, TypeError, ValueError):  # cannot be constructed again; the workers report it
             copy = None
         if copy is not None:
             self.model = copy
@@ -160,11 +160,11 @@ class Runs:
         self.state.restore()
         try:
             result = train()
-        except WorkerFailed as error:
+        except WorkerFailedError as error:
             message = f"rank {error.rank} on {error.host or 'this machine'}: {error}"
             seconds = time.perf_counter() - begun
             return Comparison(run, reference, "failed", (), type(error).__name__, message, seconds), None
-        except BadInput as error:
+        except InvalidInputError as error:
             seconds = time.perf_counter() - begun
             return Comparison(run, reference, "refused", (), type(error).__name__, str(error), seconds), None
         verdict, found, message = judge(result)
@@ -200,7 +200,7 @@ def few_rows(
     """Return a batch size and so many rows, spread over those given.
 
     Raises:
-        BadData: the arrays do not fit together.
+        InvalidDataError: the arrays do not fit together.
     """
     validation.check(x, y, sample_weight)
     parts = (as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight"))

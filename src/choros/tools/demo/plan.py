@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from choros import algorithms
 from choros.cluster.hardware import usable_cores, variables
-from choros.errors import BadInput, UnknownAlgorithm
+from choros.errors import InvalidInputError
 
 BACKENDS = ("jax", "torch", "tensorflow")
 _NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -47,8 +47,8 @@ def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
         Objects with the settings that Choros ships.
 
     Raises:
-        UnknownAlgorithm: no algorithm has that name; the message gives the nearest one.
-        BadInput: the list is empty.
+        UnknownAlgorithmError: no algorithm has that name; the message gives the nearest one.
+        InvalidInputError: the list is empty.
 
     Example:
         >>> choose("Single, local-sgd,single")
@@ -58,19 +58,15 @@ def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
         return tuple(kind() for kind in algorithms.ALL)
     asked = [name.strip() for name in names.split(",") if name.strip()]
     if not asked:
-        raise BadInput(f"--algorithms {names!r} names none: give a list such as 'single,allreduce,aeasgd'.")
-    try:
-        return tuple(dict.fromkeys(algorithms.by_name(name) for name in asked))
-    except algorithms.UnknownAlgorithmError as error:
-        text = str(error)
-        raise UnknownAlgorithm(text[:1].upper() + text[1:]) from None
+        raise InvalidInputError(f"--algorithms {names!r} names none: give a list such as 'single,allreduce,aeasgd'.")
+    return tuple(dict.fromkeys(algorithms.by_name(name) for name in asked))
 
 
 def choose_backend(asked: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """Return the backend that was asked for, else that of ``KERAS_BACKEND``, else the first that is installed.
 
     Raises:
-        BadInput: it is not installed; the message names the extra that brings it.
+        InvalidInputError: it is not installed; the message names the extra that brings it.
 
     Example:
         >>> choose_backend(None, {"KERAS_BACKEND": "jax"})
@@ -78,9 +74,11 @@ def choose_backend(asked: str | None, environment: Mapping[str, str] = os.enviro
     """
     backend = asked or environment.get("KERAS_BACKEND") or next(filter(_installed, BACKENDS), "jax")
     if backend not in BACKENDS:
-        raise BadInput(f"KERAS_BACKEND is {backend!r}: the demo runs on {', '.join(BACKENDS)}; give --backend.")
+        raise InvalidInputError(
+            f"KERAS_BACKEND is {backend!r}: the demo runs on {', '.join(BACKENDS)}; give --backend."
+        )
     if not _installed(backend):
-        raise BadInput(f'The backend {backend} is not installed: pip install "choros[{backend},demo]".')
+        raise InvalidInputError(f'The backend {backend} is not installed: pip install "choros[{backend},demo]".')
     return backend
 
 
@@ -88,11 +86,13 @@ def check_installed(modules: Iterable[str] = _NEEDED) -> None:
     """Refuse to begin what could not be finished.
 
     Raises:
-        BadInput: scikit-learn or matplotlib is missing; the message names the extra that brings them.
+        InvalidInputError: scikit-learn or matplotlib is missing; the message names the extra that brings them.
     """
     missing = [_NEEDED.get(module, module) for module in modules if not _installed(module)]
     if missing:
-        raise BadInput(f'The demo needs {" and ".join(missing)}, not installed here: pip install "choros[demo]".')
+        raise InvalidInputError(
+            f'The demo needs {" and ".join(missing)}, not installed here: pip install "choros[demo]".'
+        )
 
 
 def prepare(backend: str, workers: int) -> int | None:
@@ -108,11 +108,11 @@ def prepare(backend: str, workers: int) -> int | None:
         The threads of each worker, None where the user's own variables say it.
 
     Raises:
-        BadInput: Keras was already imported in this process with another backend.
+        InvalidInputError: Keras was already imported in this process with another backend.
     """
     running = sys.modules.get("keras")
     if running is not None and running.backend.backend() != backend:
-        raise BadInput(
+        raise InvalidInputError(
             f"Keras already runs on {running.backend.backend()} in this process: start the demo in a new one."
         )
     os.environ["KERAS_BACKEND"] = backend

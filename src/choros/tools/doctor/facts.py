@@ -13,7 +13,7 @@ from choros.cluster.hardware.gpus import count_gpus
 from choros.cluster.hardware.interfaces import interfaces
 from choros.cluster.hardware.thread_env import NAMES
 from choros.comm.bootstrap.select import MPI, SHARED, choose
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.tools.doctor import limits, network_facts
 
 # What one rank says of itself, as JSON holds it.
@@ -79,7 +79,7 @@ def _group(place: Place) -> tuple[str, str]:
         return "none needed: one rank", ""
     try:
         choice = choose(place)
-    except BadInput as error:
+    except InvalidInputError as error:
         return f"none: {error}", ""
     return choice.words, {SHARED: "shared memory", MPI: "MPI"}.get(choice.kind, "the package's")
 

@@ -29,7 +29,7 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
         The report: that of rank 0, else what can be said from what each rank left.
 
     Raises:
-        BadInput: this process is a rank itself.
+        InvalidInputError: this process is a rank itself.
     """
     check_outside("run choros doctor without -n there")
     memories: list[int] = []

@@ -17,7 +17,7 @@ import numpy as np
 from choros.comm.shm.futex import fence
 from choros.comm.shm.group_header import holder
 from choros.comm.shm.segment import Segment
-from choros.errors import MeetingTimeout
+from choros.errors import CommTimeoutError
 from choros.training.spec import Orders
 from choros.types import Array
 
@@ -250,7 +250,7 @@ class Noticeboard:
         """Hold the lock; the kernel frees it when its holder dies.
 
         Raises:
-            MeetingTimeout: another process holds it, alive but stopped.
+            CommTimeoutError: another process holds it, alive but stopped.
         """
         limit = time.monotonic() + self.timeout
         while True:
@@ -259,7 +259,7 @@ class Noticeboard:
                 break
             except (BlockingIOError, PermissionError):
                 if time.monotonic() > limit:
-                    raise MeetingTimeout(
+                    raise CommTimeoutError(
                         f"the noticeboard of this run has been held for {self.timeout:g} s by process "
                         f"{holder(self.segment.fd, 0)}, which is alive, but stopped: see what it is doing."
                     ) from None

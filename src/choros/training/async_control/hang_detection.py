@@ -12,7 +12,7 @@ import numpy as np
 
 from choros.comm.shm.group_header import last_at_barriers
 from choros.comm.shm.segment import Segment
-from choros.errors import MeetingTimeout
+from choros.errors import CommTimeoutError
 from choros.training.async_control.center_snapshots import has_room
 from choros.types import Array
 
@@ -112,10 +112,10 @@ class JobHangs:
         """Look at the heartbeats, if the last look was a second ago.
 
         Raises:
-            MeetingTimeout: a rank hangs; ``missing`` holds its number.
+            CommTimeoutError: a rank hangs; ``missing`` holds its number.
         """
         if time.monotonic() - self._looked >= _OFTEN and (late := self._late()):
-            raise MeetingTimeout(self._text(late), tuple(late))
+            raise CommTimeoutError(self._text(late), tuple(late))
 
     @contextmanager
     def watching(self, give_up: Callable[[str], None]) -> Iterator[None]:

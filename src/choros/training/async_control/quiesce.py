@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from choros.errors import MeetingTimeout
+from choros.errors import CommTimeoutError
 from choros.training.async_control.control_block import DONE
 from choros.training.async_control.supervisor import CentreKeeper
 
@@ -66,7 +66,7 @@ class Resting:
         """Rest, if that is asked for.
 
         Raises:
-            MeetingTimeout: it does not end.
+            CommTimeoutError: it does not end.
         """
         number, end = self.board.halted, time.monotonic() + self.timeout
         if not number:
@@ -74,7 +74,7 @@ class Resting:
         self.board.rest(self.rank, number)
         while self.board.halted == number and self.board.code is None:
             if time.monotonic() > end:
-                raise MeetingTimeout(f"rank 0 has been keeping the state of the centre for {self.timeout:g} s.")
+                raise CommTimeoutError(f"rank 0 has been keeping the state of the centre for {self.timeout:g} s.")
             time.sleep(_LOOK)
 
     def done(self) -> None:

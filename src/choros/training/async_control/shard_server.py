@@ -24,7 +24,7 @@ from choros.cluster.hardware import raise_descriptors
 from choros.comm.shm.segment import Segment
 from choros.comm.tcp.auth_socket import Door, listener
 from choros.comm.tcp.rpc import Channel
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 from choros.launch.process.failure_report import signalled
 from choros.param_server import sharded_snapshot
 from choros.param_server.shard_service import ServedCentre
@@ -50,7 +50,7 @@ class Server:
         place: str. Where the others reach it, also the next one.
 
     Raises:
-        PeerFailed: it could not start; what it said is above.
+        PeerLostError: it could not start; what it said is above.
     """
 
     def __init__(self, told: dict[str, Any], fds: Sequence[int], rank: int = 0) -> None:
@@ -63,7 +63,9 @@ class Server:
         assert self._process.stdout is not None  # noqa: S101 - a pipe, as asked
         if not self._process.stdout.readline():
             self.close()
-            raise PeerFailed(f"The server of the centre on {os.uname().nodename} did not start: see what it printed.")
+            raise PeerLostError(
+                f"The server of the centre on {os.uname().nodename} did not start: see what it printed."
+            )
         threading.Thread(target=self._watch, name="choros-server", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:

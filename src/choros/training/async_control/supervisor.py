@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 from choros.param_server import snapshot
 from choros.param_server.shared_memory import SharedCentre
 from choros.training.async_control.recovery import state_of
@@ -107,7 +107,7 @@ class Nurse(CentreKeeper):
         place = snapshot.place_of(self.near, rank)
         failure = engine.pool.failure(rank, event)
         if rank in self.hung:
-            failure = WorkerFailed(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
+            failure = WorkerFailedError(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
         self.mender.count(failure, place, whole=False)
         engine.pool.replace(rank)
         engine.ready.discard(rank)

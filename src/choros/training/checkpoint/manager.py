@@ -18,7 +18,7 @@ from choros.backends.optimizers import model_variables
 from choros.consistency.model_fingerprint import first_difference, layers_of, named
 from choros.consistency.rank_agreement import digest, optimizer_of
 from choros.data.array_source import ArraySource
-from choros.errors import BadInput, CheckpointFailed
+from choros.errors import CheckpointError, InvalidInputError
 from choros.training.checkpoint import Checkpoint
 from choros.training.checkpoint.snapshot import Part, State
 from choros.training.spec import Job
@@ -69,8 +69,8 @@ class Saver:
             lead: whether this process writes, and says what is done.
 
         Raises:
-            BadInput: the checkpoint is another training's.
-            CheckpointFailed: none can be written.
+            InvalidInputError: the checkpoint is another training's.
+            CheckpointError: none can be written.
         """
         if self.checkpoint is None and not restarts:
             return job
@@ -89,7 +89,7 @@ class Saver:
             self.check(saved.facts["run"], saved.path)
             self.latest = State.of(saved.facts, saved.arrays)
             if job.fold_seed not in (None, saved.facts["seed"]):
-                raise BadInput(
+                raise InvalidInputError(
                     f"{saved.path} is of a training with seed={saved.facts['seed']!r}; this one has {job.fold_seed!r}. "
                     "Give that one, or none."
                 )
@@ -111,18 +111,18 @@ class Saver:
         """Refuse a checkpoint of another training.
 
         Raises:
-            BadInput: names what differs.
+            InvalidInputError: names what differs.
         """
         for name, now in self._run.items():
             if name == "layers":
                 if problem := first_difference(then.get(name, now), now):
-                    raise BadInput(
+                    raise InvalidInputError(
                         f"{path} is of a training of another model than this one: {problem}. Go on with the same "
                         "model, or give another directory."
                     )
             elif then.get(name) != now:
                 word, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
-                raise BadInput(
+                raise InvalidInputError(
                     f"{path} is of a training with {word}={was!r}; this one has {new!r}. Go on with the same settings "
                     "and data, or give another directory."
                 )
@@ -195,7 +195,7 @@ class Saver:
         """Keep a whole state, and have it written.
 
         Raises:
-            CheckpointFailed: an earlier one could not be written.
+            CheckpointError: an earlier one could not be written.
         """
         self.look()
         state.facts.setdefault("begun", state.facts["epoch"] < self._epochs)  # callbacks were told of that epoch
@@ -238,7 +238,7 @@ class Saver:
         """Return when all is written.
 
         Raises:
-            CheckpointFailed: it could not be.
+            CheckpointError: it could not be.
         """
         with self._wake:
             self._ending = True
@@ -246,7 +246,7 @@ class Saver:
         if self._thread is not None:
             self._thread.join(_WRITTEN)
             if self._thread.is_alive():
-                raise CheckpointFailed(f"A checkpoint is still being written after {_WRITTEN:.0f} s: is the disk well?")
+                raise CheckpointError(f"A checkpoint is still being written after {_WRITTEN:.0f} s: is the disk well?")
             self._thread = None
         self._ending = False
         self.look()

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from choros.errors import AGAIN, BadInput
+from choros.errors import AGAIN, InvalidInputError
 from choros.training.checkpoint.store import Store
 
 
@@ -41,7 +41,7 @@ class Checkpoint:
             and SIGUSR2.
 
     Raises:
-        BadInput: an argument, or ``CHOROS_STOP_AT``, has no valid value.
+        InvalidInputError: an argument, or ``CHOROS_STOP_AT``, has no valid value.
 
     Example:
         >>> Checkpoint("state", every=timedelta(seconds=30)).rule
@@ -61,9 +61,11 @@ class Checkpoint:
         self.signals = tuple(dict.fromkeys(signals))
         unknown = [name for name in self.signals if name not in signal.Signals.__members__]
         if unknown:
-            raise BadInput(f"{', '.join(unknown)} is no signal: give names such as SIGTERM.")
+            raise InvalidInputError(f"{', '.join(unknown)} is no signal: give names such as SIGTERM.")
         if refused := [name for name in self.signals if name in ("SIGKILL", "SIGSTOP")]:
-            raise BadInput(f"{', '.join(refused)} cannot be caught by a process: give other signals, such as SIGTERM.")
+            raise InvalidInputError(
+                f"{', '.join(refused)} cannot be caught by a process: give other signals, such as SIGTERM."
+            )
         self.rule: dict[str, Any] = rule_of(every)
         self._end = stop_time()
         self._told = False
@@ -116,7 +118,7 @@ def stop_time() -> float:
     """Return the time limit in ``CHOROS_STOP_AT``, in seconds since 1970; infinity if there is none.
 
     Raises:
-        BadInput: it is not a number.
+        InvalidInputError: it is not a number.
     """
     text = os.environ.get("CHOROS_STOP_AT", "")
     try:
@@ -124,7 +126,7 @@ def stop_time() -> float:
     except ValueError:
         seconds = math.nan
     if math.isnan(seconds):
-        raise BadInput(f"CHOROS_STOP_AT={text}: give a time in seconds since 1970 (date +%s), or unset it.")
+        raise InvalidInputError(f"CHOROS_STOP_AT={text}: give a time in seconds since 1970 (date +%s), or unset it.")
     return seconds
 
 
@@ -141,7 +143,7 @@ def rule_of(every: Any) -> dict[str, Any]:
         return {"seconds": every.total_seconds()}
     if isinstance(every, int) and not isinstance(every, bool) and every > 0:
         return {"batches": every}
-    raise BadInput(f"every={every!r}: give 'epoch', a number of global batches, or a datetime.timedelta.")
+    raise InvalidInputError(f"every={every!r}: give 'epoch', a number of global batches, or a datetime.timedelta.")
 
 
 def checkpoint_of(given: Any) -> Checkpoint | None:
@@ -150,4 +152,6 @@ def checkpoint_of(given: Any) -> Checkpoint | None:
         return given
     if isinstance(given, (str, os.PathLike)):
         return Checkpoint(given)
-    raise BadInput(f"checkpoint={given!r}: give a directory, or choros.Checkpoint(directory, every=..., keep=...).")
+    raise InvalidInputError(
+        f"checkpoint={given!r}: give a directory, or choros.Checkpoint(directory, every=..., keep=...)."
+    )

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from choros.errors import BadInput, CheckpointFailed
+from choros.errors import CheckpointError, InvalidInputError
 from choros.types import Array, dtype_of
 
 _MAGIC = b"choros checkpoint 1\n"
@@ -59,7 +59,7 @@ class Store:
         keep: int. The number of files to keep. Defaults to 3.
 
     Raises:
-        BadInput: ``keep`` is not a positive integer.
+        InvalidInputError: ``keep`` is not a positive integer.
 
     Example:
         >>> import tempfile
@@ -74,7 +74,7 @@ class Store:
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise BadInput(f"keep={keep!r}: give the number of checkpoints to keep, 1 or more.")
+            raise InvalidInputError(f"keep={keep!r}: give the number of checkpoints to keep, 1 or more.")
         self.directory, self.keep = Path(directory), keep
 
     def paths(self) -> list[Path]:
@@ -95,7 +95,7 @@ class Store:
             Path. The new file.
 
         Raises:
-            CheckpointFailed: the disk is full, or the directory cannot be read or written. Earlier files are intact.
+            CheckpointError: the disk is full, or the directory cannot be read or written. Earlier files are intact.
         """
         before: list[Path] = []
         new = self._temporary(0)
@@ -122,7 +122,7 @@ class Store:
         """Write one block to a temporary file, and remove the file.
 
         Raises:
-            CheckpointFailed: the directory cannot be written, or the disk is full.
+            CheckpointError: the directory cannot be written, or the disk is full.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -140,19 +140,19 @@ class Store:
         """Return the content of the newest undamaged file, or None. Report damaged files on stderr.
 
         Raises:
-            CheckpointFailed: the directory or a file cannot be read. Its content may be good, so no older file is used.
+            CheckpointError: the directory or a file cannot be read. Its content may be good, so no older file is used.
         """
         path = self.directory
         try:
             for path in reversed(self.paths()):
                 try:
                     return read(path)
-                except (CheckpointFailed, FileNotFoundError) as error:
+                except (CheckpointError, FileNotFoundError) as error:
                     print(f"choros: {path} is left out: {error}", file=sys.stderr, flush=True)
         except (OSError, MemoryError) as error:
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
             remedy = "" if path == self.directory else ", or move it away to resume from an older checkpoint"
-            raise CheckpointFailed(
+            raise CheckpointError(
                 f"{path} could not be read on {os.uname().nodename} ({reason}). Make it readable{remedy}."
             ) from error
         return None
@@ -188,9 +188,9 @@ class Store:
                 new.unlink()
             return path
 
-    def _failed(self, error: OSError, last: str) -> CheckpointFailed:
+    def _failed(self, error: OSError, last: str) -> CheckpointError:
         remedy = "Free space there, or give" if error.errno in _FULL else "Give"
-        return CheckpointFailed(
+        return CheckpointError(
             f"A checkpoint could not be written to {self.directory} on {os.uname().nodename} "
             f"({error.strerror or error}); {last}. {remedy} another directory."
         )
@@ -203,18 +203,18 @@ def read(path: Path) -> Saved:
         path: Path.
 
     Raises:
-        CheckpointFailed: the file is damaged, or is not a checkpoint.
+        CheckpointError: the file is damaged, or is not a checkpoint.
         OSError: the file cannot be read.
         MemoryError: its content does not fit into memory.
     """
     if not path.is_file():  # opening a pipe would block
-        raise CheckpointFailed("it is not a regular file")
+        raise CheckpointError("it is not a regular file")
     start = len(_MAGIC) + _LENGTH
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         # The magic line comes first: a file of another kind may be larger than memory.
         if size < start + _DIGEST or file.read(len(_MAGIC)) != _MAGIC:
-            raise CheckpointFailed("it is not a whole checkpoint of Choros, or it has another version")
+            raise CheckpointError("it is not a whole checkpoint of Choros, or it has another version")
         file.seek(0)
         whole = np.empty(size, np.uint8)  # np.fromfile would take a disk error for the end of the file
         rest = whole.data
@@ -222,7 +222,7 @@ def read(path: Path) -> Saved:
             rest = rest[count:]
     content = whole[:-_DIGEST]
     if len(rest) or hashlib.blake2b(content.data, digest_size=_DIGEST).digest() != whole[-_DIGEST:].tobytes():
-        raise CheckpointFailed("it is truncated or altered: the checksum differs")
+        raise CheckpointError("it is truncated or altered: the checksum differs")
     try:
         length = int.from_bytes(content[len(_MAGIC) : start].tobytes(), "little")
         header = json.loads(content[start : start + length].tobytes())
@@ -237,7 +237,7 @@ def read(path: Path) -> Saved:
             arrays.append(array)
         return Saved(path, dict(header["facts"]), arrays)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, MemoryError) as error:
-        raise CheckpointFailed(f"its header cannot be read ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"its header cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _others(pid: int) -> bool:

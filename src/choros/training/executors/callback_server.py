@@ -19,7 +19,7 @@ from choros.backends.optimizers import model_variables
 from choros.cluster.hardware.network_address import head_address
 from choros.comm.tcp.auth_socket import Door
 from choros.comm.tcp.rpc import Channel
-from choros.errors import ChorosError, MeetingTimeout, PeerFailed
+from choros.errors import ChorosError, CommTimeoutError, PeerLostError
 from choros.training.callback_runner import Conductor
 from choros.training.payload import put, shown
 from choros.training.spec import Job
@@ -55,8 +55,8 @@ class Line(ABC):
         """Bring into the model the weights that came last; in the middle of an epoch rank 0 is asked for them.
 
         Raises:
-            PeerFailed: it has gone.
-            MeetingTimeout: it does not answer.
+            PeerLostError: it has gone.
+            CommTimeoutError: it does not answer.
         """
         if epoch is None and self._asking is not None:
             self._asking.put(({"show": True}, []))
@@ -70,9 +70,9 @@ class Line(ABC):
                 if heard is not None:
                     self._later.append(heard)
                 if heard is not None and heard[0] == 0 and heard[1]["event"] in ("failed", "gone"):
-                    raise PeerFailed("rank 0 has ended while a callback read its weights: see what it printed.")
+                    raise PeerLostError("rank 0 has ended while a callback read its weights: see what it printed.")
                 if time.monotonic() > limit:
-                    raise MeetingTimeout(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")
+                    raise CommTimeoutError(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")
         put(self.model, self.latest)
 
     @contextmanager
@@ -110,9 +110,9 @@ class Line(ABC):
             try:
                 told = back.get(timeout=threading.TIMEOUT_MAX)
             except queue.Empty:
-                raise MeetingTimeout("The callbacks did not end.") from None
+                raise CommTimeoutError("The callbacks did not end.") from None
             if told is None:
-                raise PeerFailed("It has ended the run.")
+                raise PeerLostError("It has ended the run.")
             return told
 
         channel.answer(reply)

@@ -29,7 +29,7 @@ from choros.comm.hierarchical_group import hosts_of
 from choros.comm.single_rank_group import LocalGroup
 from choros.consistency.rank_agreement import agree, facts_of
 from choros.data import FileSource
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 from choros.param_server.shared_memory import SharedCentre
 from choros.training.async_control.center_snapshots import SLOTS
 from choros.training.async_control.hang_detection import JobHangs
@@ -257,7 +257,7 @@ class JoinedReporter:
         """Wait until all ranks have arrived. An asynchronous rank waits as long as the others make steps.
 
         Raises:
-            PeerFailed: a rank has ended, or hangs.
+            PeerLostError: a rank has ended, or hangs.
         """
         if self.hangs is None:
             self.base.barrier()
@@ -424,7 +424,7 @@ def _wait_for_the_others(reporter: JoinedReporter) -> None:
         reporter.see_out()
     try:
         reporter.wait_for_all()
-    except PeerFailed:
+    except PeerLostError:
         reporter.leave()
         raise
 

@@ -27,7 +27,7 @@ from choros.backends.replica_state import Groups
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
 from choros.data import StreamSource, serialization
-from choros.errors import BadInput, MeetingTimeout, PeerFailed, WorkerFailed
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
 from choros.param_server.shared_memory import SharedCentre
 from choros.training.async_control.best_member import Best, best_of
 from choros.training.async_control.center_snapshots import Snapshots
@@ -49,8 +49,8 @@ from choros.training.worker.setup import create_meeting
 from choros.types import Array
 
 _SECOND_HAND = (
-    "choros.errors.PeerFailed",
-    "choros.errors.MeetingTimeout",
+    "choros.errors.PeerLostError",
+    "choros.errors.CommTimeoutError",
 )  # errors that only tell of another rank's failure
 _LOOK = 0.25  # seconds between two looks at heartbeats while records of batches come
 
@@ -163,7 +163,7 @@ class Engine:
         """Train; returns the record of the run, with the model trained.
 
         Raises:
-            WorkerFailed: a worker raised, died or hung.
+            WorkerFailedError: a worker raised, died or hung.
         """
         with self.workers.lent(), self.saver.listening(self.ask):
             self.conductor.fetch = self.fetch
@@ -172,7 +172,7 @@ class Engine:
                 try:
                     self.pool = self.mender.start(self.workers)
                     return self._run()
-                except WorkerFailed as error:
+                except WorkerFailedError as error:
                     if not self.again(error):
                         raise
 
@@ -180,7 +180,7 @@ class Engine:
         """Have the workers leave their state, with which this process ends."""
         self.board.ask()
 
-    def again(self, error: WorkerFailed) -> bool:
+    def again(self, error: WorkerFailedError) -> bool:
         """After a failure: make all ready to go on from where they left their state; False where that cannot be."""
         if not self.mender.retry:
             return False
@@ -208,7 +208,7 @@ class Engine:
             self.fetch()
             self.conductor.end()
             raise
-        except WorkerFailed:
+        except WorkerFailedError:
             if not self.mender.retry:
                 self.workers.kill()
             for variable, value in zip(self.variables, self.given, strict=False):  # none where all workers have ended
@@ -373,19 +373,19 @@ class Engine:
         """Return the next event of any worker, or None.
 
         Raises:
-            PeerFailed: all workers have ended, and nothing is left to be told of them.
+            PeerLostError: all workers have ended, and nothing is left to be told of them.
         """
         if self.later:
             return self.later.popleft()
         try:
             return self.pool.receive(timeout)
-        except MeetingTimeout:
+        except CommTimeoutError:
             return None
 
     def tell(self, orders: Orders, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Give orders: to all who wait for them, and on the board for those who never wait."""
         if orders.weights and self.job.ensemble and not everyone:
-            raise BadInput(
+            raise InvalidInputError(
                 "A callback has set weights of an Ensemble, whose members never take any: set those that all are to "
                 "begin with before training begins, or use an algorithm whose workers meet."
             )
@@ -401,7 +401,7 @@ class Engine:
 
     def say(self, rank: int, message: dict[str, Any]) -> None:
         """Send a worker a message; where it has ended, its ``died`` event says so, and nothing is raised here."""
-        with suppress(PeerFailed):
+        with suppress(PeerLostError):
             self.pool.send(rank, message)
 
     # -- weights
@@ -456,7 +456,7 @@ class Engine:
         """Have a rank that waits for orders write its weights for the callbacks that touch them.
 
         Raises:
-            WorkerFailed: it has failed.
+            WorkerFailedError: it has failed.
         """
         for who, event, _ in self.later:
             if who == rank and event["event"] in ("failed", "died"):
@@ -464,7 +464,7 @@ class Engine:
         self.say(rank, {"show": True})
         limit = time.monotonic() + self.job.timeout
         while time.monotonic() < limit:
-            with suppress(MeetingTimeout):
+            with suppress(CommTimeoutError):
                 who, event, blobs = self.pool.receive(0.5)
                 if who == rank and event["event"] == "weights":
                     self.conductor.show_metrics(event["held"])
@@ -472,7 +472,7 @@ class Engine:
                 if who == rank and event["event"] in ("failed", "died"):
                     self.fail(who, event)
                 self.later.append((who, event, blobs))
-        raise MeetingTimeout(
+        raise CommTimeoutError(
             f"rank {rank} has not written the weights that a callback reads in {self.job.timeout:g} s."
         )
 
@@ -491,11 +491,11 @@ class Engine:
         while any(map(missing, wanted)):
             try:
                 rank, event, blobs = self.pool.receive(0.5)
-            except MeetingTimeout:
+            except CommTimeoutError:
                 if time.monotonic() > limit:
                     return
                 continue
-            except PeerFailed:  # all have ended
+            except PeerLostError:  # all have ended
                 return
             if event["event"] == "optimizer":
                 self.take_optimizer(rank, *from_blobs(event["part"], blobs))
@@ -570,7 +570,7 @@ class Engine:
         while len(gone) < self.job.workers and time.monotonic() < deadline:
             try:
                 found = self.next(0.2)
-            except PeerFailed:  # those that are missing had done their work before they ended
+            except PeerLostError:  # those that are missing had done their work before they ended
                 break
             if found is None:
                 continue
@@ -592,7 +592,7 @@ class Engine:
         rank = hung_rank(beats, self.meeting if self.centre is None else None) if rank is None else rank
         self.mender.unfit = set(self.ranks)
         self.mender.judge({})
-        raise WorkerFailed(
+        raise WorkerFailedError(
             f"Worker {rank} of {self.job.workers} has done no step for {limit:.0f} s (it had done {int(beats[rank])}); "
             "the run was ended. If a step really takes that long, give the Trainer a larger timeout.",
             rank=rank,

@@ -16,7 +16,7 @@ import numpy as np
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
 from choros.data import serialization
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 from choros.launch.process.failure_report import failure, is_echo
 from choros.launch.specs import How, Launcher, Started
 from choros.training.checkpoint.manager import Saver
@@ -61,7 +61,7 @@ class Home(Line):
         """Train; returns the record of the run, with the model trained.
 
         Raises:
-            WorkerFailed: a rank raised, died or could not be started; the model is as it was.
+            WorkerFailedError: a rank raised, died or could not be started; the model is as it was.
         """
         startup = time.perf_counter() - self.plan.begun
         with CodeFolder([self.cargo.model.code, *self.cargo.blobs]) as folder, self.saver.listening(self.asked.set):
@@ -70,7 +70,7 @@ class Home(Line):
                 try:
                     tallies, losses, met = self._attempt()
                     break
-                except WorkerFailed as error:
+                except WorkerFailedError as error:
                     if not self.again(error):
                         raise
         put(self.model, self.latest)
@@ -98,7 +98,7 @@ class Home(Line):
                 self.dismiss()
                 process.end(self.patience)
 
-    def again(self, error: WorkerFailed) -> bool:
+    def again(self, error: WorkerFailedError) -> bool:
         """Make ready to start all ranks again, from the last state; False where that cannot be."""
         if not (self.mender.retry and self.hosts):  # a launcher that starts none will not do better
             return False
@@ -158,7 +158,7 @@ class Home(Line):
                 if process.code() is not None:
                     self.ended(process, done)
                 if not self.hosts and time.monotonic() - begun > self.job.first_timeout:
-                    raise WorkerFailed(
+                    raise WorkerFailedError(
                         f"{self.launcher} has started no rank for {self.job.first_timeout:.0f} s.", rank=0
                     )
                 continue
@@ -215,7 +215,7 @@ class Home(Line):
         """Raise for a launcher that ended before the ranks had done their work."""
         said = "\n".join(self.said)
         self.mender.judge({})
-        raise WorkerFailed(
+        raise WorkerFailedError(
             f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had come "
             f"and {len(done)} had done their work. The last lines that it printed:\n{said}",
             rank=min(set(range(self.job.workers)) - done.keys()),

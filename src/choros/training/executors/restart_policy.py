@@ -6,12 +6,20 @@ import sys
 import time
 from typing import Any
 
-from choros.errors import WorkerFailed
+from choros.errors import WorkerFailedError
 from choros.launch.process.worker_pool import Pool
 from choros.training.executors.worker_pool import WorkerPool
 from choros.training.run_record import Restart
 
-_OWN_FAULT = ("BadInput", "UnknownAlgorithm", "Unstable", "NotExact", "NotSerializable", "BadData", "RanksDiffer")
+_OWN_FAULT = (
+    "InvalidInputError",
+    "UnknownAlgorithmError",
+    "UnstableAlgorithmError",
+    "InexactLossError",
+    "NotSerializableError",
+    "InvalidDataError",
+    "RankMismatchError",
+)
 
 
 class Mender:
@@ -41,7 +49,7 @@ class Mender:
         self.missing = list(event.get("missing", ()))
         self.retry = self.left > 0 and str(event.get("type", "")).rpartition(".")[2] not in _OWN_FAULT
 
-    def count(self, error: WorkerFailed, place: tuple[int, int] | None, whole: bool) -> None:
+    def count(self, error: WorkerFailedError, place: tuple[int, int] | None, whole: bool) -> None:
         """Count a restart, and say so on stderr.
 
         Args:
@@ -69,11 +77,11 @@ class Mender:
         """Start the workers, with new processes for ``unfit`` ranks.
 
         Raises:
-            WorkerFailed: a worker ended during start-up. ``retry`` tells whether another attempt is possible.
+            WorkerFailedError: a worker ended during start-up. ``retry`` tells whether another attempt is possible.
         """
         try:
             pool = workers.start(self.unfit)
-        except WorkerFailed:
+        except WorkerFailedError:
             self.judge({})  # processes that start read no input of the user's, so none of these errors repeats itself
             raise
         self.unfit = set()

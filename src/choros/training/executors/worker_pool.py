@@ -13,7 +13,7 @@ from typing import Any
 from choros.cluster.hardware import physical_cores, plan, variables
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
 from choros.cluster.hardware.gpus import GIVEN, Gpu, showing, usable_gpus
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.launch.process.worker_pool import Pool
 
 
@@ -35,7 +35,7 @@ class WorkerPool:
         echo: bool. Whether what workers print is shown, marked with their rank. Defaults to True.
 
     Raises:
-        BadInput: settings that cannot work.
+        InvalidInputError: settings that cannot work.
 
     Example:
         >>> import choros
@@ -60,9 +60,9 @@ class WorkerPool:
             workers = default_workers(self.backend, devices, devices_per_worker)
         self.size = check_workers(workers)
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise BadInput(f"threads={threads!r}: give a whole number, 1 or more.")
+            raise InvalidInputError(f"threads={threads!r}: give a whole number, 1 or more.")
         if devices not in ("auto", "cpu", "gpu", "shared"):
-            raise BadInput(f"devices={devices!r}: give 'auto', 'cpu', 'gpu' or 'shared'.")
+            raise InvalidInputError(f"devices={devices!r}: give 'auto', 'cpu', 'gpu' or 'shared'.")
         self.per_worker = each_devices(devices_per_worker, self.size)
         self._threads, self._bind, self._devices, self._echo = threads, bind, devices, echo
         self._pool: Pool | None = None
@@ -95,7 +95,7 @@ class WorkerPool:
             unfit: ranks that get a new process in any case.
 
         Raises:
-            WorkerFailed: a worker ended while it started.
+            WorkerFailedError: a worker ended while it started.
         """
         if self._pool is not None and not all(map(self._pool.alive, set(range(self.size)) - set(unfit))):
             self.kill()
@@ -127,10 +127,10 @@ class WorkerPool:
         """For a while, be one ``fit``'s alone.
 
         Raises:
-            BadInput: another one has it.
+            InvalidInputError: another one has it.
         """
         if not self._lock.acquire(blocking=False):
-            raise BadInput(
+            raise InvalidInputError(
                 "These workers are training already, for a fit of another thread or around this callback: wait for it, "
                 "or give each Trainer a WorkerPool of its own."
             )
@@ -143,7 +143,7 @@ class WorkerPool:
         """Return each worker's GPUs, none for the CPU.
 
         Raises:
-            BadInput: fewer GPUs than workers take.
+            InvalidInputError: fewer GPUs than workers take.
         """
         ends = list(itertools.accumulate(self.per_worker, initial=0))
         spans = list(itertools.pairwise(ends))
@@ -153,7 +153,7 @@ class WorkerPool:
         if usable and self._devices == "shared" and max(self.per_worker) <= len(usable):
             return [[usable[number % len(usable)] for number in range(start, end)] for start, end in spans]
         if usable or self._devices in ("gpu", "shared"):
-            raise BadInput(self._too_few(len(usable), needed))
+            raise InvalidInputError(self._too_few(len(usable), needed))
         return [[] for _ in spans]
 
     def _too_few(self, usable: int, needed: int) -> str:
@@ -209,7 +209,7 @@ def gpus_for(backend: str, devices: str) -> tuple[Gpu, ...]:
 def check_workers(workers: Any) -> int:
     """Return ``workers``, or say why it cannot be."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise BadInput(f"workers={workers!r}: give a whole number of workers, 1 or more.")
+        raise InvalidInputError(f"workers={workers!r}: give a whole number of workers, 1 or more.")
     return workers
 
 
@@ -217,7 +217,9 @@ def each_devices(given: int | Sequence[int], workers: int) -> list[int]:
     """Return how many devices each worker has, or say why it cannot be."""
     several = list(given) if isinstance(given, Sequence) else [given] * workers
     if len(several) != workers or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in several):
-        raise BadInput(f"devices_per_worker={given!r}: give a whole number, 1 or more, or one for each of {workers}.")
+        raise InvalidInputError(
+            f"devices_per_worker={given!r}: give a whole number, 1 or more, or one for each of {workers}."
+        )
     return several
 
 

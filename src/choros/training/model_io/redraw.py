@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from choros.backends.hide_tensorflow import lean
-from choros.errors import NotSerializable, brief
+from choros.errors import NotSerializableError, brief
 
 
 @lean()
@@ -23,7 +23,7 @@ def redraw(model: Any) -> None:
         model: keras.Model, compiled and built.
 
     Raises:
-        NotSerializable: a layer cannot be made from its configuration, so nothing knows how to draw its weights.
+        NotSerializableError: a layer cannot be made from its configuration, so nothing knows how to draw its weights.
     """
     for layer in _drawing(model):
         try:
@@ -48,7 +48,7 @@ def check_redraw(model: Any) -> None:
     """Refuse a model with a layer that has no configuration.
 
     Raises:
-        NotSerializable: names the layer.
+        NotSerializableError: names the layer.
     """
     for layer in _drawing(model):
         try:
@@ -63,8 +63,8 @@ def _drawing(model: Any) -> list[Any]:
     return [layer for layer in model._flatten_layers() if layer.trainable and layer._trainable_variables]
 
 
-def _refusal(model: Any, layer: Any, error: Exception) -> NotSerializable:
-    return NotSerializable(
+def _refusal(model: Any, layer: Any, error: Exception) -> NotSerializableError:
+    return NotSerializableError(
         f"Each member of an ensemble draws its weights anew, and of the model {model.name!r} {layer.name!r} cannot be "
         f"made again: {brief(error)}. Give {type(layer).__name__} a get_config() that says all that its __init__ "
         "takes, and an __init__ that takes what Keras adds (**kwargs)."

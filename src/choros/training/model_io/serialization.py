@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from choros import pickling
-from choros.errors import NotSerializable
+from choros.errors import NotSerializableError
 from choros.types import Array
 
 _MOST = 64 << 20  # bytes of a model without weights: what is larger holds data
@@ -50,7 +50,7 @@ def pack_model(model: Any) -> PackedModel:
         model: keras.Model.
 
     Raises:
-        NotSerializable: an object that the model holds cannot be pickled, or is too large; the message names it.
+        NotSerializableError: an object that the model holds cannot be pickled, or is too large; the message names it.
     """
     name = f"The model {model.name!r}"
     try:
@@ -58,7 +58,7 @@ def pack_model(model: Any) -> PackedModel:
     except pickling.TooLargeError:
         place, part, size = pickling.culprit(model, "model", _MOST // 4)
         much = f"{size >> 20} MB" if isinstance(size, int) else "more"
-        raise NotSerializable(
+        raise NotSerializableError(
             f"{name} would travel to each worker with more than {_MOST >> 20} MB beside its weights: {place}, a "
             f"{type(part).__name__}, brings {much}. Give data to fit, or load them from a file where they are used."
         ) from None
@@ -70,7 +70,7 @@ def copy_model(model: Any) -> Any:
     """Return a copy of a model, with its weights, its optimizers and all that it holds.
 
     Raises:
-        NotSerializable: an object that the model holds cannot be pickled.
+        NotSerializableError: an object that the model holds cannot be pickled.
     """
     written, weights = pack_with_weights(model)
     return written.unpack(weights)

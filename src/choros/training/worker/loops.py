@@ -16,7 +16,7 @@ from choros.comm.group import Group
 from choros.comm.single_rank_group import LocalGroup
 from choros.consistency import replica_divergence
 from choros.consistency.nonfinite import Finite
-from choros.errors import MeetingTimeout, PeerFailed, RanksDiffer
+from choros.errors import CommTimeoutError, PeerLostError, RankMismatchError
 from choros.param_server.snapshot import word
 from choros.training.async_control.center_snapshots import SLOTS, has_room
 from choros.training.async_control.recovery import leave, take_up
@@ -36,7 +36,7 @@ def train(run: Run) -> None:
     loop = TogetherLoop(run) if run.job.together else AloneLoop(run)
     try:
         loop.train()
-    except (PeerFailed, MeetingTimeout):
+    except (PeerLostError, CommTimeoutError):
         run.write_trainable(loop.last())
         raise
     run.stop_clock()
@@ -240,8 +240,8 @@ class TogetherLoop:
             Of each rank the rows of its last batch, and what its own step logged there.
 
         Raises:
-            RanksDiffer: this rank's are others than those of most.
-            PeerFailed: another rank's are.
+            RankMismatchError: this rank's are others than those of most.
+            PeerLostError: another rank's are.
         """
         run, shared = self.run, self.local if self.meeting is None else self.meeting.centre
         if self.meeting is None:
@@ -256,7 +256,7 @@ class TogetherLoop:
         said = [json.loads(text) for text in run.group.gather(json.dumps(mine).encode())]
         found = replica_divergence.compare([each[2] for each in said])
         if found is not None and found.far:
-            error = RanksDiffer if run.rank in found.far else PeerFailed
+            error = RankMismatchError if run.rank in found.far else PeerLostError
             raise error(found.say([each[3] for each in said], epoch, step))
         if found is not None:
             if not (self.warned or run.rank):
@@ -384,7 +384,9 @@ class AloneLoop:
         while not (run.board.stopped or run.board.opened > epoch):
             run.reporter.look()
             if time.monotonic() > limit:
-                raise MeetingTimeout(f"not all workers had ended epoch {epoch + 1} after {run.job.first_timeout:g} s.")
+                raise CommTimeoutError(
+                    f"not all workers had ended epoch {epoch + 1} after {run.job.first_timeout:g} s."
+                )
             time.sleep(_LOOK)
 
     def meet(self) -> None:
@@ -480,7 +482,7 @@ class AloneLoop:
         while not has_room(run.board, run.job.initial_epoch, epoch):
             run.reporter.look()
             if time.monotonic() > limit:
-                raise MeetingTimeout(
+                raise CommTimeoutError(
                     f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for the "
                     f"callbacks of epoch {epoch + 1 - SLOTS}: give the Trainer a larger first_timeout, or make them "
                     "faster."

@@ -26,7 +26,7 @@ from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import Segment
 from choros.consistency.versions import check_versions
 from choros.data import serialization
-from choros.errors import BadInput
+from choros.errors import InvalidInputError
 from choros.training.async_control.best_member import Best
 from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import Noticeboard
@@ -236,10 +236,10 @@ def check_gpus() -> None:
     """See that the backend of a worker that was given GPUs uses one.
 
     Raises:
-        BadInput: it computes on the CPU, though the files of its build promised more.
+        InvalidInputError: it computes on the CPU, though the files of its build promised more.
     """
     if os.environ.get(GIVEN) and not list_devices("gpu"):
-        raise BadInput(
+        raise InvalidInputError(
             f"This worker on {os.uname().nodename} was given a GPU, and {backend_name()} sees none: it would train on "
             "the CPU. Repair what the backend needs for GPUs (driver, CUDA or ROCm libraries; see what it printed), or "
             "give devices='cpu'."
@@ -280,7 +280,7 @@ def configure_keras(settings: dict[str, Any]) -> None:
     """Give this process the caller's Keras settings, after a look at the versions of what a pickle depends on.
 
     Raises:
-        BadInput: this process has other versions than the caller.
+        InvalidInputError: this process has other versions than the caller.
     """
     import keras
 

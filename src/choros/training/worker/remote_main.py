@@ -34,7 +34,7 @@ from choros.comm.single_rank_group import LocalGroup
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import Channel
 from choros.data import serialization
-from choros.errors import PeerFailed
+from choros.errors import PeerLostError
 from choros.launch.process.failure_report import raised
 from choros.training.callback_runner import Conductor
 from choros.training.checkpoint.manager import Saver
@@ -104,11 +104,11 @@ def main() -> int:
     try:
         _work(line, place, dial_home)
     except in_job.Leaving:
-        with suppress(PeerFailed):
+        with suppress(PeerLostError):
             line.ask({"event": "left"})
         raise
     except BaseException as error:
-        with suppress(PeerFailed):
+        with suppress(PeerLostError):
             line.ask(raised(error))
         raise
     return 0

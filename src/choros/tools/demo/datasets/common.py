@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from choros.data.permutation import permutation
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.types import Array
 
 
@@ -94,11 +94,13 @@ def divide(name: str, x: Array, y: Array, classes: int, features: tuple[str, ...
         seed: Of the split.
 
     Raises:
-        BadData: There are too few rows to leave some of them untouched.
+        InvalidDataError: There are too few rows to leave some of them untouched.
     """
     train, test = stratified(y, 0.7, seed)
     if not len(test) or not len(train):
-        raise BadData(f"{name} has {len(y)} rows, too few to train on 70 % and to leave 30 % untouched: give more.")
+        raise InvalidDataError(
+            f"{name} has {len(y)} rows, too few to train on 70 % and to leave 30 % untouched: give more."
+        )
     x_train, x_test = x[train].astype(np.float32, copy=False), x[test].astype(np.float32, copy=False)
     standardise(x_train, x_test)
     return Dataset(

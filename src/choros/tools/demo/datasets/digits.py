@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.tools.demo.datasets.common import Dataset, divide
 
 
@@ -20,7 +20,7 @@ def load_digits(seed: int = 0) -> Dataset:
         The data, with 64 features and 10 classes.
 
     Raises:
-        BadData: scikit-learn is not installed; the message names the extra that brings it.
+        InvalidDataError: scikit-learn is not installed; the message names the extra that brings it.
 
     Example:
         >>> digits = load_digits()
@@ -30,7 +30,9 @@ def load_digits(seed: int = 0) -> Dataset:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise BadData("The digits come with scikit-learn, which is missing: pip install 'choros[demo]'.") from error
+        raise InvalidDataError(
+            "The digits come with scikit-learn, which is missing: pip install 'choros[demo]'."
+        ) from error
     bunch = datasets.load_digits()
     x = np.asarray(bunch.data, np.float32) / np.float32(16.0)
     features = tuple(str(name) for name in bunch.feature_names)

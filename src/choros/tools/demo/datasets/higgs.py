@@ -20,7 +20,7 @@ from typing import IO
 
 import numpy as np
 
-from choros.errors import BadData
+from choros.errors import InvalidDataError
 from choros.tools.demo.datasets.common import Dataset, divide
 
 _NAMES = (
@@ -47,7 +47,8 @@ def load_higgs(path: str | os.PathLike[str], seed: int = 0) -> Dataset:
         The data, with 30 features and 2 classes: 1 is signal.
 
     Raises:
-        BadData: The file is missing, truncated, empty or no CSV, a column is missing, a number column holds text
+        InvalidDataError: The file is missing, truncated, empty or no CSV, a column is missing, a number column holds
+            text
             (row and column named), or a label is neither s nor b.
     """
     header, taken = _header(path)
@@ -66,17 +67,17 @@ def load_higgs(path: str | os.PathLike[str], seed: int = 0) -> Dataset:
                 ndmin=2,
             )
     except (ValueError, KeyError) as error:
-        if isinstance(error, BadData):
+        if isinstance(error, InvalidDataError):
             raise
         _explain(path, header, columns)
-        raise BadData(f"{path} cannot be read: {error}.") from error
+        raise InvalidDataError(f"{path} cannot be read: {error}.") from error
     if not len(table):
-        raise BadData(f"{path} has a header and no rows: give the whole file.")
+        raise InvalidDataError(f"{path} has a header and no rows: give the whole file.")
     if not np.isfinite(table).all():
         _explain(path, header, columns)
     x, y = table[:, :-1], table[:, -1].astype(np.int32)
     if len(np.unique(y)) < 2:
-        raise BadData(f"{path} holds events of one label only: give a file with both s and b.")
+        raise InvalidDataError(f"{path} holds events of one label only: give a file with both s and b.")
     x[x == np.float32(MISSING)] = np.nan
     return divide("higgs", x, y, 2, FEATURES, seed)
 
@@ -95,15 +96,17 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
         with opener(path, "rt", encoding="utf-8-sig", newline="") as lines:
             yield lines
     except FileNotFoundError as error:
-        raise BadData(f"{path} does not exist: give the path of the CSV of CERN Open Data record 328.") from error
+        raise InvalidDataError(
+            f"{path} does not exist: give the path of the CSV of CERN Open Data record 328."
+        ) from error
     except IsADirectoryError as error:
-        raise BadData(f"{path} is a folder: give the CSV in it.") from error
+        raise InvalidDataError(f"{path} is a folder: give the CSV in it.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadData(f"{path} is a truncated or damaged gzip file ({error}): fetch it again.") from error
+        raise InvalidDataError(f"{path} is a truncated or damaged gzip file ({error}): fetch it again.") from error
     except UnicodeDecodeError as error:
-        raise BadData(f"{path} is not text ({error.reason}): give the CSV, plain or gzip.") from error
+        raise InvalidDataError(f"{path} is not text ({error.reason}): give the CSV, plain or gzip.") from error
     except PermissionError as error:
-        raise BadData(f"{path} cannot be opened: {error.strerror}.") from error
+        raise InvalidDataError(f"{path} cannot be opened: {error.strerror}.") from error
 
 
 def _header(path: str | os.PathLike[str]) -> tuple[list[str], int]:
@@ -113,10 +116,10 @@ def _header(path: str | os.PathLike[str]) -> tuple[list[str], int]:
         header = [name.strip() for name in next(reader, [])]
         taken = reader.line_num
     if not header:
-        raise BadData(f"{path} is empty: give the CSV of CERN Open Data record 328.")
+        raise InvalidDataError(f"{path} is empty: give the CSV of CERN Open Data record 328.")
     missing = [name for name in (*FEATURES, "Label") if name not in header]
     if missing:
-        raise BadData(
+        raise InvalidDataError(
             f"{path} lacks the column{'s' * (len(missing) > 1)} {_some(missing)}; it has {len(header)}: "
             f"{_some(header)}. Give the CSV of CERN Open Data record 328, with its header."
         )
@@ -133,7 +136,7 @@ def _explain(path: str | os.PathLike[str], header: list[str], columns: list[int]
     """Find the first row that is wrong and raise what is wrong with it: slow, and only for files that failed.
 
     Raises:
-        BadData: The row's number (the first after the header is 1), its line and its column.
+        InvalidDataError: The row's number (the first after the header is 1), its line and its column.
     """
     with _opened(path) as lines:
         reader = csv.reader(lines)
@@ -142,15 +145,17 @@ def _explain(path: str | os.PathLike[str], header: list[str], columns: list[int]
         for number, row in enumerate((row for row in reader if row), start=1):
             where = f"{path}, row {number} (line {reader.line_num})"
             if len(row) <= max(columns):
-                raise BadData(f"{where} has {len(row)} columns and the header {len(header)}: is the file truncated?")
+                raise InvalidDataError(
+                    f"{where} has {len(row)} columns and the header {len(header)}: is the file truncated?"
+                )
             column = None if _numbers(numbers(row)) else next(c for c in columns[:-1] if not _numbers([row[c]]))
             if column is not None:
-                raise BadData(
+                raise InvalidDataError(
                     f"{where}, column {header[column]}: {row[column][:40]!r} is not a number (missing values are "
                     f"written -999.0)."
                 )
             if row[columns[-1]].strip() not in LABELS:
-                raise BadData(f"{where}, column Label: {row[columns[-1]][:40]!r} is neither s nor b.")
+                raise InvalidDataError(f"{where}, column Label: {row[columns[-1]][:40]!r} is neither s nor b.")
 
 
 def _numbers(texts: Iterable[str]) -> bool:

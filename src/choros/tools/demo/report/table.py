@@ -63,8 +63,8 @@ def summary(error: str, limit: int = 160) -> str:
     r"""Return the first line of an error, cut where it is too long for a table.
 
     Example:
-        >>> summary("WorkerFailed: rank 1 was killed.\nIts output: ...")
-        'WorkerFailed: rank 1 was killed.'
+        >>> summary("WorkerFailedError: rank 1 was killed.\nIts output: ...")
+        'WorkerFailedError: rank 1 was killed.'
     """
     line = error.strip().split("\n", 1)[0].strip()
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
@@ -81,10 +81,10 @@ def text_table(report: Report) -> str:
 
     Example:
         >>> from choros.tools.demo.report.results import Run, Setting
-        >>> print(text_table(Report(Setting("x"), (Result("Single", "never", error="BadData: no rows"),))))
+        >>> print(text_table(Report(Setting("x"), (Result("Single", "never", error="InvalidDataError: no rows"),))))
         algorithm      F1  accuracy  train s  samples/s  exchanges  staleness  exchanging  waiting
         ---------  ------  --------  -------  ---------  ---------  ---------  ----------  -------
-        Single     failed: BadData: no rows
+        Single     failed: InvalidDataError: no rows
     """
     name_width = max([len("algorithm"), *(len(r.algorithm) for r in report.results)])
     shown = [(r, [c.show(r) for c in COLUMNS]) for r in report.ranked()]

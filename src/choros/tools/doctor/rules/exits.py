@@ -9,7 +9,7 @@ from choros.launch.process.failure_report import signalled
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, made, spell
 from choros.tools.doctor.smoke_processes import EXACT
 
-_SECOND = ("PeerFailed", "MeetingTimeout", "Broken pipe")  # what only follows from another rank's end
+_SECOND = ("PeerLostError", "CommTimeoutError", "Broken pipe")  # what only follows from another rank's end
 _MEET = "Start the job with choros run, or with the mpiexec or srun of the MPI that mpi4py uses, on enough memory."
 _MISSING = "See what it printed last, and whether its host can be reached. A longer time to come is --timeout."
 
