@@ -20,11 +20,11 @@ from choros.algorithms import (
     DiLoCo,
     LocalSGD,
     Meeting,
-    UnknownAlgorithmError,
     by_name,
     from_config,
     to_config,
 )
+from choros.errors import UnknownAlgorithmError
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)

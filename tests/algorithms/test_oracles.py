@@ -19,8 +19,8 @@ from choros.algorithms import (
     DynSGD,
     LocalSGD,
     Meeting,
-    UnstableAlgorithmError,
 )
+from choros.errors import UnstableAlgorithmError
 
 
 def radius(step, n):

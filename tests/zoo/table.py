@@ -1,8 +1,8 @@
 """The table of the zoo: a row a model, with its family and its expected verdict on each backend.
 
 Verdicts: "equal" (weights, optimizer slots and metrics of plain fit), "inexact" (random numbers or batch statistics
-that cannot be switched off: within the spread of one process), "refused" (InexactLossError and the like, by name, before
-a worker starts), "-" (the example is not for that backend), "library" (the backend's own library fails on such a batch,
+that cannot be switched off: within the spread of one process), "refused" (InexactLossError and the like, by name,
+before a worker starts), "-" (the example is not for that backend), "library" (the backend's own library fails on such a batch,
 or on a share of one row, also in plain fit).
 """
 
