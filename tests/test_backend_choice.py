@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from choros import backend_choice
 from choros.cli import main
-from choros.cluster import backend_choice
 from choros.errors import InvalidInputError, NoBackendError
 from choros.launch.local_job import Wish
 from choros.launch.ssh.launcher import told_agent
@@ -76,7 +76,7 @@ def test_keras_home_is_where_the_file_is_looked_for(user, tmp_path):
 
 def test_the_file_is_looked_for_where_keras_does(user):
     """Keras' own variable holds the folder; a home that cannot be written is replaced by /tmp."""
-    code = "import choros, keras; from choros.cluster.backend_choice import config_path; "
+    code = "import choros, keras; from choros.backend_choice import config_path; "
     code += "import keras.src.backend.config as c; print(config_path() == c._config_path)"
     for environment in ({}, {"KERAS_HOME": "~/elsewhere"}, {"HOME": "/proc"}):
         assert user("-c", code, KERAS_BACKEND="jax", **environment).stdout.split() == ["True"]

@@ -27,9 +27,9 @@ if os.environ["KERAS_BACKEND"] == "torch":
     torch.cuda.current_device = lambda: now[0]
     torch.cuda.set_device = lambda number: (calls.append(number), now.__setitem__(0, number))
     def reset():
-        import choros.cluster.device_choice
+        import choros.device_choice
         now[0] = 0
-        choros.cluster.device_choice._done.clear()
+        choros.device_choice._done.clear()
     chosen = lambda: now[0]
 elif os.environ["KERAS_BACKEND"] == "tensorflow":
     import tensorflow as tf
@@ -102,7 +102,7 @@ def test_a_rank_chooses_before_or_where_keras_imports_its_backend_and_once(rank)
     loaded = os.environ["KERAS_BACKEND"] == "jax" and "jax" in sys.modules
     import keras
     first = chosen()
-    from choros.cluster.device_choice import choose_device
+    from choros.device_choice import choose_device
     choose_device()
     backend = sys.modules[os.environ["KERAS_BACKEND"]]
     print(json.dumps([loaded, first, len(calls) <= 1, backend.__spec__.loader is backend.__loader__]))
@@ -163,7 +163,7 @@ class Finder:
 {"sys.meta_path.insert(0, Finder)" if "finder" in case else ""}
 {"" if "imports" in case else "import choros"}
 import torch
-from choros.cluster.device_choice import choose_device
+from choros.device_choice import choose_device
 try:
     choose_device()
 except RuntimeError as error:
@@ -182,7 +182,7 @@ def test_a_rank_that_was_kept_on_the_cpu_uses_no_gpu(rank):
     script = """
     import choros.cluster.hardware.gpus
     choros.cluster.hardware.gpus.gpu_vendor = lambda backend, environ=None: "nvidia"
-    from choros.cluster.device_choice import own_gpu
+    from choros.device_choice import own_gpu
     if os.environ["KERAS_BACKEND"] == "jax":
         import jax
         hide = lambda: jax.config.update("jax_platforms", "cpu")
@@ -204,7 +204,7 @@ def test_a_part_of_a_gpu_is_chosen_by_its_uuid(rank, backend):
         pytest.skip("PyTorch and TensorFlow see one part, so that their ranks are refused")
     script = """
     import choros, jax
-    from choros.cluster.device_choice import choose_device, own_gpu
+    from choros.device_choice import choose_device, own_gpu
     choose_device()
     print(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), chosen(), own_gpu()]))
     """
@@ -244,7 +244,7 @@ def test_the_gpu_is_that_of_the_local_rank_unless_the_launcher_has_chosen(rank, 
     ]
     script = f"""
     import choros
-    from choros.cluster.device_choice import choose_device
+    from choros.device_choice import choose_device
     if os.environ["KERAS_BACKEND"] == "jax":
         import jax
     found = []
@@ -275,7 +275,7 @@ def test_a_framework_that_started_first_is_told_with_the_remedy(rank, backend):
     script = f"""
 {textwrap.dedent(start[backend])}
 from choros.errors import InvalidInputError
-from choros.cluster.device_choice import choose_device
+from choros.device_choice import choose_device
 try:
     choose_device()
 except InvalidInputError as error:

@@ -5,8 +5,8 @@
     '...'
 
 Nothing heavy is imported before it is used: no framework, not even numpy. Import it before Keras: where nothing names a
-backend that is installed and only one is, it chooses that one (see ``choros.cluster.backend_choice``). A rank of a job
-gets its GPU then (see ``choros.cluster.device_choice``).
+backend that is installed and only one is, it chooses that one (see ``choros.backend_choice``). A rank of a job
+gets its GPU then (see ``choros.device_choice``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from choros.cluster.backend_choice import choose as _choose
-from choros.cluster.device_choice import allocate_as_needed as _allocate_as_needed
-from choros.cluster.device_choice import choose_when_imported as _choose_device_when_imported
+from choros.backend_choice import choose as _choose
+from choros.device_choice import allocate_as_needed as _allocate_as_needed
+from choros.device_choice import choose_when_imported as _choose_device_when_imported
 
 if TYPE_CHECKING:
     from choros import algorithms, callbacks, data, errors, hvd, launch, native, parallel, spark
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from choros.data import files, prefetch
     from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
     from choros.hvd.rank_shard import shard
-    from choros.launch import run
+    from choros.launch.run_function import run
     from choros.launch.specs import Mpiexec, Srun, Ssh
     from choros.spark.launcher import Spark
     from choros.tools.check import check
@@ -63,7 +63,7 @@ _WHERE = {
     **dict.fromkeys(("Mpiexec", "Srun", "Ssh"), "choros.launch.specs"),
     "check": "choros.tools.check",
     "rank_zero_first": "choros.comm.bootstrap.rank_zero",
-    "run": "choros.launch",
+    "run": "choros.launch.run_function",
     "shard": "choros.hvd.rank_shard",
     "Spark": "choros.spark.launcher",
     "Trainer": "choros.trainer",

@@ -2,18 +2,20 @@
 
 ::
 
-    ChorosError ├── InvalidInputError (ValueError)         an argument cannot work; raised before a worker starts │
-    ├── UnknownAlgorithmError              no algorithm has that name; the message gives a near one │   ├──
-    UnstableAlgorithmError             hyper-parameters outside the algorithm's stability bound │   ├── InexactLossError
-    a loss or model that AllReduce could not train exactly │   ├── CallsDifferError                   the ranks of a
-    group made different calls │   ├── NotSerializableError               a model or an object that cannot travel to a
-    worker │   ├── NoBackendError (ImportError)       the backend that Keras would load is not installed │   └──
-    InvalidDataError                   arrays, files or datasets that do not fit together ├── WorkerFailedError
-    (RuntimeError)       a worker raised, was killed or ran out of memory ├── CheckpointError (OSError)              a
-    checkpoint could not be written or read; the last good file is untouched ├── RankMismatchError (RuntimeError)
-    ranks do not do, or have, the same: other calls, other weights ├── PeerLostError (ConnectionError)        seen by a
-    worker: another rank has ended or has given up └── CommTimeoutError (TimeoutError)        a wait reached its limit;
-    the message names the missing ranks
+    ChorosError
+    ├── InvalidInputError (ValueError)      an argument cannot work; raised before a worker starts
+    │   ├── UnknownAlgorithmError           no algorithm has that name; the message gives a near one
+    │   ├── UnstableAlgorithmError          hyper-parameters outside the algorithm's stability bound
+    │   ├── InexactLossError                a loss or model that AllReduce could not train exactly
+    │   ├── CallsDifferError                the ranks of a group made different calls
+    │   ├── NotSerializableError            a model or an object that cannot travel to a worker
+    │   ├── NoBackendError (ImportError)    the backend that Keras would load is not installed
+    │   └── InvalidDataError                arrays, files or datasets that do not fit together
+    ├── WorkerFailedError (RuntimeError)    a worker raised, was killed or ran out of memory
+    ├── CheckpointError (OSError)           a checkpoint could not be written or read; earlier files are untouched
+    ├── RankMismatchError (RuntimeError)    ranks do not do, or have, the same: other calls, other weights
+    ├── PeerLostError (ConnectionError)     seen by a worker: another rank has ended or has given up
+    └── CommTimeoutError (TimeoutError)     a wait reached its limit; the message names the missing ranks
 
 Example:
     >>> from choros.errors import InvalidInputError, UnknownAlgorithmError

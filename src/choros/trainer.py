@@ -20,12 +20,12 @@ from choros.backends.host_values import to_host
 from choros.backends.loss_exactness import check_exact, check_scales
 from choros.backends.metric_additivity import not_additive
 from choros.cluster import Place
-from choros.cluster.device_choice import SHARE, choose_device
 from choros.cluster.hardware.cpu_affinity import usable_cores
 from choros.cluster.hardware.network_address import own_address
 from choros.data import StreamSource, make_source, make_validation
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
+from choros.device_choice import SHARE, choose_device
 from choros.errors import InvalidInputError
 from choros.launch.specs import How, launcher_of
 from choros.training.callback_runner import Conductor

@@ -72,7 +72,7 @@ def test_unknown_algorithms(name, nearest, refused):
 
 
 def test_a_name_that_is_like_none(refused):
-    refused(UnknownAlgorithmError, "no algorithm is called 'zzz': there are Single, AllReduce", algorithm="zzz")
+    refused(UnknownAlgorithmError, "No algorithm is called 'zzz': there are Single, AllReduce", algorithm="zzz")
 
 
 @pytest.mark.parametrize("wide", [7, 9])

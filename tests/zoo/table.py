@@ -2,8 +2,8 @@
 
 Verdicts: "equal" (weights, optimizer slots and metrics of plain fit), "inexact" (random numbers or batch statistics
 that cannot be switched off: within the spread of one process), "refused" (InexactLossError and the like, by name,
-before a worker starts), "-" (the example is not for that backend), "library" (the backend's own library fails on such a batch,
-or on a share of one row, also in plain fit).
+before a worker starts), "-" (the example is not for that backend), "library" (the backend's own library fails on such
+a batch, or on a share of one row, also in plain fit).
 """
 
 import dataclasses

@@ -13,8 +13,8 @@ from typing import Any
 from choros.cli.arguments import count, seconds, some_seconds, whole
 from choros.cli.command_target import command_of
 from choros.cluster import is_this_machine
-from choros.cluster.device_choice import SHARE
 from choros.cluster.hardware import raise_descriptors
+from choros.device_choice import SHARE
 from choros.errors import InvalidInputError
 from choros.launch.elastic.driver import start_elastic
 from choros.launch.elastic.settings import terms_of

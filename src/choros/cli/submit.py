@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from choros import backend_choice
 from choros.cli.command_target import command_of
-from choros.cluster import backend_choice
 from choros.cluster.hardware import cpu_features
 from choros.errors import InvalidInputError
 from choros.launch.schedulers import (
@@ -204,7 +204,7 @@ def _run(scheduler: Scheduler, job: Job) -> int:
 
 
 def _chosen_backend(other_python: bool) -> list[tuple[str, str]]:
-    """Return the variable that ``choros.cluster.backend_choice`` set here, for a job that has the same Python.
+    """Return the variable that ``choros.backend_choice`` set here, for a job that has the same Python.
 
     Another Python may have other backends installed: the job then chooses for itself.
     """

@@ -8,8 +8,9 @@ import os
 import platform
 from typing import Any
 
+from choros.backend_choice import keras_backend
 from choros.cluster import Place, why
-from choros.cluster.hardware import keras_backend, physical_cores, usable_cores, variables, version
+from choros.cluster.hardware import physical_cores, usable_cores, variables, version
 from choros.comm.bootstrap.discover_rank import asks_mpi
 from choros.comm.bootstrap.select import choose
 from choros.errors import InvalidInputError

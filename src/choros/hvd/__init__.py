@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from choros.hvd.sync_batch_norm import SyncBatchNormalization
     from choros.hvd.tape import DistributedGradientTape, PartialDistributedGradientTape
     from choros.hvd.timeline import start_timeline, stop_timeline
-    from choros.launch import run
+    from choros.launch.run_function import run
 
 __all__ = [
     "Adasum",
@@ -183,7 +183,7 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(importlib.import_module(f"choros.hvd.{_LATER[name]}"), name)
     if name == "run":
-        return importlib.import_module("choros.launch").run
+        return importlib.import_module("choros.launch.run_function").run
     if name in ("callbacks", "elastic"):
         return importlib.import_module(f"choros.hvd.{name}")
     if name in _INSTEAD:

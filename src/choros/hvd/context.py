@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choros.cluster import Place
-from choros.cluster.device_choice import choose_device
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.comm.bootstrap.init import join, part
 from choros.comm.collectives import Collectives
 from choros.comm.group import Group, kind_of
 from choros.comm.host_identity import machine
 from choros.comm.single_rank_group import LocalGroup
+from choros.device_choice import choose_device
 from choros.errors import CommTimeoutError, InvalidInputError
 from choros.hvd import env_settings
 from choros.hvd.elastic_client import membership

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from choros.cluster.backend_choice import named_backend
+from choros.backend_choice import named_backend
 from choros.errors import InvalidInputError, brief
 from choros.launch.process.failure_report import amount
 from choros.spark.java import session

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import choros
-from choros.cluster.backend_choice import is_installed
+from choros.backend_choice import is_installed
 from choros.cluster.hardware import variables
 from choros.cluster.hardware.gpu_builds import AMD, NVIDIA
 from choros.cluster.hardware.gpus import VARIABLE, visible_gpus

@@ -4,7 +4,7 @@ from choros.cluster.hardware.cpu_affinity import Binding, physical_cores, plan, 
 from choros.cluster.hardware.cpu_features import cpu_features
 from choros.cluster.hardware.file_descriptors import raise_descriptors
 from choros.cluster.hardware.mpi_vendor import MPICH_UNDER_PMI2, PMI, find_mpi
-from choros.cluster.hardware.packages import keras_backend, version
+from choros.cluster.hardware.packages import version
 from choros.cluster.hardware.peak_memory import peak_memory
 from choros.cluster.hardware.thread_env import variables
 
@@ -14,7 +14,6 @@ __all__ = [
     "Binding",
     "cpu_features",
     "find_mpi",
-    "keras_backend",
     "peak_memory",
     "physical_cores",
     "plan",

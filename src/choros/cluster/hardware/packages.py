@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from choros.cluster.backend_choice import named_backend
-
 _OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-gpu", "tensorflow-macos")}
 
 
@@ -28,14 +26,3 @@ def version(name: str) -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
-
-
-def keras_backend() -> str:
-    """Return the backend that Keras would load, and in brackets the setting that names it.
-
-    Example:
-        >>> keras_backend().endswith(")")
-        True
-    """
-    name, setting = named_backend()
-    return f"{name} ({setting})"

@@ -6,9 +6,9 @@ import json
 import os
 import platform
 
-from choros.cluster.device_choice import OWN, SHARE, gpu_variable, own_gpu
 from choros.comm.group import Group
 from choros.comm.host_identity import machine
+from choros.device_choice import OWN, SHARE, gpu_variable, own_gpu
 from choros.errors import InvalidInputError
 
 

@@ -1,8 +1,6 @@
-"""Processes on one machine: starting them, talking to them, their output and their end.
+"""Processes on one machine: their start, their messages, their output and their end.
 
-Imports next to nothing, so that a worker can set its cores before anything else is loaded. The parts:
-``local`` (``Pool``: workers that serve calls), ``run`` (ranks of a script), ``wire`` (messages with blobs and file
-descriptors), ``child`` and ``keeper`` (one process; the thread that starts them and reads their output).
+Imports little, so that a worker sets its cores before anything else is loaded.
 """
 
 import sys

@@ -49,9 +49,12 @@ class Job:
         InvalidInputError: something that the scheduler or the shell would refuse or take for something else.
 
     Example:
-        >>> Job(("python", "train.py"), "train", nodes=2, ranks_per_node=4).size 8 >>> Job(("true",), "a b") Traceback
-        (most recent call last): ... choros.errors.InvalidInputError: the job's name 'a b' must begin with a letter and
-        have only letters, digits, _, . and -
+        >>> Job(("python", "train.py"), "train", nodes=2, ranks_per_node=4).size
+        8
+        >>> Job(("true",), "a b")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        choros.errors.InvalidInputError: the job's name 'a b' must begin with a letter and ...
     """
 
     command: tuple[str, ...]

@@ -7,8 +7,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from choros.backend_choice import keras_backend
 from choros.cluster import Place, why
-from choros.cluster.hardware import cpu_features, keras_backend, physical_cores, usable_cores, version
+from choros.cluster.hardware import cpu_features, physical_cores, usable_cores, version
 from choros.cluster.hardware.gpus import count_gpus
 from choros.cluster.hardware.interfaces import interfaces
 from choros.cluster.hardware.thread_env import NAMES

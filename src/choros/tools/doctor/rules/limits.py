@@ -105,7 +105,7 @@ def devices(seen: Seen) -> Iterator[Finding]:
             ranks: dict[int, Any] = {each["rank"]: each for given in shared.values() for each in given}
             lists = {each["devices"].get(name, "") for each in some}
             if len(lists) == 1 and len(owners) >= len(some):
-                continue  # each rank chooses the one of its local rank (choros.cluster.device_choice)
+                continue  # each rank chooses the one of its local rank (choros.device_choice)
             yield made(
                 WARNING if len(owners) >= len(some) else ERROR,
                 "devices",

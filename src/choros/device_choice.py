@@ -17,7 +17,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from choros.cluster.backend_choice import named_backend
+from choros.backend_choice import named_backend
 
 if TYPE_CHECKING:
     from importlib.abc import Loader

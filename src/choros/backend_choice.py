@@ -69,6 +69,17 @@ def named_backend() -> tuple[str, str]:
     return (name, path) if name else ("tensorflow", "Keras' default")
 
 
+def keras_backend() -> str:
+    """Return the backend that Keras will load with the place that names it, as text.
+
+    Example:
+        >>> keras_backend().endswith(")")
+        True
+    """
+    name, place = named_backend()
+    return f"{name} ({place})"
+
+
 def is_installed(name: str) -> bool:
     """Tell if a module can be imported, without importing it.
 
