@@ -23,7 +23,7 @@ for name in hidden:
 """
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_a_worker_imports_keras_without_what_it_does_not_need(backend, tmp_path):
     for package in (backend, "jax", "sklearn", "matplotlib"):
         if importlib.util.find_spec(package) is None:
