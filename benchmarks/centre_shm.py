@@ -19,7 +19,7 @@ import numpy as np
 
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 
 NONE = np.zeros(0, "float32")
 
@@ -60,7 +60,7 @@ def client_main(fds: str, rank: int, count: int, rounds: int) -> None:
     meeting, *centres = [Segment.attach(int(fd)) for fd in fds.split(",")]
     group = SharedGroup(meeting, rank, timeout=120)
     clients = [
-        SharedCentre(segment, rule, rank, group.size, timeout=120)
+        SharedMemoryParameterServer(segment, rule, rank, group.size, timeout=120)
         for segment, rule in zip(centres, (Elastic(), Downpour()), strict=True)
     ]
     local = np.random.default_rng(rank).random(count, dtype="float32")
@@ -114,7 +114,7 @@ def main() -> None:
         rounds = options.rounds or max(11, min(300, 60_000_000 // count))
         start = np.zeros(count, "float32")
         segments = [SharedGroup.create(options.clients, 1 << 16)]
-        segments += [SharedCentre.create(start, NONE, (), options.clients) for _ in range(2)]
+        segments += [SharedMemoryParameterServer.create(start, NONE, (), options.clients) for _ in range(2)]
         fds = [segment.fd for segment in segments]
         arguments = [",".join(map(str, fds))]
         children = [

@@ -22,7 +22,8 @@ from workloads import Workload
 
 BAR = 0.01
 RANKS = 2
-FIRST = ("Noticeboard.beat", "Finite.gradient", "Finite.weights")  # what comes after computing, with cold caches
+# The calls that follow a computation, with cold caches.
+FIRST = ("ControlBlock.beat", "NonFiniteDetector.gradient", "NonFiniteDetector.weights")
 
 
 class Nothing:
@@ -84,20 +85,20 @@ def rank(name: str, load: Workload, seconds: float) -> None:
 
     clock, begun = Clock(), list[float]()
     watched = {
-        control_block.Noticeboard: ("beat", "beats"),
-        nonfinite.Finite: ("gradient", "weights", "met", "loss"),
+        control_block.ControlBlock: ("beat", "beats"),
+        nonfinite.NonFiniteDetector: ("gradient", "weights", "met", "loss"),
         replica_divergence: ("mark", "compare"),
-        group_header.Board: ("check_given_up", "post", "posted", "_check"),
+        group_header.GroupHeader: ("check_given_up", "post", "posted", "_check"),
         group: ("difference",),
-        rank_status.Telling: ("say",),
+        rank_status.RankStatus: ("say",),
         robust_lock.RobustLock: ("_check",),
-        shared_memory.SharedCentre: ("_fit", "_commit"),
+        shared_memory.SharedMemoryParameterServer: ("_fit", "_commit"),
     }
     for where, names in watched.items():
         for each in names:
             clock.around(where, each)
     clock.around(Nothing, "at_all")
-    plain, progress = context.Run.batches, context.Run.progress
+    plain, progress = context.WorkerContext.batches, context.WorkerContext.progress
 
     def after_a_step(self: Any, epoch: int, step: int) -> None:
         Nothing.at_all()
@@ -110,7 +111,7 @@ def rank(name: str, load: Workload, seconds: float) -> None:
             begun[:] = [processor([os.getpid()]), processor([os.getppid()])]
         return plain(self, epoch)
 
-    context.Run.batches, context.Run.progress = batches, after_a_step  # type: ignore[method-assign]
+    context.WorkerContext.batches, context.WorkerContext.progress = batches, after_a_step  # type: ignore[method-assign]
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         first = 0.0

@@ -78,11 +78,11 @@ def sent():
 
 def sums(rounds):
     """Sums in each host first, against flat ones: time, and bytes on the wire."""
-    from choros.comm.hierarchical_group import HostsGroup
+    from choros.comm.hierarchical_group import HierarchicalGroup
     from choros.comm.p2p.mpi_group import MpiGroup
 
     flat = MpiGroup(timeout=300)
-    hosts = HostsGroup(flat)
+    hosts = HierarchicalGroup(flat)
     for count in (250_000, 2_500_000):
         took, bytes_ = {"flat": [], "hosts": []}, {}
         for turn in range(rounds + 1):
@@ -109,19 +109,19 @@ def centre(rounds):
     """One worker's exchange with a centre on the other host, against one stream that carries the same bytes."""
     from choros import algorithms
     from choros.comm.p2p.mpi_group import MpiGroup
-    from choros.comm.tcp.reconnecting_client import Lasting
+    from choros.comm.tcp.reconnecting_client import ReconnectingClient
     from choros.param_server.shard_service import answers
-    from choros.param_server.sharded import ShardedCentre
-    from choros.param_server.shared_memory import SharedCentre
-    from choros.training.async_control.shard_server import Server
+    from choros.param_server.sharded import ShardedParameterServer
+    from choros.param_server.shared_memory import SharedMemoryParameterServer
+    from choros.training.async_control.shard_server import ShardServerProcess
 
     group = MpiGroup(timeout=300)
     rule, none = algorithms.AEASGD(alpha=0.3), np.zeros(0, "float32")
     for count in (1_000_000, 25_000_000):
         server = place = None
         if group.rank == 0:
-            segment = SharedCentre.create(np.zeros(count, "float32"), none, (), 2)
-            kept = answers(SharedCentre(segment))
+            segment = SharedMemoryParameterServer.create(np.zeros(count, "float32"), none, (), 2)
+            kept = answers(SharedMemoryParameterServer(segment))
             told = {"algorithm": algorithms.to_config(rule), "workers": 2, "epochs": 1, "values": 0, "timeout": 300.0}
             told |= {
                 "secret": "ab" * 32,
@@ -132,13 +132,15 @@ def centre(rounds):
                 "cores": [],
                 "address": HOSTS["choros-a"],
             }
-            server = Server(told, [segment.fd, kept.fd])
+            server = ShardServerProcess(told, [segment.fd, kept.fd])
             place = server.place
         place = group.gather(str(place).encode())[0].decode()
         stream = _stream(group)
         if group.rank == 1:
-            line = Lasting(place, bytes.fromhex("ab" * 32), {"rank": 1, "host": "b"}, "the centre", 300.0, 30.0)
-            far = ShardedCentre(rule, [(slice(0, count), line)])
+            line = ReconnectingClient(
+                place, bytes.fromhex("ab" * 32), {"rank": 1, "host": "b"}, "the centre", 300.0, 30.0
+            )
+            far = ShardedParameterServer(rule, [(slice(0, count), line)])
             local, seen = np.ones(count, "float32"), np.zeros(count, "float32")
             far.read(local.copy(), none)
             there, exchanges = [], []

@@ -39,7 +39,8 @@ def measure(normalised: bool, seconds: float, length: int) -> dict[str, Any]:
     """Return the figures of one model, in epochs of so many steps."""
     import numpy as np
 
-    from choros.backends import check_exact, make_replica
+    from choros.backends import make_replica
+    from choros.backends.loss_exactness import check_exact
     from choros.backends.loss_recheck import Recheck
     from choros.types import Batch, aligned
 

@@ -37,7 +37,7 @@ def train(epochs: int) -> None:
     from choros.comm.tcp import auth_socket
 
     spent, lock, doors = [0.0], threading.Lock(), []
-    prove, welcome = auth_socket.Door._prove, auth_socket.Door._welcome
+    prove, welcome = auth_socket.AuthListener._prove, auth_socket.AuthListener._welcome
 
     def proving(door, *guest):
         begun = time.thread_time()
@@ -51,7 +51,7 @@ def train(epochs: int) -> None:
         doors.append(threading.get_native_id())
         welcome(door)
 
-    auth_socket.Door._prove, auth_socket.Door._welcome = proving, welcoming
+    auth_socket.AuthListener._prove, auth_socket.AuthListener._welcome = proving, welcoming
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20_000, 64)).astype("float32")

@@ -34,13 +34,13 @@ class Target:
 
 def frames(data: bytes) -> None:
     """Messages of a channel, until the line ends."""
-    from choros.comm.tcp.rpc import Channel
+    from choros.comm.tcp.rpc import RpcConnection
 
     one, two = socket.socketpair()
     with one, two:
         one.sendall(data)
         one.shutdown(socket.SHUT_WR)
-        channel = Channel(two, "a peer", 5.0)
+        channel = RpcConnection(two, "a peer", 5.0)
         for _ in range(4):
             channel.hear()
 
@@ -60,10 +60,10 @@ def guests(data: bytes) -> None:
 
 
 def _door() -> Any:
-    from choros.comm.tcp.auth_socket import Door
+    from choros.comm.tcp.auth_socket import AuthListener
 
     if not _kept:
-        _kept.append(Door("127.0.0.1", SECRET))
+        _kept.append(AuthListener("127.0.0.1", SECRET))
     return _kept[0]
 
 
@@ -83,13 +83,13 @@ def hosts_of_doors(data: bytes) -> None:
 
 def messages(data: bytes) -> None:
     """Messages between two ranks, asked for and not."""
-    from choros.comm.tcp.connections import Links, TcpMessages
+    from choros.comm.tcp.connections import ConnectionMesh, TcpMessages
 
     one, two = socket.socketpair()
     with one, two:
         one.sendall(data)
         one.shutdown(socket.SHUT_WR)
-        link = TcpMessages(Links({1: (two, "rank 1")}), 0, range(2))
+        link = TcpMessages(ConnectionMesh({1: (two, "rank 1")}), 0, range(2))
         asked = [link.receive(np.empty(16, np.uint8), 1, tag) for tag in (0, 1)]
         try:
             for _ in range(8):

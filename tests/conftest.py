@@ -138,9 +138,9 @@ import json, os, signal, sys, time
 import numpy as np
 from choros.errors import ChorosError
 from choros.comm.shm.segment import Segment
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.comm.shm.group import SharedGroup, share
-from choros.comm.group import board
+from choros.comm.shm import group_header as board
 fd, rank, size = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
 def say(**facts):

@@ -20,11 +20,13 @@ TOY = '''
 
 import math, os, pathlib, time
 import numpy as np
-from choros.cluster import Table
+from choros.cluster import LauncherEnv
 from choros.errors import InvalidInputError, CommTimeoutError
 
-PLACE = Table(launcher="toy", tells=("TOY_RANK",), rank=("TOY_RANK",), size=("TOY_SIZE",), local_rank=("TOY_RANK",),
-              local_size=("TOY_SIZE",), one_node=True)
+PLACE = LauncherEnv(
+    launcher="toy", tells=("TOY_RANK",), rank=("TOY_RANK",), size=("TOY_SIZE",), local_rank=("TOY_RANK",),
+    local_size=("TOY_SIZE",), one_node=True,
+)
 
 
 def join(rank, size, timeout):
@@ -154,7 +156,7 @@ def test_the_laws_are_tested_on_it(package):
         ({"toy": TOY.replace("return None", "return Files(0, 1, 1.0, None)")}, "it is rank 0 of 1"),
         ({"points": POINTS.replace("toy:join", "nowhere:join")}, "cannot be loaded from nowhere:join"),
         ({"points": POINTS.replace("toy:PLACE", "toy:NONE")}, "cannot be loaded from toy:NONE"),
-        ({"points": POINTS.replace("toy:PLACE", "toy:join")}, "toy:join is no choros.cluster.Table"),
+        ({"points": POINTS.replace("toy:PLACE", "toy:join")}, "toy:join is no choros.cluster.LauncherEnv"),
     ],
 )
 def test_what_does_not_fit_is_said(package, changed, words):

@@ -183,7 +183,7 @@ UNDOCUMENTED = [
 
 # Objects of Choros' own classes by the expression that reaches into them; the name must be defined in Choros.
 FRIENDS = {
-    "centre": "SharedCentre, ShardedCentre",
+    "centre": "SharedMemoryParameterServer, ShardedParameterServer",
     "replica": "BaseReplica",
     "spill": "Spill",
     "self.replica": "BaseReplica",
@@ -366,7 +366,7 @@ def test_the_scan_finds(text, name):
     [
         "class A:\n    def __init__(self): self._x = 1\n    def f(self): return self._x",
         "class A:\n    _x = 1\nclass B(A):\n    def f(self): return self._x + super()._x + A._x",
-        "class SharedCentre:\n    _x = 1\ndef f(centre): return centre._x",
+        "class SharedMemoryParameterServer:\n    _x = 1\ndef f(centre): return centre._x",
         "from choros.types import _x",
         "model.__dict__['__weights__']",
         "vars(model)['_choros_plain']",

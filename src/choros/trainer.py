@@ -27,17 +27,18 @@ from choros.data import validation as checks
 from choros.data.sample_rows import spread
 from choros.device_choice import SHARE, choose_device
 from choros.errors import InvalidInputError
-from choros.launch.specs import How, launcher_of
-from choros.training.callback_runner import Conductor
-from choros.training.checkpoint.manager import Saver, facts_of
+from choros.launch.specs import LaunchPreferences, launcher_of
+from choros.training.callback_runner import CallbackRunner
+from choros.training.checkpoint.manager import CheckpointManager, facts_of
 from choros.training.executors import in_job
-from choros.training.executors.local import Cargo, Engine
-from choros.training.executors.remote import Home
+from choros.training.executors.local import LocalExecutor
+from choros.training.executors.remote import RemoteExecutor
 from choros.training.executors.worker_pool import WorkerPool, check_workers, default_workers, each_devices
 from choros.training.model_io.redraw import check_redraw
 from choros.training.model_io.serialization import PackedModel, pack_model
+from choros.training.payload import FitPayload
 from choros.training.run_record import RunRecord
-from choros.training.spec import Job, Plan
+from choros.training.spec import FitConfig, FitRequest
 from choros.training.validation import (
     check_average,
     check_batch_shape,
@@ -151,7 +152,7 @@ class Trainer:
         self._place = self._where(workers, self.algorithm, pool)
         self._launcher, self._how = (
             launcher_of(launcher),
-            How(threads, bind, network or "", echo),
+            LaunchPreferences(threads, bind, network or "", echo),
         )
         if network and self._launcher is None:
             own_address(network)  # workers on one machine need none, but one that is not there is a mistake
@@ -273,7 +274,7 @@ class Trainer:
             check_reach(self._launcher)
         averaged = check_average(self.model, callbacks, alone=not together)
         facts = (source, self.meet, self._each, self._launcher)
-        saver = Saver(check_checkpoint(checkpoint, resume, self.restarts, *facts))
+        saver = CheckpointManager(check_checkpoint(checkpoint, resume, self.restarts, *facts))
         steps = steps_per_epoch or source.steps(batch_size)
         check_rest(initial_batch, steps)
         if isinstance(self.algorithm, algorithms.Ensemble):
@@ -290,8 +291,8 @@ class Trainer:
         verbose = 1 if verbose == "auto" else verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
             callbacks, verbose = None, 0
-        conductor = Conductor(self.model, callbacks, verbose, epochs, steps, int(initial_batch))
-        job = Job(
+        conductor = CallbackRunner(self.model, callbacks, verbose, epochs, steps, int(initial_batch))
+        job = FitConfig(
             algorithm=algorithms.to_config(algorithm),
             meet=self.meet,
             workers=self.workers,
@@ -330,7 +331,9 @@ class Trainer:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))
         if verbose and job.repeats:
             print(f"train_step goes on with updated weights ({after_update}): each step is calculated twice")
-        record = self._train(Plan(self.model, algorithm, job, source, validation, conductor, written, begun, saver))
+        record = self._train(
+            FitRequest(self.model, algorithm, job, source, validation, conductor, written, begun, saver)
+        )
         conductor.history.run = record
         if verbose:
             print(record.line())
@@ -357,22 +360,22 @@ class Trainer:
         needed = self._place.size == 1 or self._replicas > self.workers
         return pack_model(self.model) if needed else PackedModel()
 
-    def _train(self, plan: Plan) -> RunRecord:
+    def _train(self, plan: FitRequest) -> RunRecord:
         """Train on worker processes; inside a job, as one rank of it."""
         if self._place.size > 1:
             return in_job.fit(plan, self._place.rank)
-        cargo = Cargo(plan.written, [*plan.written.arrays], [])
+        cargo = FitPayload(plan.written, [*plan.written.arrays], [])
         plan = replace(plan, job=cargo.load(plan, here=self._launcher is None))
         if self._launcher is not None:
             if hasattr(self._launcher, "train"):
                 trained: RunRecord
                 trained, self.models = self._launcher.train(plan, cargo, self._how)
                 return trained
-            record = Home(plan, cargo, self._launcher, self._how, self.restarts).run()
+            record = RemoteExecutor(plan, cargo, self._launcher, self._how, self.restarts).run()
             plan.conductor.end()
             return record
         try:
-            engine = Engine(plan, cargo, self._pool, self.restarts)
+            engine = LocalExecutor(plan, cargo, self._pool, self.restarts)
             record = engine.run()
             self.models = engine.gather_members()
         finally:

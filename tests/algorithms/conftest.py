@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from choros.algorithms import Algorithm, Meeting
+from choros.algorithms import Algorithm, ExchangeInfo
 
 
 @dataclass
@@ -32,7 +32,7 @@ class House:
 
     def alone(self, k: int, window: int = 1) -> None:
         message = self.algorithm.propose(self.local[k], self.seen[k], window)
-        meeting = Meeting(1, self.clock - self.met[k], k)
+        meeting = ExchangeInfo(1, self.clock - self.met[k], k)
         self.staleness.append(meeting.staleness)
         self._merge(message, meeting, [k])
         self.clock += 1
@@ -42,9 +42,9 @@ class House:
         weights = rows if rows is not None and self.algorithm.weighted else [1] * self.workers
         proposals = [self.algorithm.propose(x, s, window) for x, s in zip(self.local, self.seen, strict=True)]
         message = sum(n * m for n, m in zip(weights, proposals, strict=True)) / sum(weights)
-        self._merge(message, Meeting(self.workers), list(range(self.workers)))
+        self._merge(message, ExchangeInfo(self.workers), list(range(self.workers)))
 
-    def _merge(self, message: Any, meeting: Meeting, who: list[int]) -> None:
+    def _merge(self, message: Any, meeting: ExchangeInfo, who: list[int]) -> None:
         before = self.centre
         self.centre, self.memory = self.algorithm.merge(before, message, meeting, self.memory)
         shown = before if self.algorithm.shows == "before" else self.centre

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from choros.algorithms import AGN, DOWNPOUR, EASGD, Averaging, DiLoCo, DynSGD, LocalSGD, Meeting
+from choros.algorithms import AGN, DOWNPOUR, EASGD, Averaging, DiLoCo, DynSGD, ExchangeInfo, LocalSGD
 
 RULES = [Averaging(), LocalSGD(), DOWNPOUR(), AGN(), DynSGD(), EASGD(alpha=0.1), DiLoCo()]
 
@@ -31,7 +31,7 @@ def test_in_graph_equals_by_hand(algorithm, house, rng):
             x = local_steps(x, a, b)
             message = jax.lax.pmean(algorithm.propose(x, seen, window), "workers")
             before = centre
-            centre, memory = algorithm.merge(before, message, Meeting(workers), memory)
+            centre, memory = algorithm.merge(before, message, ExchangeInfo(workers), memory)
             seen = before if algorithm.shows == "before" else centre
             x = algorithm.adopt(x, seen)
         return x, centre

@@ -20,8 +20,8 @@ from choros.algorithms import (
     AllReduce,
     DiLoCo,
     DynSGD,
+    ExchangeInfo,
     LocalSGD,
-    Meeting,
     from_config,
     to_config,
 )
@@ -55,7 +55,7 @@ def test_is_frozen(algorithm):
 def test_a_settled_centre_stays(algorithm, rng):
     """Workers that learnt nothing leave a centre as it is, alone and together, and stay there."""
     x = rng.normal(size=5)
-    for meeting in (Meeting(1, 2, 1), Meeting(WORKERS)):
+    for meeting in (ExchangeInfo(1, 2, 1), ExchangeInfo(WORKERS)):
         centre, local, _ = exchange(algorithm, x, x, x, meeting, algorithm.start(x, WORKERS))
         np.testing.assert_array_equal(centre, x)
         np.testing.assert_array_equal(local, x)
@@ -68,8 +68,8 @@ def test_is_pure(algorithm, rng):
     memory = tuple(v + 0.5 for v in algorithm.start(centre, WORKERS))
     for array in (centre, local, seen, *memory):
         array.flags.writeable = False
-    first = exchange(algorithm, centre, local, seen, Meeting(1, 1, 2), memory)
-    second = exchange(algorithm, centre, local, seen, Meeting(1, 1, 2), memory)
+    first = exchange(algorithm, centre, local, seen, ExchangeInfo(1, 1, 2), memory)
+    second = exchange(algorithm, centre, local, seen, ExchangeInfo(1, 1, 2), memory)
     np.testing.assert_array_equal(first[0], second[0])
     np.testing.assert_array_equal(first[1], second[1])
     assert len(first[2]) == len(memory)
@@ -81,7 +81,7 @@ def test_is_pure(algorithm, rng):
 def test_keeps_the_dtype(algorithm, dtype):
     x = np.linspace(0, 1, 5).astype(dtype)
     memory = algorithm.start(x, WORKERS)
-    centre, local, memory = exchange(algorithm, x, x + np.ones(5, dtype), x, Meeting(2, 1, 1), memory)
+    centre, local, memory = exchange(algorithm, x, x + np.ones(5, dtype), x, ExchangeInfo(2, 1, 1), memory)
     assert {v.dtype.name for v in (centre, local, *memory)} == {dtype}
 
 
@@ -90,9 +90,9 @@ def test_blocks_give_what_the_whole_gives(algorithm, rng):
     """Elementwise means so: two halves are the whole; who says not is really not."""
     centre, local, seen = rng.normal(size=(3, 6))
     memory = tuple(v + rng.normal(size=6) ** 2 for v in algorithm.start(centre, WORKERS))
-    whole = exchange(algorithm, centre, local, seen, Meeting(1, 2, 1), memory)
+    whole = exchange(algorithm, centre, local, seen, ExchangeInfo(1, 2, 1), memory)
     parts = [
-        exchange(algorithm, centre[s], local[s], seen[s], Meeting(1, 2, 1), tuple(v[s] for v in memory))
+        exchange(algorithm, centre[s], local[s], seen[s], ExchangeInfo(1, 2, 1), tuple(v[s] for v in memory))
         for s in (slice(0, 4), slice(4, 6))
     ]
     same = all(np.array_equal(np.concatenate([p[i] for p in parts]), whole[i]) for i in (0, 1))

@@ -18,8 +18,8 @@ from choros.algorithms import (
     Algorithm,
     AllReduce,
     DiLoCo,
+    ExchangeInfo,
     LocalSGD,
-    Meeting,
     by_name,
     from_config,
     to_config,
@@ -121,4 +121,4 @@ def test_hyper_parameters_are_refused_with_the_remedy(kind, wrong, why):
 
 def test_an_alpha_that_was_never_bound_is_said_so():
     with pytest.raises(ValueError, match="call bound"):
-        EASGD().merge(1.0, 2.0, Meeting(), ())
+        EASGD().merge(1.0, 2.0, ExchangeInfo(), ())

@@ -17,8 +17,8 @@ from choros.algorithms import (
     Averaging,
     DiLoCo,
     DynSGD,
+    ExchangeInfo,
     LocalSGD,
-    Meeting,
 )
 from choros.errors import UnstableAlgorithmError
 
@@ -35,7 +35,7 @@ def together(alpha, p, z, paper=False):
     def step(state):
         *x, c = state
         moved = x if paper else [(1 - z) * xk for xk in x]
-        centre, _ = algorithm.merge(c, sum(moved) / p, Meeting(p), ())
+        centre, _ = algorithm.merge(c, sum(moved) / p, ExchangeInfo(p), ())
         return [algorithm.adopt(m, c) - (z * xk if paper else 0) for m, xk in zip(moved, x, strict=True)] + [centre]
 
     return radius(step, p + 1)
@@ -49,7 +49,7 @@ def in_turn(alpha, p, z, paper=False):
         *x, c = state
         for k in range(p):
             local = x[k] if paper else (1 - z) * x[k]
-            c, before = algorithm.merge(c, local, Meeting(1, p - 1, k), ())[0], c
+            c, before = algorithm.merge(c, local, ExchangeInfo(1, p - 1, k), ())[0], c
             x[k] = algorithm.adopt(local, before) - (z * x[k] if paper else 0)
         return [*x, c]
 
@@ -120,7 +120,7 @@ def test_dilocos_bound_is_the_threshold_of_its_outer_step(momentum):
 
         def step(state):
             c, u = state
-            c, (u,) = algorithm.merge(c, 0 - c, Meeting(3), (u,))
+            c, (u,) = algorithm.merge(c, 0 - c, ExchangeInfo(3), (u,))
             return [c, u]
 
         return radius(step, 2)

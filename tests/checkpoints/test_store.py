@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from choros.errors import CheckpointError, InvalidInputError
-from choros.training.checkpoint import Checkpoint, Store
+from choros.training.checkpoint import Checkpoint, CheckpointStore
 
 KINDS = ("float32", "float64", "float16", "int64", "uint8", "bool")
 
@@ -26,7 +26,7 @@ def arrays(number, rows=5):
 
 
 def test_what_was_saved_comes_back(tmp_path):
-    store = Store(tmp_path / "new" / "room")
+    store = CheckpointStore(tmp_path / "new" / "room")
     facts = {"epoch": 3, "names": ["a", "ü"], "loss": 0.1 + 0.2}
     path = store.save(facts, arrays(7))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -37,11 +37,11 @@ def test_what_was_saved_comes_back(tmp_path):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
         np.testing.assert_array_equal(one, other)
-    assert Store(tmp_path / "none").latest() is None
+    assert CheckpointStore(tmp_path / "none").latest() is None
 
 
 def test_only_the_last_ones_are_kept(tmp_path):
-    store = Store(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, keep=2)
     (tmp_path / "notes.txt").write_text("mine")
     for number in range(5):
         store.save({"number": number}, [])
@@ -51,7 +51,7 @@ def test_only_the_last_ones_are_kept(tmp_path):
 
 @pytest.mark.parametrize("keep", [1, 3, 4, 10])
 def test_as_many_are_kept_as_were_asked_for(keep, tmp_path):
-    store = Store(tmp_path, keep)
+    store = CheckpointStore(tmp_path, keep)
     for number in range(1, keep + 3):
         store.save({"number": number}, [])
         assert len(store.paths()) == min(number, keep)
@@ -59,7 +59,7 @@ def test_as_many_are_kept_as_were_asked_for(keep, tmp_path):
 
 
 def test_arrays_of_another_byte_order_keep_their_values(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     store.save({}, [np.array([1.5, -2.0], ">f4"), np.array(258, ">i2"), np.array([1, 2], "<i8")])
     found = store.latest().arrays
     assert [array.tolist() for array in found] == [[1.5, -2.0], 258, [1, 2]]
@@ -83,7 +83,7 @@ def spoilt(path, how):
 
 @pytest.mark.parametrize("how", ["cut off", "longer", "empty", "another file", "head", "array", "digest"])
 def test_one_that_is_not_whole_is_left_out_and_the_one_before_is_used(how, tmp_path, capsys):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     for number in (1, 2):
         path = store.save({"number": number}, arrays(number))
     spoilt(path, how)
@@ -94,7 +94,7 @@ def test_one_that_is_not_whole_is_left_out_and_the_one_before_is_used(how, tmp_p
 
 @pytest.mark.parametrize("what", ["a directory", "a pipe", "more than fits into memory", "a link to nothing"])
 def test_what_has_the_name_of_one_but_is_none_does_no_harm(what, tmp_path, capsys):
-    store = Store(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, keep=2)
     store.save({"number": 1}, arrays(1))
     newest, oldest = tmp_path / "checkpoint-00000002.choros", tmp_path / "checkpoint-00000000.choros"
     if what == "a directory":
@@ -115,16 +115,16 @@ def test_what_has_the_name_of_one_but_is_none_does_no_harm(what, tmp_path, capsy
 
 
 def test_arrays_before_the_file_are_refused(tmp_path, capsys):
-    path = Store(tmp_path).save({}, [])
+    path = CheckpointStore(tmp_path).save({}, [])
     header = b'{"facts": {}, "arrays": [["int8", [64], -64]]}'
     content = b"choros checkpoint 1\n" + len(header).to_bytes(8, "little") + header + bytes(100)
     path.write_bytes(content + hashlib.blake2b(content, digest_size=32).digest())
-    assert Store(tmp_path).latest() is None
+    assert CheckpointStore(tmp_path).latest() is None
     assert "an array begins at -64" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_the_last_good_one(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     store.save({"number": 1}, arrays(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -157,7 +157,7 @@ def test_a_directory_that_cannot_be_synced_is_no_failure(tmp_path, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", of_files_only)
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     for code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         store.save({"code": code}, [])
         assert store.latest().facts == {"code": code}
@@ -168,7 +168,7 @@ def test_a_directory_that_cannot_be_synced_is_no_failure(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("action", ["save", "latest"])
 def test_a_directory_that_cannot_be_listed_is_told(action, tmp_path, monkeypatch):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     store.save({}, [])
     monkeypatch.setattr(Path, "iterdir", fail(errno.EACCES))
     with pytest.raises(CheckpointError, match=f"{tmp_path} .*on .*Permission denied"):
@@ -177,7 +177,7 @@ def test_a_directory_that_cannot_be_listed_is_told(action, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
 def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(code, tmp_path, monkeypatch):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     store.save({"number": 1}, arrays(1))
     newest = store.save({"number": 2}, arrays(2))
     opened = open
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(code, tmp_pat
 
 
 def test_a_checkpoint_that_another_process_removes_is_left_out(tmp_path, monkeypatch):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     first = store.save({"number": 1}, [])
     monkeypatch.setattr(store, "paths", lambda: [first, tmp_path / "checkpoint-00000002.choros"])
     assert store.latest().facts == {"number": 1}
@@ -209,7 +209,7 @@ def test_temporary_files_of_other_live_processes_stay(tmp_path):
         (tmp_path / name).touch()
     for name in old:
         os.utime(tmp_path / name, (0, time.time() - 90_000))
-    path = Store(tmp_path).save({}, [])
+    path = CheckpointStore(tmp_path).save({}, [])
     assert sorted(os.listdir(tmp_path)) == sorted([*stay, path.name])
 
 
@@ -217,7 +217,7 @@ def test_temporary_files_of_other_live_processes_stay(tmp_path):
 def test_two_writers_never_replace_each_others_file(links, tmp_path, monkeypatch):
     if not links:
         monkeypatch.setattr(os, "link", fail(errno.EPERM))
-    store, other = Store(tmp_path), Store(tmp_path)
+    store, other = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
     store.save({"by": "this"}, [])
     with monkeypatch.context() as patch:  # both have listed the directory before either writes
         patch.setattr(other, "paths", lambda: [])
@@ -234,19 +234,19 @@ def test_a_disk_that_is_full_is_found_before_training(tmp_path):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
         with pytest.raises(CheckpointError, match="File too large.*nothing was trained"):
-            Store(tmp_path).try_out()
+            CheckpointStore(tmp_path).try_out()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert os.listdir(tmp_path) == []
-    Store(tmp_path).try_out()
+    CheckpointStore(tmp_path).try_out()
     assert os.listdir(tmp_path) == []
 
 
 WRITER = """
 import sys, itertools, numpy as np
-from choros.training.checkpoint import Store
-store = Store(sys.argv[1])
+from choros.training.checkpoint import CheckpointStore
+store = CheckpointStore(sys.argv[1])
 for number in itertools.count(1):
     store.save({"number": number}, [np.full(1 << 17, number)])
     print(number, flush=True)
@@ -263,10 +263,10 @@ def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path):
             process.kill()
             rest = process.stdout.read().split()
         said = int(rest[-1]) if rest else 1
-        found = Store(tmp_path).latest()
+        found = CheckpointStore(tmp_path).latest()
         assert found.facts["number"] in (said, said + 1)  # what it said was there; it may have done one more
         assert (found.arrays[0] == found.facts["number"]).all()
-    Store(tmp_path).save({}, [])
+    CheckpointStore(tmp_path).save({}, [])
     assert len(os.listdir(tmp_path)) == 3  # what was half written is gone too
 
 

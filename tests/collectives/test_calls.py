@@ -5,7 +5,7 @@ import pytest
 
 from choros.comm.collectives import AVERAGE, MAX, MIN, PRODUCT, SUM, Collectives
 from choros.comm.shm.group import SharedGroup
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 
 HEAD = """
 from choros.comm.collectives import *
@@ -209,7 +209,7 @@ say(all=[one["epoch"] for one in c.allgather_object({"epoch": rank})], big=len(c
 
 def test_alone():
     """One rank is a group like any other."""
-    alone = Collectives(LocalGroup())
+    alone = Collectives(SingleRankGroup())
     x = np.arange(6.0).reshape(3, 2)
     for op in (AVERAGE, SUM, MIN, MAX, PRODUCT):
         np.testing.assert_array_equal(alone.allreduce(x, op), x)

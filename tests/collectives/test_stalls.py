@@ -11,7 +11,7 @@ from choros.comm.shm.group import SharedGroup
 HEAD = """
 import io
 from choros.comm.collectives import *
-from choros.comm.tracing import Doing
+from choros.comm.tracing import TracedOperation
 group = SharedGroup(fd, rank, timeout=20)
 c = Collectives(group)
 x = np.ones(3, "float32")
@@ -43,7 +43,7 @@ for name in ("loss", "again"):
     heard(lambda: (time.sleep(0.9 * (rank == 1)), c.allreduce(x, SUM, name=name)))
 def step():
     time.sleep(0.9 * (rank == 1))
-    with Doing(group, "step", "gradients of model"):
+    with TracedOperation(group, "step", "gradients of model"):
         group.sum_slots(5, "float32")
 heard(step)
 def late():  # within a call: it said what it does, and has not done it
@@ -96,7 +96,7 @@ trying(lambda: c.broadcast(x, 0, name="weights"))
 def test_a_difference_below_the_collectives_is_named_too(run):
     script = """
 def step():
-    with Doing(group, "step", "gradients of model"):
+    with TracedOperation(group, "step", "gradients of model"):
         group.sum_slots(5, "float32")
 trying(step if rank else lambda: c.allreduce(x, SUM, name="loss"))
 say(total=c.allreduce(x, SUM, name="after").tolist())

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from choros.data import AheadSource, feed, make_source, make_validation, prefetch, serialization
+from choros.data import PrefetchSource, feed, make_source, make_validation, prefetch, serialization
 from choros.data.prefetch import ahead
 from choros.errors import InvalidDataError
 
@@ -62,7 +62,7 @@ def test_only_what_is_prefetched_is_made_ready_ahead():
 def test_prefetch_changes_x_alone_and_travels():
     x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
     source = make_source(prefetch((x, y), depth=3, augment=lambda x: -x))
-    assert isinstance(source, AheadSource)
+    assert isinstance(source, PrefetchSource)
     assert (source.rows, source.steps(2), source.depth) == (5, 3, 3)
     source = serialization.unpack(*serialization.pack(source))
     how = dict(rank=0, size=1, together=True, batch_size=2, seed=0, epoch=0, shuffle=False)

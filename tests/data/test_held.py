@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from choros.data import ArraySource, HeldSource
+from choros.data import ArraySource, PartitionedSource
 from choros.data.partitioned_source import template
 
 COUNTS = [[5, 3], [10, 10], [1, 0, 30], [7, 0, 0, 1], [64, 63, 65], [2, 100]]
@@ -17,7 +17,7 @@ def ranks(counts):
     own = [
         ArraySource(np.arange(a, b)[:, None], np.arange(a, b)) if b > a else None for a, b in itertools.pairwise(starts)
     ]
-    return [HeldSource(one, counts, first) for one in own]
+    return [PartitionedSource(one, counts, first) for one in own]
 
 
 def epoch(source, rank, size, together, batch_size, epoch=0, shuffle=True, steps=None, seed=1):

@@ -7,10 +7,10 @@ import pytest
 
 from choros.cluster import Place
 from choros.cluster.hardware.interfaces import interfaces
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.tools.doctor import limits
 from choros.tools.doctor.facts import look
-from choros.tools.doctor.findings import Seen
+from choros.tools.doctor.findings import Observations
 from choros.tools.doctor.measurements import collectives
 from choros.tools.doctor.rules import RULES, judge
 from choros.tools.doctor.rules.speed import ATTEMPTS
@@ -53,7 +53,7 @@ def job(hosts=1, each=2, **changes):
 
 
 def found(ranks, **more):
-    return judge(Seen(len(ranks), ranks, **more))
+    return judge(Observations(len(ranks), ranks, **more))
 
 
 def one(ranks, name, at=(1,), kind="error", **more):
@@ -77,7 +77,7 @@ def test_a_healthy_job_of_two_hosts_has_none():
 
 
 def test_every_rule_keeps_quiet_where_nothing_is_known():
-    assert [list(rule(Seen(4, []))) for rule in RULES] == [[] for _ in RULES]
+    assert [list(rule(Observations(4, []))) for rule in RULES] == [[] for _ in RULES]
 
 
 def test_one_thread_where_there_are_many_cores():
@@ -92,7 +92,7 @@ def test_ranks_bound_to_few_of_the_cores_that_their_launcher_has():
         each["cores"]["allotted"] = [*range(16)]
     assert "bound to 8 cores in all, of the 16" in one(ranks, "idle-cores", (0, 1), "warning")
     assert found([ranks[0], dict(ranks[1], cores={**ranks[1]["cores"], "usable": [*range(4, 13)]})]) == []
-    assert judge(Seen(3, ranks)) == []  # one has not told its cores
+    assert judge(Observations(3, ranks)) == []  # one has not told its cores
 
 
 def test_a_rank_across_numa_nodes():
@@ -264,7 +264,7 @@ def test_gpus_that_the_backend_does_not_see():
     assert found(job(gpus=2), smoke={1: [end | {"backend": "torch"}]}) == []  # which the job does not use
 
 
-class Lying(LocalGroup):
+class Lying(SingleRankGroup):
     """A group whose sums are wrong, as a broken network makes them."""
 
     def sum(self, x):
@@ -272,7 +272,7 @@ class Lying(LocalGroup):
 
 
 def test_wrong_sums_are_seen():
-    assert collectives(LocalGroup(), 1000)[1] == []
+    assert collectives(SingleRankGroup(), 1000)[1] == []
     assert collectives(Lying(), 1000)[1] == [0]
     assert "wrong sums" in one(job(2), "sums", measures={**MEASURES, "wrong": [1]})
 

@@ -5,10 +5,10 @@ import threading
 import numpy as np
 import pytest
 
-from choros.algorithms import ADAG, AEASGD, ALL, DOWNPOUR, DynSGD, LocalSGD, Meeting
+from choros.algorithms import ADAG, AEASGD, ALL, DOWNPOUR, DynSGD, ExchangeInfo, LocalSGD
 from choros.param_server.blocks import BLOCK
-from choros.param_server.shared_memory import SharedCentre
-from choros.training.worker.exchange import Alone, MemoryCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.training.worker.exchange import AsyncExchange, InMemoryParameterServer
 
 WORKERS = 3
 ORDER = [0, 1, 0, 2, 2, 1, 0, 0, 1, 2, 1, 0]  # a fixed asynchronous interleaving
@@ -24,14 +24,14 @@ def by_hand(algorithm, start, drifts):
         local[k] = local[k] + drift
         before = centre
         message = algorithm.propose(local[k], seen[k], 4)
-        centre, memory = algorithm.merge(before, message, Meeting(1, clock - met[k], k), memory)
+        centre, memory = algorithm.merge(before, message, ExchangeInfo(1, clock - met[k], k), memory)
         seen[k] = before if algorithm.shows == "before" else centre
         local[k], met[k] = algorithm.adopt(local[k], seen[k]), clock + 1
     return centre, local
 
 
 def in_order(seats, start, drifts):
-    workers, local = [Alone(seat, start.copy()) for seat in seats], [start.copy() for _ in seats]
+    workers, local = [AsyncExchange(seat, start.copy()) for seat in seats], [start.copy() for _ in seats]
     staleness = []
     for k, drift in zip(ORDER, drifts, strict=True):
         local[k] += drift
@@ -44,7 +44,7 @@ def in_order(seats, start, drifts):
 def test_is_what_the_three_functions_say(algorithm, size, rng):
     start, drifts = rng.normal(size=size), rng.normal(size=(len(ORDER), size))
     want, want_local = by_hand(algorithm, start, drifts)
-    centre = MemoryCentre(algorithm, start, WORKERS)
+    centre = InMemoryParameterServer(algorithm, start, WORKERS)
     _, local, _ = in_order([centre.at(k) for k in range(WORKERS)], start, drifts)
     np.testing.assert_allclose(centre.centre, want, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(local, want_local, rtol=1e-12, atol=1e-12)
@@ -55,11 +55,11 @@ def test_is_what_the_three_functions_say(algorithm, size, rng):
 def test_the_shared_centre_gives_the_same_bits(algorithm, dtype, rng):
     start = rng.normal(size=BLOCK + 7).astype(dtype)
     drifts = rng.normal(size=(len(ORDER), start.size)).astype(dtype)
-    inside = MemoryCentre(algorithm, start, WORKERS)
+    inside = InMemoryParameterServer(algorithm, start, WORKERS)
     _, ours, stale = in_order([inside.at(k) for k in range(WORKERS)], start, drifts)
     memory = algorithm.start(start, WORKERS)
-    with SharedCentre.create(start, np.zeros(0, dtype), memory, WORKERS) as segment:
-        seats = [SharedCentre(segment, algorithm, k, WORKERS) for k in range(WORKERS)]
+    with SharedMemoryParameterServer.create(start, np.zeros(0, dtype), memory, WORKERS) as segment:
+        seats = [SharedMemoryParameterServer(segment, algorithm, k, WORKERS) for k in range(WORKERS)]
         _, theirs, stale_too = in_order(seats, start, drifts)
         out = np.empty_like(start)
         assert seats[0].read(out, np.zeros(0, dtype)) == len(ORDER)
@@ -69,7 +69,7 @@ def test_the_shared_centre_gives_the_same_bits(algorithm, dtype, rng):
 
 
 def test_counts_exchanges_staleness_and_seconds(rng):
-    centre = MemoryCentre(DynSGD(), np.zeros(2), WORKERS)
+    centre = InMemoryParameterServer(DynSGD(), np.zeros(2), WORKERS)
     workers, _, staleness = in_order([centre.at(k) for k in range(WORKERS)], np.zeros(2), np.ones((len(ORDER), 2)))
     assert staleness == [0, 1, 1, 3, 0, 3, 3, 0, 2, 4, 1, 3]
     assert [w.exchanges for w in workers] == [ORDER.count(k) for k in range(WORKERS)]
@@ -82,8 +82,8 @@ def test_counts_exchanges_staleness_and_seconds(rng):
 
 def test_threads_lose_nothing():
     """Law 2 under contention: four workers add whole numbers; the centre has the sum of them all."""
-    centre, turns, size = MemoryCentre(DOWNPOUR(), np.zeros(BLOCK + 3), 4), 50, BLOCK + 3
-    workers = [Alone(centre.at(k), np.zeros(size)) for k in range(4)]
+    centre, turns, size = InMemoryParameterServer(DOWNPOUR(), np.zeros(BLOCK + 3), 4), 50, BLOCK + 3
+    workers = [AsyncExchange(centre.at(k), np.zeros(size)) for k in range(4)]
 
     def work(k):
         local = np.zeros(size)
@@ -102,15 +102,15 @@ def test_threads_lose_nothing():
 
 def test_moving_statistics_are_averaged_at_each_meeting():
     """c <- c + (others - c) / p, and the worker goes on with c."""
-    centre = MemoryCentre(AEASGD(alpha=0.3), np.zeros(1), 2, others=np.zeros(2))
+    centre = InMemoryParameterServer(AEASGD(alpha=0.3), np.zeros(1), 2, others=np.zeros(2))
     others = np.array([4.0, 8.0])
-    Alone(centre.at(1), np.zeros(1)).meet(np.zeros(1), 1, others)
+    AsyncExchange(centre.at(1), np.zeros(1)).meet(np.zeros(1), 1, others)
     np.testing.assert_array_equal(others, [2.0, 4.0])
     np.testing.assert_array_equal(centre.others, [2.0, 4.0])
 
 
 def test_read_copies_and_tells_the_clock():
-    centre = MemoryCentre(DOWNPOUR(), np.zeros(2), 1, others=np.ones(1))
+    centre = InMemoryParameterServer(DOWNPOUR(), np.zeros(2), 1, others=np.ones(1))
     seat = centre.at(0)
 
     seat.exchange(np.ones(2), np.zeros(2), 1, np.ones(1))
@@ -124,11 +124,11 @@ def test_read_copies_and_tells_the_clock():
 
 def test_a_worker_goes_on_from_its_state(rng):
     start = rng.normal(size=3)
-    centre = MemoryCentre(DOWNPOUR(), start, 1)
-    alone, local = Alone(centre.at(0), start.copy()), start + 1.0
+    centre = InMemoryParameterServer(DOWNPOUR(), start, 1)
+    alone, local = AsyncExchange(centre.at(0), start.copy()), start + 1.0
     alone.meet(local, 8, NONE)
     state = alone.state()
-    resumed = Alone(centre.at(0), np.zeros(3))
+    resumed = AsyncExchange(centre.at(0), np.zeros(3))
     resumed.restore(state)
     alone.seen[:] = np.nan  # a state is a copy
     local += 1.0
@@ -139,4 +139,4 @@ def test_a_worker_goes_on_from_its_state(rng):
 
 def test_a_rank_that_is_none_is_refused():
     with pytest.raises(ValueError, match="give 0 to 1"):
-        MemoryCentre(LocalSGD(), np.zeros(1), 2).at(2)
+        InMemoryParameterServer(LocalSGD(), np.zeros(1), 2).at(2)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from choros.algorithms import ADAG, ALL, DOWNPOUR, EASGD, Averaging, DiLoCo, LocalSGD, Meeting
-from choros.comm.single_rank_group import LocalGroup
+from choros.algorithms import ADAG, ALL, DOWNPOUR, EASGD, Averaging, DiLoCo, ExchangeInfo, LocalSGD
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.param_server.blocks import BLOCK
-from choros.training.worker.exchange import Together
+from choros.training.worker.exchange import SyncExchange
 
 SIZES = [1, 2, 3, 5]
 EVERY = [kind().bound(3, 0.01) for kind in ALL] + [DOWNPOUR(adagrad=True)]
@@ -29,7 +29,7 @@ def by_hand(algorithm, size, start, drifts, rows):
         proposals = [algorithm.propose(x, s, 4) for x, s in zip(local, seen, strict=True)]
         mean = sum(w * m for w, m in zip(weights, proposals, strict=True)) / sum(weights)
         before = centre
-        centre, memory = algorithm.merge(before, mean, Meeting(size), memory)
+        centre, memory = algorithm.merge(before, mean, ExchangeInfo(size), memory)
         shown = before if algorithm.shows == "before" else centre
         local, seen = [algorithm.adopt(x, shown) for x in local], [shown] * size
     return centre, local
@@ -37,7 +37,7 @@ def by_hand(algorithm, size, start, drifts, rows):
 
 def meetings(algorithm, drifts, rows, start):
     def work(group):
-        together, local = Together(algorithm, group, start.copy()), start.copy()
+        together, local = SyncExchange(algorithm, group, start.copy()), start.copy()
         for drift in drifts:
             local += drift[group.rank]
             together.meet(local, window=4, rows=rows[group.rank])
@@ -81,7 +81,7 @@ def test_a_rank_of_no_rows_counts_nothing(algorithm, ranks):
     values = [1.0, np.nan, 4.0]
 
     def work(group):
-        together, local = Together(algorithm, group, np.zeros(3)), np.full(3, values[group.rank])
+        together, local = SyncExchange(algorithm, group, np.zeros(3)), np.full(3, values[group.rank])
         together.meet(local, window=4, rows=[10, 0, 20][group.rank])
         return together.centre, local
 
@@ -92,7 +92,7 @@ def test_a_rank_of_no_rows_counts_nothing(algorithm, ranks):
 
 def test_where_none_had_a_row_nothing_changes(ranks):
     def work(group):
-        together, local = Together(LocalSGD(), group, np.full(3, 7.0)), np.full(3, float(group.rank))
+        together, local = SyncExchange(LocalSGD(), group, np.full(3, 7.0)), np.full(3, float(group.rank))
         together.meet(local, window=4, rows=0)
         return together.centre, local, together.exchanges
 
@@ -105,7 +105,7 @@ def test_where_none_had_a_row_nothing_changes(ranks):
 @pytest.mark.parametrize("algorithm", [EASGD(alpha=0.25), DiLoCo()], ids=repr)
 def test_the_unweighted_count_every_worker_alike(algorithm, ranks):
     def work(group, rows):
-        together, local = Together(algorithm, group, np.zeros(2)), np.full(2, 1.0 + group.rank)
+        together, local = SyncExchange(algorithm, group, np.zeros(2)), np.full(2, 1.0 + group.rank)
         together.meet(local, window=4, rows=rows[group.rank])
         return together.centre
 
@@ -116,7 +116,7 @@ def test_the_unweighted_count_every_worker_alike(algorithm, ranks):
 
 def test_one_worker_keeps_its_vector_to_the_last_bit(rng):
     """Law 3: no weight is multiplied in and divided out again."""
-    together, local = Together(LocalSGD(), LocalGroup(), np.zeros(1000, "float32")), rng.normal(size=1000)
+    together, local = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(1000, "float32")), rng.normal(size=1000)
     local = local.astype("float32")
     kept = local.copy()
     together.meet(local, window=8, rows=77)
@@ -129,7 +129,7 @@ def test_the_centre_is_the_callers_array_and_may_be_set(ranks):
 
     def work(group):
         centre = np.zeros(2)
-        together = Together(DOWNPOUR(), group, centre)
+        together = SyncExchange(DOWNPOUR(), group, centre)
         assert together.centre is centre
         together.centre[:] = 10.0
         local = together.centre + 1.0
@@ -147,10 +147,10 @@ def test_goes_on_from_a_state_as_if_nothing_had_been(algorithm, ranks, rng):
     start, drifts = rng.normal(size=6), rng.normal(size=(4, 2, 6))
 
     def work(group):
-        together, local = Together(algorithm, group, start.copy()), start.copy()
+        together, local = SyncExchange(algorithm, group, start.copy()), start.copy()
         for turn, drift in enumerate(drifts):
             if turn == 2:
-                state, other = together.state(), Together(algorithm, group, np.zeros(6))
+                state, other = together.state(), SyncExchange(algorithm, group, np.zeros(6))
                 together.centre[:] = np.nan  # a state is a copy
                 other.restore(state)
                 together = other
@@ -165,7 +165,7 @@ def test_goes_on_from_a_state_as_if_nothing_had_been(algorithm, ranks, rng):
 
 
 def test_what_does_not_fit_is_refused():
-    together = Together(LocalSGD(), LocalGroup(), np.zeros(3, "float32"))
+    together = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(3, "float32"))
     for wrong in (np.zeros(4, "float32"), np.zeros(3, "float64")):
         with pytest.raises(ValueError, match="rank 0 brought"):
             together.meet(wrong, window=1, rows=1)
@@ -176,7 +176,7 @@ def test_the_weight_travels_in_the_slot(ranks):
 
     def work(algorithm):
         def asked(group):
-            together = Together(algorithm, group, np.zeros(5))
+            together = SyncExchange(algorithm, group, np.zeros(5))
             together.meet(np.ones(5), window=1, rows=2)
             return group.asked
 
@@ -190,7 +190,10 @@ def test_no_temporary_is_as_large_as_the_model():
     import tracemalloc
 
     size = 40 * BLOCK
-    together, local = Together(EASGD(alpha=0.2), LocalGroup(), np.zeros(size, "float32")), np.ones(size, "float32")
+    together, local = (
+        SyncExchange(EASGD(alpha=0.2), SingleRankGroup(), np.zeros(size, "float32")),
+        np.ones(size, "float32"),
+    )
     together.meet(local, window=1, rows=1)  # the group's slot is made here
     tracemalloc.start()
     try:
@@ -203,7 +206,7 @@ def test_no_temporary_is_as_large_as_the_model():
 
 @pytest.mark.parametrize("algorithm", [BeforeAndSeen(), DOWNPOUR()], ids=repr)
 def test_a_center_that_was_set_is_what_all_saw_last(algorithm):
-    together = Together(algorithm, LocalGroup(), np.zeros(2))
+    together = SyncExchange(algorithm, SingleRankGroup(), np.zeros(2))
     together.replace(np.full(2, 3.0))
     together.meet(np.full(2, 4.0), 1, 8)
     assert together.centre.tolist() == [4.0, 4.0]

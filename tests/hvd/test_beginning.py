@@ -1,7 +1,7 @@
 """Ranks that are about to train different models, or in different ways: every rank is told before the first step."""
 
 SCRIPT = """
-from choros.hvd import beginning
+from choros.hvd import fit_consistency as beginning
 
 layers, SGD = keras.layers, keras.optimizers.SGD
 rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from choros.comm.dtypes import dtype_code
 from choros.errors import CallsDifferError, InvalidInputError, RankMismatchError
 from choros.hvd import compression, gradient_reduction
 from choros.hvd.compression import Compression
-from choros.hvd.gradient_reduction import Flat, Reduction
+from choros.hvd.gradient_reduction import GradientBuffer, ReductionConfig
 
 VALUES = 6
 STEP = (SUM_SLOTS, VALUES + 1, *dtype_code(np.dtype("float32")))
@@ -46,8 +46,8 @@ def flat(monkeypatch):
     def make(others, fitting=True):
         group = ManyRanks(others)
         monkeypatch.setattr(gradient_reduction, "collectives", lambda _: Collectives(group))
-        how = Reduction()
-        made = Flat(how, [slice(0, 2), slice(2, VALUES)], [False, False], "gradients", np.float32)
+        how = ReductionConfig()
+        made = GradientBuffer(how, [slice(0, 2), slice(2, VALUES)], [False, False], "gradients", np.float32)
         how.fitting = fitting
         return made, group
 
@@ -120,11 +120,11 @@ def test_other_calls_are_told_as_the_group_tells_them(flat):
 def test_a_compression_warns_once_that_it_saves_no_bytes(monkeypatch):
     monkeypatch.setattr(compression, "_warned", [])
     monkeypatch.setattr(gradient_reduction, "collectives", lambda _: Collectives(ManyRanks([(STEP, None, None)])))
-    Flat(Reduction(), [slice(0, 2)], [False], "gradients", np.float32)
+    GradientBuffer(ReductionConfig(), [slice(0, 2)], [False], "gradients", np.float32)
     with pytest.warns(UserWarning, match=r"Compression\.fp16 rounds what is summed and saves no bytes"):
-        Flat(Reduction(compression=Compression.fp16), [slice(0, 2)], [False], "gradients", np.float32)
-    Flat(
-        Reduction(compression=Compression.fp16), [slice(0, 2)], [False], "gradients", np.float32
+        GradientBuffer(ReductionConfig(compression=Compression.fp16), [slice(0, 2)], [False], "gradients", np.float32)
+    GradientBuffer(
+        ReductionConfig(compression=Compression.fp16), [slice(0, 2)], [False], "gradients", np.float32
     )  # warnings are errors
 
 

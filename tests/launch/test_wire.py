@@ -9,12 +9,12 @@ import pytest
 
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 from choros.launch.process import frame
-from choros.launch.process.unix_socket import Wire
+from choros.launch.process.unix_socket import UnixConnection
 
 
 @pytest.fixture
 def ends():
-    left, right = Wire.pair()
+    left, right = UnixConnection.pair()
     yield left, right
     left.close()
     right.close()
@@ -24,7 +24,7 @@ def ends():
 def raw():
     """A wire and the bare socket at its other end."""
     left, right = socket.socketpair()
-    wire = Wire(left, "worker 1 of 2")
+    wire = UnixConnection(left, "worker 1 of 2")
     yield wire, right
     wire.close()
     right.close()
@@ -81,7 +81,7 @@ def test_many_descriptors_and_not_one_more(ends):
 
 
 def test_descriptors_nobody_asked_for_are_closed_with_the_wire():
-    left, right = Wire.pair()
+    left, right = UnixConnection.pair()
     fd = os.memfd_create("test")
     left.send({}, fds=[fd])
     assert right.poll()

@@ -14,12 +14,12 @@ import pytest
 
 import choros
 import choros.algorithms
-from choros.algorithms import Meeting
+from choros.algorithms import ExchangeInfo
 from choros.comm.bootstrap.select import GROUPS
 from choros.comm.shm.group import SharedGroup
-from choros.comm.single_rank_group import LocalGroup
-from choros.param_server.shared_memory import SharedCentre
-from choros.training.worker.exchange import MemoryCentre
+from choros.comm.single_rank_group import SingleRankGroup
+from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.training.worker.exchange import InMemoryParameterServer
 
 
 def _data(rows=100, features=8, classes=3, seed=0):
@@ -160,10 +160,10 @@ def make_centre(request):
 
     def make(algorithm, start, others):
         if request.param == "memory":
-            return MemoryCentre(algorithm, start, workers=1, others=others).at(0)
-        segment = SharedCentre.create(start, others, algorithm.start(start, 1), workers=1)
+            return InMemoryParameterServer(algorithm, start, workers=1, others=others).at(0)
+        segment = SharedMemoryParameterServer.create(start, others, algorithm.start(start, 1), workers=1)
         made.append(segment)
-        return SharedCentre(segment, algorithm, 0, workers=1)
+        return SharedMemoryParameterServer(segment, algorithm, 0, workers=1)
 
     yield make
     for segment in made:
@@ -180,7 +180,7 @@ def make_group(request):
 
     def make():
         if request.param == "local":
-            return LocalGroup()
+            return SingleRankGroup()
         if request.param != "shared":
             (point,) = entry_points(group=GROUPS, name=request.param)
             return point.load()(0, 1, 30.0) or pytest.skip(f"{point.value} takes no job of one rank")
@@ -236,7 +236,7 @@ def walk(algorithm, steps, epochs, rate, workers=1):
             over = step + 1 == steps and (algorithm.window == 0 or epoch + 1 == epochs)
             if pending == algorithm.window or over:
                 message = algorithm.propose(x, seen, pending)
-                after, memory = algorithm.merge(centre, message, Meeting(workers=workers), memory)
+                after, memory = algorithm.merge(centre, message, ExchangeInfo(workers=workers), memory)
                 seen = centre if algorithm.shows == "before" else after
                 x, centre, pending = algorithm.adopt(x, seen), after, 0
     return float(centre[0])

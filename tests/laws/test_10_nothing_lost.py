@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.training.checkpoint import Store
+from choros.training.checkpoint import CheckpointStore
 
 EPOCHS, BATCH = 3, 10
 WHOLE = os.environ["KERAS_BACKEND"] == "jax"  # all of it; on the others what depends on how a backend keeps its state
@@ -75,7 +75,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(kind, pools, net, rows, tmp
             time.sleep(0.02)
 
     optimizer = "momentum" if kind == "localsgd" else "adam"
-    whole, store = net(optimizer), Store(tmp_path)
+    whole, store = net(optimizer), CheckpointStore(tmp_path)
     every = choros.Checkpoint(tmp_path, every=3, keep=100)
     told = train(whole, TOGETHER[kind](), pools(2), rows, checkpoint=every, callbacks=[Slowly()])
     places = {path: (facts["epoch"], facts["batch"]) for path in store.paths() for facts in [read(path)]}

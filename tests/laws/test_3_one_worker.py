@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.training.worker.exchange import Alone, Together
+from choros.training.worker.exchange import AsyncExchange, SyncExchange
 
 EPOCHS, BATCH, SEED = 2, 16, 5
 _expected = {}
@@ -103,7 +103,7 @@ def test_alone_with_every_centre(alone_kind, plain, make_centre):
     replica, first, others = replica_of(model, source)
     algorithm = neutral(kind).bound(1, 0.05)
     centre = make_centre(algorithm, first, others)
-    alone = Alone(centre, first.copy())
+    alone = AsyncExchange(centre, first.copy())
     steps = train(replica, source, lambda local, rows: alone.meet(local, 1, others))
     assert alone.exchanges == steps
     assert alone.staleness == 0
@@ -121,6 +121,6 @@ def test_together_with_every_group(meeting_kind, plain, make_group):
     make, x, y, _, weights, _ = plain
     model, source = make(), make_source(x, y)
     replica, first, _ = replica_of(model, source)
-    together = Together(neutral(kind).bound(1, 0.05), make_group(), first)
+    together = SyncExchange(neutral(kind).bound(1, 0.05), make_group(), first)
     steps = train(replica, source, lambda local, rows: together.meet(local, 1, rows))
     check_weights(model.get_weights(), weights, steps)

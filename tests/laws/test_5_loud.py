@@ -18,10 +18,10 @@ import pytest
 import choros
 from choros.comm.shm.group import SharedGroup, share
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
-from choros.launch.process.unix_socket import Wire
-from choros.param_server.shared_memory import SharedCentre
-from choros.training.async_control.control_block import Noticeboard
-from choros.training.worker.exchange import Alone, Together
+from choros.launch.process.unix_socket import UnixConnection
+from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.training.async_control.control_block import ControlBlock
+from choros.training.worker.exchange import AsyncExchange, SyncExchange
 
 LIMIT = 0.4
 
@@ -42,7 +42,7 @@ MEETINGS = {
     "broadcast": lambda group: group.broadcast(np.ones(3), root=1),
     "collect": lambda group: group.collect(np.ones(3, "uint8"), root=1),
     "share": lambda group: share(group, None, root=1),
-    "exchange": lambda group: Together(choros.LocalSGD(), group, np.zeros(4)).meet(np.zeros(4), 1, 8),
+    "exchange": lambda group: SyncExchange(choros.LocalSGD(), group, np.zeros(4)).meet(np.zeros(4), 1, 8),
 }
 
 
@@ -58,7 +58,7 @@ def test_a_group_names_the_ranks_that_did_not_come(call):
 
 HOLD = """
 import sys, time
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 class Slow:
     shows, elementwise, uses_seen = "after", False, False
     def propose(self, local, seen, window): return local
@@ -67,14 +67,14 @@ class Slow:
         print("held", flush=True)
         time.sleep(60)
 import numpy as np
-centre = SharedCentre(int(sys.argv[1]), Slow(), 1, 2)
+centre = SharedMemoryParameterServer(int(sys.argv[1]), Slow(), 1, 2)
 centre.exchange(np.zeros(4), np.zeros(4), 1, np.zeros(0))
 """
 NOTICES = """
 import sys, time
-from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.control_block import ControlBlock
 from choros.comm.shm.segment import Segment
-board = Noticeboard(Segment.attach(int(sys.argv[1])), 2, 1, 1)
+board = ControlBlock(Segment.attach(int(sys.argv[1])), 2, 1, 1)
 with board.locked():
     print("held", flush=True)
     time.sleep(60)
@@ -95,10 +95,10 @@ def held_elsewhere(text, fd):
 
 def test_a_centre_names_who_holds_it_and_is_free_when_the_holder_dies():
     none = np.zeros(0)
-    segment = SharedCentre.create(np.zeros(4), none, (), workers=2)
+    segment = SharedMemoryParameterServer.create(np.zeros(4), none, (), workers=2)
     with segment:
-        centre = SharedCentre(segment, choros.AEASGD(alpha=0.5), 0, 2, timeout=LIMIT)
-        alone = Alone(centre, np.zeros(4))
+        centre = SharedMemoryParameterServer(segment, choros.AEASGD(alpha=0.5), 0, 2, timeout=LIMIT)
+        alone = AsyncExchange(centre, np.zeros(4))
         with held_elsewhere(HOLD, segment.fd) as other:
             with (
                 within(10),
@@ -115,7 +115,7 @@ def test_a_centre_names_who_holds_it_and_is_free_when_the_holder_dies():
 
 
 def test_the_noticeboard_waits_with_a_limit_and_is_free_when_the_holder_dies():
-    board = Noticeboard.create(2, 1, 1)
+    board = ControlBlock.create(2, 1, 1)
     board.timeout = LIMIT
     with held_elsewhere(NOTICES, board.segment.fd) as other, within(10):
         with pytest.raises(CommTimeoutError, match=f"process {other.pid}"):
@@ -128,7 +128,7 @@ def test_the_noticeboard_waits_with_a_limit_and_is_free_when_the_holder_dies():
 
 def test_a_pipe_has_a_limit_and_tells_when_the_other_end_has_gone():
     ours, theirs = socket.socketpair()
-    wire = Wire(ours, "worker 1 of 2")
+    wire = UnixConnection(ours, "worker 1 of 2")
     with within(10), pytest.raises(CommTimeoutError, match="worker 1 of 2"):
         wire.receive(LIMIT)
     with within(30), pytest.raises(CommTimeoutError, match="worker 1 of 2"):  # nobody reads

@@ -17,10 +17,10 @@ from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
 from choros.errors import InvalidInputError
 from choros.launch.process.frame import pack
-from choros.launch.process.unix_socket import Wire
-from choros.param_server.shared_memory import SharedCentre
+from choros.launch.process.unix_socket import UnixConnection
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.model_io.serialization import PackedModel
-from choros.training.payload import CodeFolder, read_code
+from choros.training.payload import SharedCodeFolder, read_code
 
 ROOT = pathlib.Path(choros.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -77,14 +77,14 @@ def test_keras_reads_no_file_without_its_safe_mode():
 
 def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
     """What a rank is told over the socket is JSON: where the pickles lie, and their digests."""
-    from choros.training.executors.remote import Home
-    from choros.training.spec import Job
+    from choros.training.executors.remote import RemoteExecutor
+    from choros.training.spec import FitConfig
 
-    home = Home.__new__(Home)
+    home = RemoteExecutor.__new__(RemoteExecutor)
     code = pickle.dumps(Bomb())
-    home.job, home.entries, home.nbytes = Job({"name": "Single"}, "together", 2, 4, 1), [], 0
+    home.job, home.entries, home.nbytes = FitConfig({"name": "Single"}, "together", 2, 4, 1), [], 0
     home.cargo, home.conductor = types.SimpleNamespace(model=PackedModel(code)), types.SimpleNamespace(steps=1)
-    with CodeFolder([code]) as home.folder:
+    with SharedCodeFolder([code]) as home.folder:
         told, arrays = home.tell("job", 0)
         assert arrays == []
         assert json.loads(json.dumps(told)) == told
@@ -137,7 +137,7 @@ def test_workers_listen_on_nothing(pools):
 SEGMENTS = {
     "segment": lambda: Segment.create(64),
     "group": lambda: SharedGroup.create(2, 64),
-    "centre": lambda: SharedCentre.create(np.zeros(3), np.zeros(0), (), workers=2),
+    "centre": lambda: SharedMemoryParameterServer.create(np.zeros(3), np.zeros(0), (), workers=2),
 }
 
 
@@ -168,7 +168,7 @@ class Bomb:
 
 def test_a_message_is_json_and_a_pickle_in_it_stays_bytes():
     ours, theirs = socket.socketpair()
-    one, other = Wire(ours, "one"), Wire(theirs, "other")
+    one, other = UnixConnection(ours, "one"), UnixConnection(theirs, "other")
     evil = pickle.dumps(Bomb())
     one.send({"a": [1, "two", None, 0.5]}, [evil])
     message, blobs, _ = other.receive(5)

@@ -5,23 +5,23 @@ import time
 
 import pytest
 
-from choros.comm.tcp.auth_socket import Door, dial
-from choros.comm.tcp.rpc import Channel
-from choros.launch.elastic.control_server import Desk
+from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.rpc import RpcConnection
+from choros.launch.elastic.control_server import ControlServer
 
 SECRET = b"of this test"
 
 
 @pytest.fixture
 def desk():
-    made = Desk(Door("127.0.0.1", SECRET))
+    made = ControlServer(AuthListener("127.0.0.1", SECRET))
     yield made
     made.close()
 
 
 def come(desk, number):
     """A process of the job, once the desk has let it in."""
-    channel = Channel(dial(desk.place, SECRET, {"member": number}, 5.0), "the desk", 10.0)
+    channel = RpcConnection(dial(desk.place, SECRET, {"member": number}, 5.0), "the desk", 10.0)
     assert desk.heard.get(timeout=10.0) == (number, {"say": "here"})
     return channel
 

@@ -12,10 +12,10 @@ import pytest
 
 from choros.cli import main
 from choros.errors import InvalidInputError
-from choros.launch.local_job import Wish
+from choros.launch.local_job import LaunchOptions
 from choros.launch.mpi.launcher import start_under
 from choros.launch.process.rank_supervisor import GRACE
-from choros.launch.specs import How, Srun
+from choros.launch.specs import LaunchPreferences, Srun
 
 SCRIPT = """
 import json, os, sys, time
@@ -181,10 +181,10 @@ def test_what_a_launcher_has_options_of_its_own_for_is_refused(capsys):
 
 def test_a_launcher_that_is_none_is_refused(monkeypatch):
     with pytest.raises(InvalidInputError, match="--launcher aprun is none of ssh, srun, mpiexec"):
-        start_under("aprun", ["true"], Wish(2, grace=GRACE), ())
+        start_under("aprun", ["true"], LaunchOptions(2, grace=GRACE), ())
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(InvalidInputError, match="there is no srun on PATH"):
-        start_under("srun", ["true"], Wish(2), ())
+        start_under("srun", ["true"], LaunchOptions(2), ())
 
 
 def test_an_srun_without_slurm_is_not_started(tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_an_srun_without_slurm_is_not_started(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     words = "no SLURM answers on .*: run this inside an allocation.* srun said: srun: fatal: Could not establish"
     with pytest.raises(InvalidInputError, match=words):
-        start_under("srun", ["true"], Wish(2), ())
+        start_under("srun", ["true"], LaunchOptions(2), ())
     with pytest.raises(InvalidInputError, match=words):
-        Srun().start("choros", 2, {}, How())
+        Srun().start("choros", 2, {}, LaunchPreferences())
     assert not (tmp_path / "started").exists()

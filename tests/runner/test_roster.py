@@ -6,7 +6,7 @@ from choros.cli import main
 from choros.errors import InvalidInputError
 from choros.launch.elastic.host_discovery import parse_found, script_of
 from choros.launch.elastic.members import LEAVING, Blacklist, Member, ordered, places, surplus, vacancies
-from choros.launch.elastic.settings import Terms, terms_of
+from choros.launch.elastic.settings import ElasticSettings, terms_of
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_host_is_out_for_ever_or_for_a_time_that_grows():
 
 def test_what_was_asked_for():
     assert terms_of(4, None, None, ()) is None
-    assert terms_of(4, 2, None, ()) == Terms(4, 2, None, (), (("localhost", 4),))
+    assert terms_of(4, 2, None, ()) == ElasticSettings(4, 2, None, (), (("localhost", 4),))
     assert terms_of(None, 2, 3, ()).hosts == (("localhost", 3),)
     assert terms_of(2, 2, None, (("n1", 2), ("n2", 2))).here is False
     found = terms_of(2, None, 5, (), script="true", each=2, timeout=9.0, resets=0, cooldown=(1.0, 2.0))

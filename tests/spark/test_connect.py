@@ -70,20 +70,20 @@ assert distkeras.LabelIndexTransformer(2).transform(made).toDF().columns[-1] == 
 # arrays: with the caller in reach, and with none: then the callbacks travel
 import contextlib, io
 import choros
-from choros.training.executors.callback_server import Line
+from choros.training.executors.callback_server import CallbackServer
 x = np.random.default_rng(0).normal(size=(96, 2)).astype("float32")
 y = (x.sum(axis=1) > 0).astype("int32")
 class Rate(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.model.optimizer.learning_rate = 0.01
-reached, given = Line.opened, model.get_weights()
+reached, given = CallbackServer.opened, model.get_weights()
 @contextlib.contextmanager
 def walled(self, network, here):
     with reached(self, network, here) as home:
         yield {**home, "place": "127.0.0.1:9"}
 found = []
 for opened in (reached, walled):
-    Line.opened = opened
+    CallbackServer.opened = opened
     model.set_weights(given)
     model.compile(keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy")  # slots continue over fits
     trainer = choros.Trainer(model, "localsgd", workers=2, launcher=choros.Spark(spark))

@@ -12,13 +12,13 @@ from pyspark.sql import functions as F
 
 import choros.spark.distkeras as distkeras
 from choros.algorithms import from_config, to_config
-from choros.algorithms.base import Meeting
+from choros.algorithms.base import ExchangeInfo
 from choros.algorithms.legacy import MeanEASGD
 from choros.errors import InvalidInputError
-from choros.param_server.in_memory import MemoryCentre
+from choros.param_server.in_memory import InMemoryParameterServer
 from choros.spark.distkeras import *  # noqa: F403 - as a notebook does
 from choros.spark.distkeras import utils
-from choros.training.worker.exchange import Alone
+from choros.training.worker.exchange import AsyncExchange
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +182,8 @@ def test_the_notebooks_settings_of_28_workers_never_raise_and_unstable_ones_warn
         if "rho" in own:
             assert bound(make(network(), **COMMON, **{**own, "rho": 50.0}))[1], name
         if rule.meets == "alone":
-            centre = MemoryCentre(rule, np.zeros(3), workers=28)
-            workers = [(Alone(centre.at(rank), np.zeros(3)), np.zeros(3)) for rank in range(28)]
+            centre = InMemoryParameterServer(rule, np.zeros(3), workers=28)
+            workers = [(AsyncExchange(centre.at(rank), np.zeros(3)), np.zeros(3)) for rank in range(28)]
             for turn in range(5):
                 for rank, (meeting, local) in enumerate(workers):
                     local += 0.01 * np.sin(rank + turn + np.arange(3))
@@ -199,7 +199,7 @@ def test_the_mean_rule_has_its_signs_right():
     rule = MeanEASGD(window=1, alpha=0.25)
     assert from_config(to_config(rule)) == rule
     workers = [3.0, 5.0]
-    centre, _ = rule.merge(0.0, sum(workers) / 2, Meeting(workers=2), ())
+    centre, _ = rule.merge(0.0, sum(workers) / 2, ExchangeInfo(workers=2), ())
     assert centre == 1.0  # a quarter of the way to the mean
     assert [rule.adopt(one, 0.0) for one in workers] == [2.25, 3.75]
     with pytest.warns(RuntimeWarning, match="unstable"):

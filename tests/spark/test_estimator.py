@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 import choros
 from choros.errors import InvalidDataError, InvalidInputError, UnknownAlgorithmError
 from choros.spark import KerasEstimator, KerasModel
-from choros.spark.feature_columns import Columns, Leaf
+from choros.spark.feature_columns import Columns, ColumnSpec
 from choros.spark.prediction_columns import classed
 from choros.spark.pyarrow import refuse_large_batches, to_array
 
@@ -155,7 +155,7 @@ def test_classes_are_those_of_each_output():
     given = keras.Input((2,))
     kind, size = keras.layers.Dense(5, name="kind")(given), keras.layers.Dense(3, name="size")(given)
     model = keras.Model(given, [kind, size])
-    leaves = {name: Leaf(name, (name,), "number") for name in ("choros_x0", "choros_y1", "choros_y2")}
+    leaves = {name: ColumnSpec(name, (name,), "number") for name in ("choros_x0", "choros_y1", "choros_y2")}
     sparse = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
     for loss in ([sparse, "mse"], {"size": "mse", "kind": sparse}):
         model.compile("sgd", loss)

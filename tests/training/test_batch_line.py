@@ -5,16 +5,16 @@ import select
 
 import pytest
 
-from choros.launch.process.unix_socket import Wire
-from choros.launch.process.worker_connection import Link
+from choros.launch.process.unix_socket import UnixConnection
+from choros.launch.process.worker_connection import WorkerConnection
 from choros.training.executors.batch_channel import BatchLine, WorkerBatchLine
 
 
 @pytest.fixture
 def ends():
-    ours, theirs = Wire.pair()
+    ours, theirs = UnixConnection.pair()
     line = BatchLine()
-    worker = WorkerBatchLine(Link(theirs, 0, 1), [os.dup(fd) for fd in line.fds])
+    worker = WorkerBatchLine(WorkerConnection(theirs, 0, 1), [os.dup(fd) for fd in line.fds])
     yield line, worker, ours
     for end in (line, worker, ours, theirs):
         end.close()

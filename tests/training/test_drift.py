@@ -10,7 +10,7 @@ import pytest
 import choros
 from choros.consistency import replica_divergence
 from choros.training.run_record import RunRecord
-from choros.training.spec import Tally
+from choros.training.spec import WorkerStats
 
 SCRIPT = """
     import os, sys
@@ -19,12 +19,12 @@ SCRIPT = """
     import keras, numpy as np
     import choros
     from choros.cluster import Place
-    from choros.training.worker.loops import TogetherLoop
+    from choros.training.worker.loops import SyncLoop
     from choros.training.worker.allreduce_steps import Reducing
 
     rank = Place.here().rank
     x = np.random.default_rng(0).normal(size=(60, 8)).astype("float32")
-    reduce, meet = Reducing.__call__, TogetherLoop.meet
+    reduce, meet = Reducing.__call__, SyncLoop.meet
 
     def fit(algorithm, by, **how):
         # a fault of rank 1: its weights change by themselves in the second epoch
@@ -43,7 +43,7 @@ SCRIPT = """
             meet(loop)
             spoil(loop)
 
-        Reducing.__call__, TogetherLoop.meet = reduce_and_spoil, meet_and_spoil
+        Reducing.__call__, SyncLoop.meet = reduce_and_spoil, meet_and_spoil
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(1)])
         model.compile("adam", "mse")
@@ -140,7 +140,7 @@ def test_loss_scaling_leaves_out_steps_without_a_word(pools):
     ("steps", "slow"), [([20, 20, 20], {}), ([20, 20, 6], {}), ([20, 20, 10], {2: 2.0})], ids=["even", "few", "slow"]
 )
 def test_a_slow_rank_is_named(steps, slow):
-    tallies = [Tally(rank, steps=n, seconds=10.0, host=f"node{rank}") for rank, n in enumerate(steps)]
+    tallies = [WorkerStats(rank, steps=n, seconds=10.0, host=f"node{rank}") for rank, n in enumerate(steps)]
     record = RunRecord.of(None, "alone", tallies, 0.0, [])
     assert record.stragglers() == slow
     assert ("rank 2 on node2 takes 2.0 times as long" in record.line()) == bool(slow)

@@ -129,7 +129,7 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
     """Nobody is left then to wait for: what the last one met is told, not that the pool is empty."""
     from choros.training.executors import local
 
-    done, following = local.Tally, local.Engine.next
+    done, following = local.WorkerStats, local.LocalExecutor.next
     trainer = choros.Trainer(model(), "aeasgd", workers=2, echo=False)
     pids = {}
 
@@ -144,8 +144,8 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
             os.kill(pids.popitem()[1], signal.SIGKILL)
         return found
 
-    monkeypatch.setattr(local, "Tally", told)
-    monkeypatch.setattr(local.Engine, "next", seen)
+    monkeypatch.setattr(local, "WorkerStats", told)
+    monkeypatch.setattr(local.LocalExecutor, "next", seen)
     with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)
 
@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed_while_its_interpreter_starts(
 def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatch):
     from choros.training.executors import local
 
-    done, killed = local.Tally, []
+    done, killed = local.WorkerStats, []
     trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
 
     def told(**tally):
@@ -227,7 +227,7 @@ def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatc
             os.kill(trainer._pool.start().pids[tally["rank"]], signal.SIGKILL)
         return done(**tally)
 
-    monkeypatch.setattr(local, "Tally", told)
+    monkeypatch.setattr(local, "WorkerStats", told)
     trainer.fit(Slow(), epochs=1, verbose=0)
     assert killed == [0]
     assert len(trainer.models) == 2
@@ -236,7 +236,7 @@ def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatc
 def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at_once(monkeypatch):
     from choros.training.executors import local
 
-    done, killed = local.Tally, []
+    done, killed = local.WorkerStats, []
     trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
 
     def told(**tally):
@@ -244,7 +244,7 @@ def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at
         os.kill(trainer._pool.start().pids[1 - tally["rank"]], signal.SIGKILL)
         return done(**tally)
 
-    monkeypatch.setattr(local, "Tally", told)
+    monkeypatch.setattr(local, "WorkerStats", told)
     monkeypatch.setattr(trainer._pool, "kill", lambda: ended.append(time.monotonic()))
     ended = []
     with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):

@@ -14,13 +14,13 @@ import json, os, signal, sys, time
 sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np
 import choros
-from choros.training import meeting
-from choros.comm.group import hosts_group
+from choros.comm import hierarchical_group
+from choros.training.worker import comm_setup
 
 room, hosts = sys.argv[1], int(sys.argv[2])
-rank, size, here = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"]), hosts_group.machine()
-hosts_group.machine = lambda: f"{here} {rank * hosts // size}"  # the ranks are as on so many hosts
-meeting._DIVIDED = 64  # bytes of a centre that is divided
+rank, size, here = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"]), hierarchical_group.machine()
+hierarchical_group.machine = lambda: f"{here} {rank * hosts // size}"  # the ranks are as on so many hosts
+comm_setup._DIVIDED = 64  # bytes of a centre that is divided
 
 def loss(truth, prediction):  # whose gradient is 1: each weight counts the steps
     return keras.ops.mean(prediction, axis=-1) + 0 * keras.ops.mean(truth, axis=-1)

@@ -13,7 +13,7 @@ import pytest
 
 import choros
 from choros.errors import InvalidInputError, WorkerFailedError
-from choros.training.payload import CodeFolder, read_code
+from choros.training.payload import SharedCodeFolder, read_code
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ def test_a_stream_is_refused(make_model, data):
 
 
 def test_code_that_somebody_else_could_have_written_is_not_taken(tmp_path):
-    with CodeFolder([b"code"]) as folder:
+    with SharedCodeFolder([b"code"]) as folder:
         place = pathlib.Path(folder.told["folder"])
         assert stat.S_IMODE(place.stat().st_mode) == 0o700
         assert read_code(folder.told) == [b"code"]

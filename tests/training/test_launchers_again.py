@@ -9,7 +9,7 @@ import pytest
 
 import choros
 from choros.errors import WorkerFailedError
-from choros.training.checkpoint import Store
+from choros.training.checkpoint import CheckpointStore
 
 HOW = {"epochs": 4, "batch_size": 10, "seed": 3, "verbose": 0}
 
@@ -79,7 +79,7 @@ def test_a_rank_that_dies_costs_what_was_not_kept_yet_and_no_bit(make_model, poo
     (restart,) = history.run.restarts
     assert (restart.rank, restart.signal) == (1, "SIGKILL")
     assert restart.epoch in (2, 3)  # rank 1 may have read batch 5 of epoch 2 before the callback wrote the flag
-    assert Store(tmp_path / "state").latest().facts["epoch"] == 4
+    assert CheckpointStore(tmp_path / "state").latest().facts["epoch"] == 4
 
 
 def test_ranks_that_wait_for_nobody_count_each_step_once(tmp_path):
@@ -114,7 +114,7 @@ def test_a_warning_here_ends_all_in_a_checkpoint_from_which_they_go_on(make_mode
             rows_of(flag, pause=0.1), callbacks=[warn], checkpoint=where, **HOW
         )
     assert ended.value.code == 75
-    facts = Store(where).latest().facts
+    facts = CheckpointStore(where).latest().facts
     assert (1, 2) <= (facts["epoch"], facts["batch"]) < (4, 0)
     again = make_model(dropout=0.3, seed=5)
     history = choros.Trainer(again, workers=2, launcher=launcher).fit(

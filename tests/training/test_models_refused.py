@@ -92,10 +92,10 @@ def test_float8_scales_are_refused_by_all_that_exchange(algorithm):
 
 
 def test_unequal_devices_have_random_numbers_of_their_own(monkeypatch):
-    from choros.training.spec import Job
+    from choros.training.spec import FitConfig
     from choros.training.worker import setup
 
-    job = Job.__new__(Job)
+    job = FitConfig.__new__(FitConfig)
     object.__setattr__(job, "devices", [2, 1, 3])
     monkeypatch.setattr(setup, "several_models", lambda devices: True)
     assert [setup.first_replica(job, rank) for rank in range(4)] == [0, 2, 3, 6]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.training.async_control.optimizer_states import Ended
+from choros.training.async_control.optimizer_states import EpochOptimizerStates
 
 K = keras.callbacks
 ALONE = {"aeasgd": lambda: choros.AEASGD(window=2), "downpour": lambda: choros.DOWNPOUR(window=2)}
@@ -89,7 +89,7 @@ def part(step, rank=0):
 
 
 def test_what_a_rank_ahead_left_is_kept_while_there_is_room():
-    kept = Ended()
+    kept = EpochOptimizerStates()
     for epoch in range(5):
         kept.put(0, epoch, part(epoch + 1), seen=0)
     assert [kept.optimizer(epoch)[1].tolist() for epoch in range(5)] == [[n, n] for n in (1.0, 2.0, 3.0, 4.0, 5.0)]
@@ -97,7 +97,7 @@ def test_what_a_rank_ahead_left_is_kept_while_there_is_room():
 
 def test_what_a_rank_far_ahead_left_is_bounded():
     """Two epochs are kept whole; of later ones the counts, with the latest slots."""
-    kept = Ended(room=0)
+    kept = EpochOptimizerStates(room=0)
     for epoch in range(5):
         kept.put(0, epoch, part(epoch + 1), seen=0)
     assert kept.optimizer(1)[1].tolist() == [2.0, 2.0]

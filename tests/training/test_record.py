@@ -3,7 +3,7 @@
 import pytest
 
 from choros.training.run_record import RunRecord
-from choros.training.spec import Tally
+from choros.training.spec import WorkerStats
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from choros.training.spec import Tally
 )
 def test_advice(facts, workers, said):
     known = {"steps": 10, "rows": 100, "seconds": 10.0, "startup": 2.0} | facts
-    line = RunRecord.of(None, "together", [Tally(rank, **known) for rank in range(workers)], 0.0, []).line()
+    line = RunRecord.of(None, "together", [WorkerStats(rank, **known) for rank in range(workers)], 0.0, []).line()
     assert line.startswith(f"choros: {workers} worker")
     advice = line.partition("; ")[2]
     assert advice == "" if said is None else said in advice, line

@@ -13,7 +13,7 @@ import pytest
 
 import choros
 from choros.errors import CheckpointError, InvalidInputError
-from choros.training.checkpoint import Store
+from choros.training.checkpoint import CheckpointStore
 
 MODEL = """
 import os, sys
@@ -105,13 +105,13 @@ class Run:
 
 
 COUNTED = """
-from choros.training.executors.in_job import JoinedReporter
-from choros.comm.group import hosts_group
+from choros.training.executors.in_job import InJobCallbackChannel
+from choros.comm import hierarchical_group
 from choros.comm.tcp.connections import TcpMessages
 
-here = hosts_group.machine()
-hosts_group.machine = lambda: here + os.environ["CHOROS_RANK"]  # each rank is as on a host of its own
-received, states, receive, keep = [0], [], TcpMessages.receive, JoinedReporter.keep
+here = hierarchical_group.machine()
+hierarchical_group.machine = lambda: here + os.environ["CHOROS_RANK"]  # each rank is as on a host of its own
+received, states, receive, keep = [0], [], TcpMessages.receive, InJobCallbackChannel.keep
 
 def counting(self, array, rank, tag):
     received[0] += array.nbytes
@@ -122,7 +122,7 @@ def keeping(self, part, asked):
     keep(self, part, asked)
     states.append((sum(array.nbytes for group in part[1].values() for array in group), received[0] - before))
 
-TcpMessages.receive, JoinedReporter.keep = counting, keeping
+TcpMessages.receive, InJobCallbackChannel.keep = counting, keeping
 wide = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4000, "relu"), keras.layers.Dense(3, "softmax")])
 wide.compile("adam", "sparse_categorical_crossentropy")
 choros.Trainer(wide, together).fit(x, y, **how | {"epochs": 1}, checkpoint=sys.argv[1])
@@ -174,7 +174,7 @@ def undisturbed(pool):
 
 
 def test_a_run_that_is_killed_and_then_loses_a_rank_goes_on_to_the_same_bits(pools, tmp_path):
-    rng, states = np.random.default_rng(5), Store(tmp_path / "state")
+    rng, states = np.random.default_rng(5), CheckpointStore(tmp_path / "state")
     run = Run(tmp_path, "together", slow=0.05).until(f"batch 1 {rng.integers(8)}")
     family = run.family()
     assert len(family) >= 3  # the caller and two workers
@@ -204,7 +204,7 @@ def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
     assert "choros: asked to end: epoch 2, batch 0, is saved in" in run.errors
     assert "Traceback" not in run.errors
     assert [epochs for _, _, epochs in Run(tmp_path, "alone", "resume", ranks=2).ends(0)] == [[1, 2, 3]] * 2
-    assert Store(tmp_path / "state").latest().facts["epoch"] == 4
+    assert CheckpointStore(tmp_path / "state").latest().facts["epoch"] == 4
 
 
 @pytest.mark.parametrize(("name", "number"), [("easgd", signal.SIGTERM), ("aeasgd", signal.SIGUSR1)])
@@ -244,7 +244,7 @@ def test_a_warning_ends_a_fit_in_a_checkpoint(name, number, pools, data, make_mo
     assert ended.value.code == 75
     assert signal.getsignal(number) is handler
     assert "choros: asked to end: epoch" in capfd.readouterr().err
-    first = Store(tmp_path).latest().facts["epoch"]
+    first = CheckpointStore(tmp_path).latest().facts["epoch"]
     assert 1 <= first < 8
     model, history = fit(checkpoint=tmp_path, resume=True)
     assert history.epoch == list(range(first, 8))
@@ -272,7 +272,7 @@ def test_a_disk_that_is_full_ends_the_run_and_leaves_the_last_good_one(pools, da
     with pytest.raises(CheckpointError, match="No space left on device.*last good one"):
         small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True, seed=None)
     monkeypatch.undo()
-    assert Store(tmp_path).latest().facts["epoch"] == 2
+    assert CheckpointStore(tmp_path).latest().facts["epoch"] == 2
     assert small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True).epoch == [2]
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import choros
-from choros.param_server.shared_memory import SharedCentre
-from choros.training.executors.local import Engine
+from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.training.executors.local import LocalExecutor
 
 K = keras.callbacks
 
@@ -31,8 +31,8 @@ class Draws(K.Callback):
 
 @pytest.mark.parametrize("algorithm", ["downpour", "aeasgd"])
 def test_random_numbers_are_no_new_weights(algorithm, make_model, data, pools, monkeypatch):
-    calls, replace = [], SharedCentre.replace
-    monkeypatch.setattr(SharedCentre, "replace", lambda *args: (calls.append(1), replace(*args)))
+    calls, replace = [], SharedMemoryParameterServer.replace
+    monkeypatch.setattr(SharedMemoryParameterServer, "replace", lambda *args: (calls.append(1), replace(*args)))
     x, y = data()
     how = {"batch_size": 8, "epochs": 3, "verbose": 0}
     trainer = choros.Trainer(make_model(dropout=0.5), algorithm, workers=2, pool=pools(2))
@@ -171,8 +171,10 @@ def ways(model):
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd"])
 def test_weights_are_fetched_by_every_way_to_them(algorithm, make_model, data, pools, monkeypatch):
     x, y = data(48)
-    asked, have_written = [], Engine.have_written
-    monkeypatch.setattr(Engine, "have_written", lambda self, rank: (asked.append(rank), have_written(self, rank)))
+    asked, have_written = [], LocalExecutor.have_written
+    monkeypatch.setattr(
+        LocalExecutor, "have_written", lambda self, rank: (asked.append(rank), have_written(self, rank))
+    )
     how = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     plain = make_model(keras.optimizers.SGD(0.1))
     expected = Follows(lambda: expected.model.get_weights()[0])  # with JAX Keras' loop syncs the model only by this way
@@ -203,7 +205,7 @@ class Quiet(K.Callback):
 
 def test_nothing_is_fetched_for_callbacks_that_do_not_look(make_model, data, pools, monkeypatch):
     x, y = data(48)
-    monkeypatch.setattr(Engine, "have_written", lambda self, rank: pytest.fail("weights were fetched"))
+    monkeypatch.setattr(LocalExecutor, "have_written", lambda self, rank: pytest.fail("weights were fetched"))
     callbacks = [Quiet(), K.TerminateOnNaN(), K.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
     given = make_model()
     history = choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, batch_size=8, callbacks=callbacks, verbose=0)

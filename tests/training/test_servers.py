@@ -25,12 +25,12 @@ import keras
 import numpy as np
 
 import choros
-from choros.training.worker.exchange import Alone
-from choros.comm.group import hosts_group
+from choros.training.worker.exchange import AsyncExchange
+from choros.comm import hierarchical_group
 
 name, layers, size, epochs, batches, rate, timeout = json.loads(sys.argv[1])
-rank, here, meet = int(os.environ["CHOROS_RANK"]), hosts_group.machine(), Alone.meet
-hosts_group.machine = lambda: f"{here} {rank}"  # each rank is as on a host of its own
+rank, here, meet = int(os.environ["CHOROS_RANK"]), hierarchical_group.machine(), AsyncExchange.meet
+hierarchical_group.machine = lambda: f"{here} {rank}"  # each rank is as on a host of its own
 gave = np.zeros(size * layers)
 
 
@@ -51,7 +51,7 @@ class Batches(keras.utils.PyDataset):
         return np.ones((2, size), "float32"), np.ones((2, 1), "float32")
 
 
-Alone.meet = counted
+AsyncExchange.meet = counted
 keras.utils.set_random_seed(0)
 inputs = keras.Input((size,))
 parts = [keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(inputs) for _ in range(layers)]

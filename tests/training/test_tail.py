@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from choros.training.spec import Orders
+from choros.training.spec import TrainerControl
 from choros.training.worker.gradient_tail import Tail
 
 
@@ -19,7 +19,7 @@ def test_metrics_are_summed_as_float64_in_the_order_of_the_ranks(dtype):
         tail.write(slot, None, state)
         summed += slot
     np.testing.assert_array_equal(tails[0].metrics(summed), states[0] + states[1] + states[2])
-    assert tails[1].orders(summed) == Orders()
+    assert tails[1].orders(summed) == TrainerControl()
 
 
 @pytest.mark.parametrize("rate_alone", [True, False])
@@ -31,7 +31,7 @@ def test_only_a_rate_is_told_by_the_note(rate_alone):
         tail.write(slot, orders, np.ones(1))
         return tail.orders(slot)
 
-    assert told(Orders()) == told(None) == Orders()
-    assert told(Orders(learning_rate=0.1)) == (Orders(learning_rate=0.1) if rate_alone else None)
-    assert told(Orders(learning_rate=0.1, weights=True)) is None
-    assert told(Orders(stop=True)) is None
+    assert told(TrainerControl()) == told(None) == TrainerControl()
+    assert told(TrainerControl(learning_rate=0.1)) == (TrainerControl(learning_rate=0.1) if rate_alone else None)
+    assert told(TrainerControl(learning_rate=0.1, weights=True)) is None
+    assert told(TrainerControl(stop=True)) is None

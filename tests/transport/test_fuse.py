@@ -5,7 +5,7 @@ import pytest
 
 from choros.param_server.fused_update import follow
 from choros.param_server.layout import ACTIVE
-from choros.param_server.shared_memory import BLOCK, Meeting, SharedCentre
+from choros.param_server.shared_memory import BLOCK, ExchangeInfo, SharedMemoryParameterServer
 
 NONE = np.zeros(0)
 
@@ -124,14 +124,14 @@ RULES = [Rule, Elastic, ElasticAfter, Adagrad, DynSGD, Nesterov, Takes, Swaps, T
 def test_followed_equals_called(kind, dtype, monkeypatch):
     rng, count = np.random.default_rng(1), BLOCK + 321
     start, memory = rng.random(count).astype(dtype), tuple(rng.random(count).astype(dtype) for _ in range(2))
-    assert follow(kind(), 5, Meeting(), 2) is not None
+    assert follow(kind(), 5, ExchangeInfo(), 2) is not None
     ends = []
     for followed in (True, False):
         if not followed:
             monkeypatch.setattr("choros.param_server.shared_memory.follow", lambda *_: None)
         rng = np.random.default_rng(2)
-        with SharedCentre.create(start, NONE, memory, 3) as segment:
-            clients = [SharedCentre(segment, kind(), rank, 3) for rank in range(3)]
+        with SharedMemoryParameterServer.create(start, NONE, memory, 3) as segment:
+            clients = [SharedMemoryParameterServer(segment, kind(), rank, 3) for rank in range(3)]
             vectors = [(rng.random(count).astype(dtype), start.copy()) for _ in range(3)]
             for rank in (0, 1, 2, 1, 1, 0):
                 clients[rank].exchange(*vectors[rank], 5, NONE)
@@ -143,7 +143,7 @@ def test_followed_equals_called(kind, dtype, monkeypatch):
     for a, b in zip(one, two, strict=True):
         assert a.tobytes() == b.tobytes()
     assert flags.tolist() == others.tolist()
-    reads = follow(kind(), 5, Meeting(), 2).reads_seen
+    reads = follow(kind(), 5, ExchangeInfo(), 2).reads_seen
     if getattr(kind, "uses_seen", reads):
         assert [a.tobytes() for a in seen] == [b.tobytes() for b in seen_called]
     else:
@@ -151,11 +151,11 @@ def test_followed_equals_called(kind, dtype, monkeypatch):
 
 
 def test_what_is_computed_twice_is_computed_once_and_written_in_place():
-    program = follow(Elastic(), 1, Meeting(), 0)
+    program = follow(Elastic(), 1, ExchangeInfo(), 0)
     assert [step[0] for step in program._steps] == [np.subtract, np.multiply, np.add, np.subtract]
     assert program._scratch == 1
     assert not program.reads_seen
-    downpour = follow(Rule(), 1, Meeting(), 0)
+    downpour = follow(Rule(), 1, ExchangeInfo(), 0)
     assert [step[0] for step in downpour._steps] == [np.subtract, np.add, np.copyto, np.copyto]
     assert downpour.reads_seen
 
@@ -177,7 +177,7 @@ def test_what_is_computed_twice_is_computed_once_and_written_in_place():
 )
 def test_what_cannot_be_followed_is_left_to_be_called(merge):
     rule = type("Odd", (Rule,), {"merge": merge})()
-    assert follow(rule, 1, Meeting(), 1) is None
+    assert follow(rule, 1, ExchangeInfo(), 1) is None
 
 
 def test_what_cannot_be_followed_is_called(monkeypatch):
@@ -193,13 +193,13 @@ def test_what_cannot_be_followed_is_called(monkeypatch):
         def merge(self, centre, message, meeting, memory):
             return centre, ()
 
-    with SharedCentre.create(np.zeros(4), NONE, (np.zeros(4),), 1) as segment:
+    with SharedMemoryParameterServer.create(np.zeros(4), NONE, (np.zeros(4),), 1) as segment:
         local = np.array([3.0, -2.0, 0.0, 9.0])
-        client = SharedCentre(segment, Signs(), 0)
+        client = SharedMemoryParameterServer(segment, Signs(), 0)
         client.exchange(local, np.zeros(4), 1, NONE)
         assert local.tolist() == [1, -1, 0, 1]
         with pytest.raises(RuntimeError, match="adopt failed"):
-            SharedCentre(segment, Fails(), 0).exchange(local, np.zeros(4), 1, NONE)
+            SharedMemoryParameterServer(segment, Fails(), 0).exchange(local, np.zeros(4), 1, NONE)
         with pytest.raises(ValueError, match="returned 0 memory vectors and was given 1"):
-            SharedCentre(segment, Forgets(), 0).exchange(local, np.zeros(4), 1, NONE)
+            SharedMemoryParameterServer(segment, Forgets(), 0).exchange(local, np.zeros(4), 1, NONE)
         assert client.clock == 1

@@ -35,7 +35,7 @@ hosts.machine = lambda: f"{rank % 3} {here}"
 
 def make(timeout):
     world.timeout = timeout
-    made = hosts.HostsGroup(world)
+    made = hosts.HierarchicalGroup(world)
     assert made.hosts == [[r for r in range(size) if r % 3 == k] for k in range(min(size, 3))]
     return made
 """,
@@ -50,7 +50,7 @@ def make(timeout):
     return TcpGroup(rank, size, near.gather, b"of this test", timeout=timeout)
 """,
     "torch": """
-from choros.training import ranks
+from choros.comm.bootstrap import init
 from choros.comm.bootstrap.offload import summed
 from choros.comm.shm.group import SharedGroup
 
@@ -60,10 +60,10 @@ assert whole.kind == "torch (gloo) over shared memory"
 
 def make(timeout):
     whole.timeout = timeout
-    return ranks.part(whole, range(size))
+    return init.part(whole, range(size))
 """,
     "jax": """
-from choros.training import ranks
+from choros.comm.bootstrap import init
 from choros.comm.bootstrap.offload import summed
 from choros.comm.p2p.mpi_group import MpiGroup
 
@@ -73,7 +73,7 @@ assert whole.kind == "jax (gloo) over MPI"
 
 def make(timeout):
     whole.timeout = timeout
-    return ranks.part(whole, range(size))
+    return init.part(whole, range(size))
 """,
 }
 SAYS = """
@@ -110,9 +110,9 @@ def meet(request, tmp_path):
         if request.param in ("mpi", "hosts", "jax"):
             request.getfixturevalue("mpiexec")(size, sys.executable, file, tmp_path)
         else:
-            from choros.launch.local_job import Wish, start
+            from choros.launch.local_job import LaunchOptions, start
 
-            assert start([sys.executable, str(file), str(tmp_path)], Wish(size)).code == 0
+            assert start([sys.executable, str(file), str(tmp_path)], LaunchOptions(size)).code == 0
         return [
             [json.loads(line) for line in (tmp_path / f"{rank}.jsonl").read_text().splitlines()] for rank in range(size)
         ]

@@ -109,7 +109,7 @@ from choros.comm.p2p.mpi_group import MpiGroup
 world = MpiGroup(timeout=60)
 here = hosts.machine()
 hosts.machine = lambda: f"{world.rank % 2} {here}"  # two machines of this one
-group = summed(hosts.HostsGroup(world), sys.argv[1], 60)
+group = summed(hosts.HierarchicalGroup(world), sys.argv[1], 60)
 assert group.kind == f"{sys.argv[1]} (gloo) over MPI over 2 hosts, sums in each host first"
 assert group.sum(np.full(100_000, world.rank, "float32"))[-1] == 3
 if world.rank == 1:

@@ -10,18 +10,18 @@ import pytest
 from choros import algorithms
 from choros.comm.shm.segment import Segment
 from choros.comm.tcp import auth_socket
-from choros.comm.tcp.reconnecting_client import Lasting
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.reconnecting_client import ReconnectingClient
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
-from choros.param_server.shard_service import ServedCentre, answers
-from choros.param_server.sharded import ShardedCentre
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shard_service import ParameterShard, answers
+from choros.param_server.sharded import ShardedParameterServer
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.param_server.snapshot import take
-from choros.training.async_control.control_block import Noticeboard
-from choros.training.async_control.epoch_log import LINE, Mail
-from choros.training.async_control.remote_control import FarBoard, FarMail, answer
-from choros.training.async_control.shard_server import Server
-from choros.training.spec import Orders
+from choros.training.async_control.control_block import ControlBlock
+from choros.training.async_control.epoch_log import LINE, EpochLog
+from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog, answer
+from choros.training.async_control.shard_server import ShardServerProcess
+from choros.training.spec import TrainerControl
 
 SIZE, OTHERS, WORKERS = 40_003, 5, 2
 RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.meets == "alone"]
@@ -34,18 +34,21 @@ class Host:
     """A centre in memory, its rank 0, and rank 1 elsewhere; ``harm`` breaks the connection at a question, once."""
 
     def __init__(self, rule, centre, others):
-        self.rule, self.segment = rule, SharedCentre.create(centre, others, rule.start(centre, WORKERS), WORKERS)
-        self.near = SharedCentre(self.segment, rule, 0, WORKERS)
+        self.rule, self.segment = (
+            rule,
+            SharedMemoryParameterServer.create(centre, others, rule.start(centre, WORKERS), WORKERS),
+        )
+        self.near = SharedMemoryParameterServer(self.segment, rule, 0, WORKERS)
         self.kept = answers(self.near)
-        self.board = Noticeboard.create(WORKERS, 2, 3)
-        self.mail = Mail(Segment.create(3 * LINE), self.board)
-        self.door = auth_socket.Door("127.0.0.1", b"secret")
+        self.board = ControlBlock.create(WORKERS, 2, 3)
+        self.mail = EpochLog(Segment.create(3 * LINE), self.board)
+        self.door = auth_socket.AuthListener("127.0.0.1", b"secret")
         self.harm = {}  # at which question: before or after it is answered, and what happens then
         self.came, self.served, self.closed = 0, [], False
         self.porter = threading.Thread(target=self.welcome, daemon=True)
         self.porter.start()
-        self.line = Lasting(self.door.place, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
-        self.far = ShardedCentre(rule, [(slice(0, len(centre)), self.line)])
+        self.line = ReconnectingClient(self.door.place, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
+        self.far = ShardedParameterServer(rule, [(slice(0, len(centre)), self.line)])
 
     def welcome(self):
         while not self.closed:
@@ -54,8 +57,10 @@ class Host:
             except CommTimeoutError:
                 continue
             self.came += 1
-            centre = ServedCentre(self.segment, self.rule, hello["rank"], WORKERS, self.kept)  # as a new process has it
-            channel = Channel(end, "rank 1", 20.0)
+            centre = ParameterShard(
+                self.segment, self.rule, hello["rank"], WORKERS, self.kept
+            )  # as a new process has it
+            channel = RpcConnection(end, "rank 1", 20.0)
 
             def reply(head, arrays, centre=centre, channel=channel):
                 when, meanwhile = self.harm.pop(head["op"], (None, None))
@@ -193,7 +198,7 @@ def test_who_has_another_number_of_exchanges_is_not_served(host):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_notes_of_another_host_are_left_once(host, when):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    board, mail = FarBoard(one.line), FarMail(one.line)
+    board, mail = RemoteControlBlock(one.line), RemoteEpochLog(one.line)
     ones = np.ones(3)
     one.harm["add"] = when, lambda: one.board.add(0, 0, ones, ones)
     assert board.add(0, 1, ones, ones) is False  # rank 0 ends it last, also where rank 1 asks once more after that
@@ -212,7 +217,7 @@ def test_notes_of_another_host_are_left_once(host, when):
     assert not board.stopped
     for op in ("exchange", "pending", "trial", "read", "replace", "times"):  # the center's, which comes after the notes
         assert answer(one.board, one.mail, {"op": op}, []) == (None, [])
-    one.board.order(Orders(learning_rate=0.0))
+    one.board.order(TrainerControl(learning_rate=0.0))
     time.sleep(0.06)  # orders that were read hold so long
     assert board.rate() == 0.0
     assert one.mail.take() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
@@ -262,8 +267,8 @@ def test_memory_goes_with_a_centre_that_was_set(host, who):
 def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
     rule, vector = algorithms.AEASGD(alpha=0.5), np.ones(1 << 20, "float32")
     with (
-        SharedCentre.create(vector, NONE, rule.start(vector, WORKERS), WORKERS) as segment,
-        SharedCentre(segment, rule, 0, WORKERS) as centre,
+        SharedMemoryParameterServer.create(vector, NONE, rule.start(vector, WORKERS), WORKERS) as segment,
+        SharedMemoryParameterServer(segment, rule, 0, WORKERS) as centre,
         answers(centre) as kept,
     ):
         told = {
@@ -277,10 +282,12 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
             "cores": [],
             "address": "127.0.0.1",
         }
-        server = Server(told, [segment.fd, kept.fd])
+        server = ShardServerProcess(told, [segment.fd, kept.fd])
         try:
             stuck, other = (
-                Channel(auth_socket.dial(server.place, b"secret", {"rank": rank, "host": "here"}, 20.0), "it", 20.0)
+                RpcConnection(
+                    auth_socket.dial(server.place, b"secret", {"rank": rank, "host": "here"}, 20.0), "it", 20.0
+                )
                 for rank in range(WORKERS)
             )
             for _ in range(8):  # answers of 4 MB each, which fill what the system keeps for a socket

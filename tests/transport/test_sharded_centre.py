@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from choros import algorithms
-from choros.comm.tcp.auth_socket import Door, dial
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import InvalidInputError, PeerLostError
-from choros.param_server.in_memory import MemoryCentre
-from choros.param_server.shard_service import ServedCentre, answers
-from choros.param_server.sharded import ShardedCentre
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.in_memory import InMemoryParameterServer
+from choros.param_server.shard_service import ParameterShard, answers
+from choros.param_server.sharded import ShardedParameterServer
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 
 SIZE, OTHERS, WORKERS = 70_003, 7, 3
 CUTS = {"one": [slice(0, SIZE)], "two": [slice(0, 30_000), slice(30_000, SIZE)]}
@@ -28,9 +28,9 @@ def hosts():
         doors = []
         for i, cut in enumerate(cuts):
             vector, own = centre[cut].copy(), others if i == 0 else others[:0]
-            segment = SharedCentre.create(vector, own, rule.start(vector, WORKERS), WORKERS)
-            door = Door("127.0.0.1", b"secret")
-            kept = answers(SharedCentre(segment))
+            segment = SharedMemoryParameterServer.create(vector, own, rule.start(vector, WORKERS), WORKERS)
+            door = AuthListener("127.0.0.1", b"secret")
+            kept = answers(SharedMemoryParameterServer(segment))
             rooms.extend([door, segment, kept])
             doors.append((door, segment, kept))
 
@@ -39,13 +39,13 @@ def hosts():
             for i, cut in enumerate(cuts):
                 door, segment, kept = doors[i]
                 if i == host:
-                    parts.append((cut, SharedCentre(segment, rule, rank, WORKERS)))
+                    parts.append((cut, SharedMemoryParameterServer(segment, rule, rank, WORKERS)))
                 else:
-                    line = Channel(dial(door.place, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
+                    line = RpcConnection(dial(door.place, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
                     guests.append(guest(door, segment, kept, rule))
                     parts.append((cut, line))
                     held.insert(0, line)
-            found = ShardedCentre(rule, parts)
+            found = ShardedParameterServer(rule, parts)
             held.insert(0, found)
             return found
 
@@ -53,8 +53,8 @@ def hosts():
 
     def guest(door, segment, kept, rule):
         hello, end = door.next(5.0)
-        centre = ServedCentre(segment, rule, hello["rank"], WORKERS, kept)
-        answer = Channel(end, "a worker", 5.0).answer
+        centre = ParameterShard(segment, rule, hello["rank"], WORKERS, kept)
+        answer = RpcConnection(end, "a worker", 5.0).answer
         thread = threading.Thread(target=answer, args=(centre.answer,), daemon=True)
         thread.start()
         return thread
@@ -78,7 +78,7 @@ def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
         with pytest.raises(InvalidInputError, match="cannot be divided"):
             hosts(rule, begin, own, CUTS[cuts])(0, 0)
         return
-    one = MemoryCentre(rule, begin, WORKERS, own)
+    one = InMemoryParameterServer(rule, begin, WORKERS, own)
     at = hosts(rule, begin, own, CUTS[cuts])
     centres = [at(0, 0), at(1, 1), at(2, 1)]  # at home with the first part, with the second, and again
     mine = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
@@ -111,7 +111,7 @@ def test_a_trial_is_the_centre_with_what_all_have_left(hosts, kind, cuts):
         return
     rng = np.random.default_rng(4)
     begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
-    one = MemoryCentre(rule, begin, WORKERS, own)
+    one = InMemoryParameterServer(rule, begin, WORKERS, own)
     at = hosts(rule, begin, own, CUTS[cuts])
     centres = [at(0, 0), at(1, 1), at(2, 1)]
     out, mean = np.empty_like(begin), np.empty_like(own)

@@ -1,15 +1,15 @@
-"""SharedCentre between real processes: conservation, what an exchange does, what is refused."""
+"""SharedMemoryParameterServer between real processes: conservation, what an exchange does, what is refused."""
 
 import inspect
 
 import numpy as np
 import pytest
 
-from choros.comm.group import Centre
+from choros.comm.group import ParameterServer
 from choros.comm.shm.segment import Segment
 from choros.errors import InvalidInputError
 from choros.param_server.layout import ACTIVE
-from choros.param_server.shared_memory import BLOCK, SharedCentre
+from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
 
 NONE = np.zeros(0)
 
@@ -53,7 +53,7 @@ RULES = "\n\n".join(inspect.getsource(rule) for rule in (Rule, Elastic, Whole))
 
 
 def a_centre(count=5, memory=0, workers=2, others=0):
-    return SharedCentre.create(
+    return SharedMemoryParameterServer.create(
         np.zeros(count), np.zeros(others), tuple(np.zeros(count) for _ in range(memory)), workers
     )
 
@@ -64,7 +64,7 @@ def test_contended_exchanges_lose_and_repeat_nothing(ranks, count):
     script = f"""
 {RULES}
 count, turns = {count}, {400 if count <= 3000 else 60}
-centre = SharedCentre(fd, Rule(), rank, size, timeout=60)
+centre = SharedMemoryParameterServer(fd, Rule(), rank, size, timeout=60)
 rng = np.random.default_rng(rank)
 local, none = np.empty(count), np.zeros(0)
 centre.read(local, none)
@@ -79,9 +79,9 @@ say(sums=[float(sent.sum()), float(sent[0]), float(sent[-1])], stale=stale)
 centre.close()
 """
     start = np.arange(count, dtype=float)
-    with SharedCentre.create(start, NONE, (), 3) as segment:
+    with SharedMemoryParameterServer.create(start, NONE, (), 3) as segment:
         said = ranks.start(script, segment, 3).finish(120)
-        with SharedCentre(segment) as controller:
+        with SharedMemoryParameterServer(segment) as controller:
             out = np.empty(count)
             clock = controller.read(out, NONE)
             turns = clock // 3
@@ -99,10 +99,10 @@ def test_an_exchange_does_what_the_three_functions_say(kind):
     rule = kind()
     count, rng = BLOCK + 100, np.random.default_rng(0)
     centre, memory = rng.standard_normal(count), [rng.standard_normal(count) for _ in range(2)]
-    with SharedCentre.create(centre, NONE, tuple(memory), 2) as segment:
-        clients = [SharedCentre(segment, rule, rank, 2) for rank in range(2)]
-        controller = SharedCentre(segment)
-        assert all(isinstance(client, Centre) for client in clients)
+    with SharedMemoryParameterServer.create(centre, NONE, tuple(memory), 2) as segment:
+        clients = [SharedMemoryParameterServer(segment, rule, rank, 2) for rank in range(2)]
+        controller = SharedMemoryParameterServer(segment)
+        assert all(isinstance(client, ParameterServer) for client in clients)
         views = [(rng.standard_normal(count), centre.copy()) for _ in range(2)]
         last = [0, 0]
         for clock, sender in enumerate((0, 1, 1, 0, 1)):
@@ -151,8 +151,8 @@ def test_only_the_memory_that_changed_is_rewritten():
 
     count = 2 * BLOCK + 5
     start = tuple(np.full(count, float(i)) for i in range(3))
-    with SharedCentre.create(np.zeros(count), NONE, start, 1) as segment:
-        client = SharedCentre(segment, Late(), 0, 1)
+    with SharedMemoryParameterServer.create(np.zeros(count), NONE, start, 1) as segment:
+        client = SharedMemoryParameterServer(segment, Late(), 0, 1)
         client.exchange(np.ones(count), np.zeros(count), 1, NONE)
         assert client._header()[ACTIVE : ACTIVE + 5].tolist() == [1, 0, 0, 1, 1]
         assert np.array_equal(client._buffers[2][0], start[0])
@@ -167,20 +167,20 @@ def test_a_rule_cannot_write_into_the_centre():
             return centre, memory
 
     with a_centre() as segment:
-        client = SharedCentre(segment, Vandal(), 0, 2)
+        client = SharedMemoryParameterServer(segment, Vandal(), 0, 2)
         with pytest.raises(ValueError, match="read-only"):
             client.exchange(np.ones(5), np.zeros(5), 1, NONE)
         out = np.empty(5)
         assert client.read(out, NONE) == 0
         assert out.tolist() == [0] * 5
-        with SharedCentre(segment, Rule(), 1, 2) as other:  # the lock was let go
+        with SharedMemoryParameterServer(segment, Rule(), 1, 2) as other:  # the lock was let go
             assert other.exchange(np.ones(5), np.zeros(5), 1, NONE) == 0
 
 
 def test_moving_statistics_are_averaged_and_adopted():
     rule = Rule()
-    with SharedCentre.create(np.zeros(2), np.full(3, 4.0, "float32"), (), 4) as segment:
-        client = SharedCentre(segment, rule, 0, 4)
+    with SharedMemoryParameterServer.create(np.zeros(2), np.full(3, 4.0, "float32"), (), 4) as segment:
+        client = SharedMemoryParameterServer(segment, rule, 0, 4)
         others = np.full(3, 8.0, "float32")
         client.exchange(np.zeros(2), np.zeros(2), 1, others)
         assert others.tolist() == [5.0] * 3
@@ -191,26 +191,26 @@ def test_moving_statistics_are_averaged_and_adopted():
         assert client.read(out, read) == 1
         assert (out.tolist(), read.tolist()) == ([7.0] * 2, [9.0] * 3)
         assert client.contributions == [1, 0, 0, 0]
-    with SharedCentre.create(np.zeros(2), np.full(1, 0.1), (), 1) as segment:
+    with SharedMemoryParameterServer.create(np.zeros(2), np.full(1, 0.1), (), 1) as segment:
         alone = np.array([0.7])
-        SharedCentre(segment, rule, 0, 1).exchange(np.zeros(2), np.zeros(2), 1, alone)
+        SharedMemoryParameterServer(segment, rule, 0, 1).exchange(np.zeros(2), np.zeros(2), 1, alone)
         assert alone.tolist() == [0.7]  # one worker: to the last bit
 
 
 def test_a_centre_that_was_set_is_taken_as_it_is():
     rule = Rule()
     with a_centre() as segment:
-        one, two = (SharedCentre(segment, rule, rank, 2) for rank in range(2))
+        one, two = (SharedMemoryParameterServer(segment, rule, rank, 2) for rank in range(2))
         local, seen = np.ones(5), np.zeros(5)
         two.exchange(local.copy(), seen.copy(), 1, NONE)
-        SharedCentre(segment).replace(np.full(5, 7.0), NONE)
+        SharedMemoryParameterServer(segment).replace(np.full(5, 7.0), NONE)
         for client in (one, two):
             mine, known = local.copy(), seen.copy()
             assert client.exchange(mine, known, 1, NONE) == 0
             assert mine.tolist() == known.tolist() == [7.0] * 5
         assert one.contributions == [0, 1]  # what had been learnt before went into nothing
         assert one.exchange(mine, known, 1, NONE) == 0
-        late = SharedCentre(segment, rule, 1, 2)
+        late = SharedMemoryParameterServer(segment, rule, 1, 2)
         late.replace(np.full(5, 9.0), NONE)
         late.read(mine, NONE)
         assert late.exchange(mine, known, 1, NONE) == 0
@@ -220,7 +220,7 @@ def test_a_centre_that_was_set_is_taken_as_it_is():
 def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
     rule = Rule()
     with a_centre(workers=3) as segment:
-        one, two, late = (SharedCentre(segment, rule, rank, 3) for rank in range(3))
+        one, two, late = (SharedMemoryParameterServer(segment, rule, rank, 3) for rank in range(3))
         local, seen, out = np.zeros(5), np.zeros(5), np.empty(5)
         assert [one.exchange(local, seen, 1, NONE) for _ in range(4)] == [0, 0, 0, 0]
         assert two.exchange(local, seen, 1, NONE) == 4
@@ -234,9 +234,9 @@ def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
 def test_a_rank_may_come_back_but_not_twice_at_once():
     rule = Rule()
     with a_centre() as segment:
-        first = SharedCentre(segment, rule, 0, 2)
+        first = SharedMemoryParameterServer(segment, rule, 0, 2)
         first.exchange(np.ones(5), np.zeros(5), 1, NONE)
-        again = SharedCentre(segment, rule, 0, 2)
+        again = SharedMemoryParameterServer(segment, rule, 0, 2)
         again.exchange(np.ones(5), np.zeros(5), 1, NONE)
         assert again.contributions == [2, 0]
         with pytest.raises(InvalidInputError, match="another process exchanges under this rank"):
@@ -247,17 +247,17 @@ def test_a_rank_may_come_back_but_not_twice_at_once():
 def test_what_does_not_fit_is_refused():
     rule = Rule()
     with a_centre(others=2) as segment:
-        client, fine = SharedCentre(segment, rule, 1, 2), np.zeros(2)
+        client, fine = SharedMemoryParameterServer(segment, rule, 1, 2), np.zeros(2)
         for local, others in ((np.zeros(4), fine), (np.zeros(5, "float32"), fine), (np.zeros(5), np.zeros(3))):
             with pytest.raises(InvalidInputError, match=r"rank 1 gave a (vector|others) of shape"):
                 client.exchange(local, np.zeros(5), 1, others)
             with pytest.raises(InvalidInputError, match="shape"):
                 client.read(local, others)
         with pytest.raises(InvalidInputError, match="controller reads"):
-            SharedCentre(segment).exchange(np.zeros(5), np.zeros(5), 1, fine)
+            SharedMemoryParameterServer(segment).exchange(np.zeros(5), np.zeros(5), 1, fine)
         for arguments in ((rule, 2, 2), (rule, 0, 3), (None, 0, 2)):
             with pytest.raises(InvalidInputError):
-                SharedCentre(segment, *arguments)
+                SharedMemoryParameterServer(segment, *arguments)
         assert client.clock == 0
     for centre, others, memory, workers in (
         (np.zeros((2, 2)), NONE, (), 1),
@@ -266,9 +266,12 @@ def test_what_does_not_fit_is_refused():
         (np.zeros(2), NONE, (), 0),
     ):
         with pytest.raises(InvalidInputError):
-            SharedCentre.create(centre, others, memory, workers)
-    with Segment.create(4096) as plain, pytest.raises(InvalidInputError, match="a SharedCentre's was expected"):
-        SharedCentre(plain)
+            SharedMemoryParameterServer.create(centre, others, memory, workers)
+    with (
+        Segment.create(4096) as plain,
+        pytest.raises(InvalidInputError, match="a parameter server's was expected"),
+    ):
+        SharedMemoryParameterServer(plain)
 
 
 def test_a_worker_closes_every_descriptor(ranks):
@@ -276,7 +279,7 @@ def test_a_worker_closes_every_descriptor(ranks):
         RULES
         + """
 before = sorted(os.listdir("/proc/self/fd"))
-with SharedCentre(fd, Rule(), rank, size) as centre:
+with SharedMemoryParameterServer(fd, Rule(), rank, size) as centre:
     centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
 say(fewer=len(before) - len(os.listdir("/proc/self/fd")))
 """

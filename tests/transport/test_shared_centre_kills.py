@@ -1,4 +1,4 @@
-"""SharedCentre when ranks die or stop: the centre is whole, the lock opens by itself or says who has it."""
+"""The parameter server when ranks die or stop: the center is whole, the lock opens by itself or names its holder."""
 
 import signal
 import time
@@ -9,13 +9,13 @@ import pytest
 from choros.algorithms import DOWNPOUR
 from choros.comm.shm.group_header import abort
 from choros.errors import CommTimeoutError, PeerLostError
-from choros.param_server.shared_memory import BLOCK, SharedCentre
+from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
 
 NONE = np.zeros(0)
 
 
 def a_centre(count=5, workers=2):
-    return SharedCentre.create(np.zeros(count), NONE, (), workers)
+    return SharedMemoryParameterServer.create(np.zeros(count), NONE, (), workers)
 
 
 KILLER = """
@@ -39,7 +39,7 @@ def holding(does):
     return (
         killer
         + """
-centre = SharedCentre(fd, Killer(), rank, size, timeout=30)
+centre = SharedMemoryParameterServer(fd, Killer(), rank, size, timeout=30)
 for _ in range(4):
     centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
 say(ended=centre.clock)
@@ -53,7 +53,7 @@ def test_a_kill_in_the_middle_of_a_merge_leaves_the_centre_whole_and_the_others_
         KILLER.replace("BLOCKS", "3").replace("HOW", "signal.SIGKILL")
         + f"""
 count = {count}
-centre = SharedCentre(fd, Killer() if rank == 1 else DOWNPOUR(), rank, size, timeout=30)
+centre = SharedMemoryParameterServer(fd, Killer() if rank == 1 else DOWNPOUR(), rank, size, timeout=30)
 local, seen, none = np.zeros(count), np.zeros(count), np.zeros(0)
 centre.read(local, none)
 seen[:] = local
@@ -68,7 +68,7 @@ say(turns=turns, equal=bool(local.min() == local.max()))
     )
     with a_centre(count, workers=3) as segment:
         said = ranks.start(script, segment, 3).finish(codes={1: -signal.SIGKILL})
-        with SharedCentre(segment) as controller:
+        with SharedMemoryParameterServer(segment) as controller:
             out = np.empty(count)
             clock = controller.read(out, NONE)
             contributions = controller.contributions
@@ -85,7 +85,7 @@ def test_the_centre_is_read_after_every_worker_was_killed(ranks):
     script = """
 from choros.algorithms import DOWNPOUR
 
-centre = SharedCentre(fd, DOWNPOUR(), rank, size, timeout=30)
+centre = SharedMemoryParameterServer(fd, DOWNPOUR(), rank, size, timeout=30)
 local, seen, none = np.zeros(200_000), np.zeros(200_000), np.zeros(0)
 turn = 0
 while True:
@@ -99,7 +99,7 @@ while True:
         ranks.start(script, segment, 2)
         for rank in range(2):
             ranks.line(rank)
-        with SharedCentre(segment, None, None, 2) as controller:
+        with SharedMemoryParameterServer(segment, None, None, 2) as controller:
             out = np.empty(200_000)
             clocks = [controller.read(out, NONE)]
             for _ in range(50):  # while they contend
@@ -117,7 +117,7 @@ def test_a_stopped_holder_is_named_and_the_centre_can_still_be_read(ranks):
     with a_centre() as segment:
         ranks.start(holding("os.kill(os.getpid(), signal.SIGSTOP)"), segment, 2, ranks=[1])
         assert ranks.line(0) == {"killed": True}
-        client = SharedCentre(segment, DOWNPOUR(), 0, 2, timeout=0.6)
+        client = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2, timeout=0.6)
         begin = time.perf_counter()
         with pytest.raises(CommTimeoutError, match=r"rank 0 on .* held by rank 1 \(process \d+\)") as caught:
             client.exchange(np.ones(5), np.zeros(5), 1, NONE)
@@ -135,7 +135,7 @@ def test_a_killed_holder_lets_the_lock_go_at_once(ranks):
     with a_centre() as segment:
         ranks.start(holding("time.sleep(60)"), segment, 2, ranks=[1])
         assert ranks.line(0) == {"killed": True}
-        client = SharedCentre(segment, DOWNPOUR(), 0, 2, timeout=20)
+        client = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2, timeout=20)
         ranks.kill(0)
         begin = time.perf_counter()
         assert client.exchange(np.ones(5), np.zeros(5), 1, NONE) == 3
@@ -147,13 +147,13 @@ def test_an_abort_ends_the_wait_for_the_lock(ranks):
     script = """
 from choros.algorithms import DOWNPOUR
 
-centre = SharedCentre(fd, DOWNPOUR(), rank, size, timeout=60)
+centre = SharedMemoryParameterServer(fd, DOWNPOUR(), rank, size, timeout=60)
 say(ready=True)
 trying(lambda: centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0)))
 say(at=time.time())
 """
     with a_centre() as segment:
-        holder = SharedCentre(segment, DOWNPOUR(), 0, 2)
+        holder = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2)
         with holder._lock.hold(5, "a test"):
             ranks.start(script, segment, 2, ranks=[1])
             ranks.line(0)

@@ -18,7 +18,7 @@ from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group import SharedGroup, abort, share
 from choros.comm.shm.robust_lock import RobustLock
 from choros.comm.shm.segment import Segment
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
 
 
@@ -119,7 +119,7 @@ def test_a_rank_is_taken_once_and_must_exist(ranks):
 trying(lambda: SharedGroup(os.dup(fd), 0))
 trying(lambda: SharedGroup(os.dup(fd), 2))
 trying(lambda: SharedGroup(os.dup(fd), -1))
-trying(lambda: SharedCentre(os.dup(fd)))
+trying(lambda: SharedMemoryParameterServer(os.dup(fd)))
 """
     with SharedGroup.create(2, 4096) as segment, SharedGroup(segment, 0):
         (lines,) = ranks.start(script, segment, 1).finish()
@@ -128,7 +128,7 @@ trying(lambda: SharedCentre(os.dup(fd)))
     assert [line["error"] for line in lines] == ["InvalidInputError"] * 4
     assert f"already taken by process {os.getpid()}" in lines[0]["text"]
     assert "give 0 to 1" in lines[1]["text"]
-    assert "holds a SharedGroup's segment, and a SharedCentre's was expected" in lines[3]["text"]
+    assert "holds a SharedGroup's segment, and a parameter server's was expected" in lines[3]["text"]
 
 
 def test_a_rank_closes_every_descriptor(ranks):
@@ -294,7 +294,7 @@ group.close()
         assert "gave no segment" in refused["text"]
 
 
-class _Telling(LocalGroup):
+class _Telling(SingleRankGroup):
     """A group of two of whom the other says that its segment is one of a process that has gone."""
 
     def __init__(self, pid):
@@ -349,7 +349,7 @@ def test_what_cannot_be_summed_or_sent_is_refused():
 
 
 def test_local_group_gives_what_a_shared_group_of_one_gives():
-    local = LocalGroup()
+    local = SingleRankGroup()
     assert isinstance(local, Group)
     with SharedGroup.create(1, 4096) as segment, SharedGroup(segment, 0) as shared:
         for group in (local, shared):

@@ -15,8 +15,8 @@ import time
 import pytest
 
 from choros.comm.tcp import auth_socket
-from choros.comm.tcp.auth_socket import Door, dial
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, PeerLostError
 
 SECRET = secrets.token_bytes(32)
@@ -24,7 +24,7 @@ SECRET = secrets.token_bytes(32)
 
 @pytest.fixture
 def door():
-    with Door("127.0.0.1", SECRET) as door:
+    with AuthListener("127.0.0.1", SECRET) as door:
         yield door
 
 
@@ -193,14 +193,14 @@ def test_what_is_no_message_is_named_so(message):
         one.sendall(message)
         one.shutdown(socket.SHUT_WR)
         with pytest.raises(PeerLostError, match="a rank"):
-            Channel(two, "a rank", 5).hear()
+            RpcConnection(two, "a rank", 5).hear()
 
 
 EXHAUSTED = """
 import os, resource, secrets, socket, sys, time
-from choros.comm.tcp.auth_socket import Door, dial
+from choros.comm.tcp.auth_socket import AuthListener, dial
 secret = secrets.token_bytes(32)
-with Door("127.0.0.1", secret) as door:
+with AuthListener("127.0.0.1", secret) as door:
     host, port = door.place.split(":")
     used = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, used + 6))

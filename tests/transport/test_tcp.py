@@ -16,10 +16,10 @@ import pytest
 from choros.cluster.hardware.network_address import addresses, own_address, pass_on
 from choros.comm.bootstrap import rendezvous
 from choros.comm.bootstrap.rendezvous import Rendezvous, alone, come, ports
-from choros.comm.tcp.auth_socket import Door, dial
-from choros.comm.tcp.connections import Links, TcpMessages
+from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.connections import ConnectionMesh, TcpMessages
 from choros.comm.tcp.group import TcpGroup
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 
 SECRET = secrets.token_bytes(32)
@@ -27,12 +27,15 @@ SECRET = secrets.token_bytes(32)
 
 @pytest.fixture
 def door():
-    with Door("127.0.0.1", SECRET) as door:
+    with AuthListener("127.0.0.1", SECRET) as door:
         yield door
 
 
 def test_a_door_that_does_not_know_the_secret_is_left():
-    with Door("127.0.0.1", b"somebody else's") as other, pytest.raises(PeerLostError, match="another job's ranks"):
+    with (
+        AuthListener("127.0.0.1", b"somebody else's") as other,
+        pytest.raises(PeerLostError, match="another job's ranks"),
+    ):
         dial(other.place, SECRET, {}, 5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         threading.Thread(target=lambda: deaf.accept()[0].close(), daemon=True).start()
@@ -41,13 +44,16 @@ def test_a_door_that_does_not_know_the_secret_is_left():
     with pytest.raises(PeerLostError, match=r"Nobody answers at 127.0.0.1:1 .*CHOROS_NETWORK"):
         dial("127.0.0.1:1", SECRET, {}, 0.2)
     with pytest.raises(InvalidInputError, match="must be this host's"):
-        Door("192.0.2.1", SECRET)
+        AuthListener("192.0.2.1", SECRET)
 
 
 def test_the_first_of_several_ports_that_has_this_job():
     """Another job sits on the first port: both jobs have places of their own."""
     first, second, *_ = ports(SECRET)
-    with Door("127.0.0.1", b"another job's", [first]), Door("127.0.0.1", SECRET, [first, second]) as mine:
+    with (
+        AuthListener("127.0.0.1", b"another job's", [first]),
+        AuthListener("127.0.0.1", SECRET, [first, second]) as mine,
+    ):
         assert mine.place.endswith(f":{second}")
         end = dial(f"127.0.0.1:{first},{second}", SECRET, {"rank": 1}, 5)
         hello, near = mine.next(5)
@@ -89,7 +95,7 @@ def test_a_meeting_tells_all_who_did_not_come(door):
 
 def pair():
     one, two = socket.socketpair()
-    links = Links({1: (one, "rank 1 on here")}), Links({0: (two, "rank 0 on here")})
+    links = ConnectionMesh({1: (one, "rank 1 on here")}), ConnectionMesh({0: (two, "rank 0 on here")})
     return [TcpMessages(link, rank, range(2)) for rank, link in enumerate(links)]
 
 
@@ -148,11 +154,11 @@ def test_a_rank_that_is_there_twice_or_is_none_is_refused(rank, door):
 
 def test_two_first_ranks_on_a_host_are_told_so():
     among = ports(SECRET)
-    with Door("127.0.0.1", b"another job's", among[:1]), Door("127.0.0.1", SECRET, among) as first:
+    with AuthListener("127.0.0.1", b"another job's", among[:1]), AuthListener("127.0.0.1", SECRET, among) as first:
         Rendezvous(first, 2)
         alone(first, among)
         with (
-            Door("127.0.0.1", SECRET, among) as second,
+            AuthListener("127.0.0.1", SECRET, among) as second,
             pytest.raises(InvalidInputError, match="is rank 0 of this job"),
         ):
             alone(second, among)
@@ -202,7 +208,7 @@ def test_a_message_that_is_too_long_is_an_error():
 
 
 def test_a_channel_refuses_what_is_no_number():
-    one, two = (Channel(end, "the other", 5) for end in socket.socketpair())
+    one, two = (RpcConnection(end, "the other", 5) for end in socket.socketpair())
     one._end.sendall((30).to_bytes(4, "little") + b'[{"op": 1}, [["object", 100]]]')
     with pytest.raises(PeerLostError, match="no message .*object cannot be summed"):
         two.hear()

@@ -23,7 +23,7 @@ from choros.algorithms.aeasgd import AEASGD
 from choros.algorithms.agn import AGN
 from choros.algorithms.allreduce import AllReduce
 from choros.algorithms.averaging import Averaging
-from choros.algorithms.base import Algorithm, Meeting, Memory, Vector
+from choros.algorithms.base import Algorithm, ExchangeInfo, Memory, Vector
 from choros.algorithms.diloco import DiLoCo
 from choros.algorithms.downpour import DOWNPOUR
 from choros.algorithms.dynsgd import DynSGD
@@ -49,8 +49,8 @@ __all__ = [
     "DiLoCo",
     "DynSGD",
     "Ensemble",
+    "ExchangeInfo",
     "LocalSGD",
-    "Meeting",
     "Memory",
     "Single",
     "Vector",

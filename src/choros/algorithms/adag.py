@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from choros.algorithms.base import TINY, Algorithm, Meeting, Memory, Vector
+from choros.algorithms.base import TINY, Algorithm, ExchangeInfo, Memory, Vector
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ADAG(Algorithm):
         """Return what was learnt."""
         return (local - seen) / (max(window, 1) if self.divide else 1)
 
-    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add it, damped, and remember what the sender is shown."""
         moved = ((centre - memory[meeting.sender]) ** 2).sum()
         eta = (message**2).sum() + TINY if self.eta is None else self.eta + TINY

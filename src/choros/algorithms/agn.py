@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from choros.algorithms.base import Algorithm, Meeting, Memory, Vector
+from choros.algorithms.base import Algorithm, ExchangeInfo, Memory, Vector
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,6 @@ class AGN(Algorithm):
         """Return the mean step."""
         return (local - seen) / max(window, 1)
 
-    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add it."""
         return centre + meeting.workers * message, memory

@@ -19,7 +19,7 @@ Memory = tuple[Vector, ...]
 TINY = 1e-30  # keeps 0 / 0 from being, and is lost beside any square that matters
 
 
-class Meeting(NamedTuple):
+class ExchangeInfo(NamedTuple):
     """Facts about a message that reaches the center.
 
     ``workers``: how many were averaged into the message. ``staleness``: merges by others since the sender
@@ -54,7 +54,7 @@ class Algorithm:
         momentum: Nesterov momentum around the compiled optimizer's step; 0 is none.
 
     Example:
-        >>> Algorithm(window=4).merge(1.0, 3.0, Meeting(workers=2), ())
+        >>> Algorithm(window=4).merge(1.0, 3.0, ExchangeInfo(workers=2), ())
         (3.0, ())
     """
 
@@ -132,7 +132,7 @@ class Algorithm:
         """Return what a worker puts forward after ``window`` optimizer steps."""
         return local
 
-    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Return the new centre and the new memory."""
         return message, memory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from choros.algorithms.base import Algorithm, Meeting, Memory, Vector
+from choros.algorithms.base import Algorithm, ExchangeInfo, Memory, Vector
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class DiLoCo(Algorithm):
         outer_momentum: float. mu, below 1.
 
     Example:
-        >>> DiLoCo(outer_rate=1.0, outer_momentum=0.0).merge(1.0, 2.0, Meeting(workers=4), (0.0,))
+        >>> DiLoCo(outer_rate=1.0, outer_momentum=0.0).merge(1.0, 2.0, ExchangeInfo(workers=4), (0.0,))
         (3.0, (2.0,))
     """
 
@@ -51,7 +51,7 @@ class DiLoCo(Algorithm):
         """Return what was learnt."""
         return local - seen
 
-    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Make the outer step."""
         velocity = self.outer_momentum * memory[0] + message
         return centre + self.outer_rate * (message + self.outer_momentum * velocity), (velocity,)

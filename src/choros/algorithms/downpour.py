@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from choros.algorithms.base import TINY, Algorithm, Meeting, Memory, Vector
+from choros.algorithms.base import TINY, Algorithm, ExchangeInfo, Memory, Vector
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class DOWNPOUR(Algorithm):
 
     Example:
         >>> algorithm = DOWNPOUR()
-        >>> algorithm.merge(1.0, algorithm.propose(3.0, 1.0, 8), Meeting(), ())
+        >>> algorithm.merge(1.0, algorithm.propose(3.0, 1.0, 8), ExchangeInfo(), ())
         (3.0, ())
     """
 
@@ -47,7 +47,7 @@ class DOWNPOUR(Algorithm):
         """Return what was learnt."""
         return local - seen
 
-    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add it."""
         learnt = meeting.workers * message
         if not self.adagrad:

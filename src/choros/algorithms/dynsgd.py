@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from choros.algorithms.base import Algorithm, Meeting, Memory, Vector
+from choros.algorithms.base import Algorithm, ExchangeInfo, Memory, Vector
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class DynSGD(Algorithm):
         window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
 
     Example:
-        >>> DynSGD().merge(1.0, 3.0, Meeting(staleness=2), ())
+        >>> DynSGD().merge(1.0, 3.0, ExchangeInfo(staleness=2), ())
         (2.0, ())
     """
 
@@ -38,6 +38,6 @@ class DynSGD(Algorithm):
         """Return what was learnt."""
         return local - seen
 
-    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add it, divided by staleness + 1."""
         return centre + meeting.workers * message / (meeting.staleness + 1), memory

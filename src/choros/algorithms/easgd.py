@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from choros.algorithms.base import Algorithm, Meeting, Memory, Vector
+from choros.algorithms.base import Algorithm, ExchangeInfo, Memory, Vector
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class EASGD(Algorithm):
         alpha: float. The elastic force (the paper's learning rate * rho); None is 0.9 / workers.
 
     Example:
-        >>> EASGD(alpha=0.25).merge(1.0, 3.0, Meeting(workers=2), ())
+        >>> EASGD(alpha=0.25).merge(1.0, 3.0, ExchangeInfo(workers=2), ())
         (2.0, ())
     """
 
@@ -46,7 +46,7 @@ class EASGD(Algorithm):
             bound.unstable(workers, learning_rate, f"give an alpha below {limit:.4g}, or None", strict)
         return bound
 
-    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Pull the centre towards the workers."""
         return centre + (meeting.workers * self.force) * (message - centre), memory
 

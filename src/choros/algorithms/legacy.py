@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from choros.algorithms.base import Meeting, Memory, Vector
+from choros.algorithms.base import ExchangeInfo, Memory, Vector
 from choros.algorithms.easgd import EASGD
 
 
@@ -19,6 +19,6 @@ class MeanEASGD(EASGD):
         """Return the alpha from which on it is unstable: the mean is one worker to it."""
         return super().limit(1, z)
 
-    def merge(self, centre: Vector, message: Vector, meeting: Meeting, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Pull the centre towards the mean."""
         return centre + self.force * (message - centre), memory

@@ -79,10 +79,10 @@ def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layo
         raise InvalidInputError("The model is not compiled: call model.compile(optimizer, loss) first.")
     name = backend_name()
     if name == "jax":
-        from choros.backends.devices.jax import Spread
+        from choros.backends.devices.jax import MeshSharding
         from choros.backends.jax import JaxReplica
 
-        spread = Spread.by(layout) if layout is not None else Spread.over(devices) if devices else None
+        spread = MeshSharding.by(layout) if layout is not None else MeshSharding.over(devices) if devices else None
         return JaxReplica(model, workers, spread)
     if name == "torch":
         from choros.backends.torch import TorchReplica

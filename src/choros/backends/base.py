@@ -21,8 +21,8 @@ from choros.backends.callback_settings import Settings
 from choros.backends.gradient_capture import Capture
 from choros.backends.gradient_presence import keep, leave_out, left_out
 from choros.backends.loss_exactness import mixed_rows
-from choros.backends.loss_weighting import Weigher
-from choros.backends.metrics import Metrics, Told, gather, scatter, slices_of
+from choros.backends.loss_weighting import LossWeightTracker
+from choros.backends.metrics import LossSample, Metrics, gather, scatter, slices_of
 from choros.backends.optimizers import build_held, held_variables, model_variables, optimizer_variables, unbuilt_refused
 from choros.types import Array, Batch
 
@@ -58,7 +58,7 @@ class BaseReplica(Metrics):
         """``train_step`` on the packed batch, optimizer and all; returns ``self._custom(logs)``."""
 
     @abstractmethod
-    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         """``train_step`` with the optimizer left out.
 
         Returns the gradients in the order of ``trainable`` (None is zero), what the loss metric was told, and what the
@@ -122,7 +122,7 @@ class BaseReplica(Metrics):
         """``train_step``, in which the optimizer gets ``gradient / divisor``; else as ``_gradients`` and ``_apply``."""
 
     @abstractmethod
-    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
         """``test_step``; returns what the loss metric was told, which is left as it was, and the loss's divisor."""
 
     @abstractmethod
@@ -160,7 +160,7 @@ class BaseReplica(Metrics):
             build_held(self.model, data)
             self._lay_out()
             self._refusing.enter_context(unbuilt_refused(self.model))
-            self.weigher = Weigher(self.model, self.workers)
+            self.weigher = LossWeightTracker(self.model, self.workers)
             if self.workers > 1:
                 self.weigher.refuse(mixed_rows(self.model, data))
             self._take_metrics()
@@ -171,7 +171,7 @@ class BaseReplica(Metrics):
         """Instead of ``build``, for a built model that Keras' own loop trains with ``half_step`` and ``update``."""
         self.within_fit = True
         self._lay_out()
-        self.weigher = Weigher(self.model)
+        self.weigher = LossWeightTracker(self.model)
         self._take_metrics()
         self._built()
 

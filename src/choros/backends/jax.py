@@ -21,9 +21,9 @@ import numpy as np
 
 from choros.backends import step_counter
 from choros.backends.base import BaseReplica, large_frozen
-from choros.backends.devices.jax import Spread
+from choros.backends.devices.jax import MeshSharding
 from choros.backends.gradient_capture import refuse_other_optimizers
-from choros.backends.metrics import UNUSED, Told, flattened
+from choros.backends.metrics import UNUSED, LossSample, flattened
 from choros.errors import InexactLossError
 from choros.types import Array
 
@@ -39,7 +39,7 @@ class JaxReplica(BaseReplica):
 
     _x: list[Any] | None = None  # with momentum: where the worker is; the state holds the look-ahead point
 
-    def __init__(self, model: Any, workers: int = 1, spread: Spread | None = None) -> None:
+    def __init__(self, model: Any, workers: int = 1, spread: MeshSharding | None = None) -> None:
         super().__init__(model, workers)
         self.spread = spread
         self._train: Any = None
@@ -160,7 +160,7 @@ class JaxReplica(BaseReplica):
         self._state = list(state)
         return self._custom(logs)
 
-    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         kept = self.revocable or self.repeats  # a mark has the arrays that would be donated
         differentiate = self._differentiate_kept if kept else self._differentiate
         gradients, figures, others, metrics, logs = differentiate(*self._state, data)
@@ -169,7 +169,7 @@ class JaxReplica(BaseReplica):
         read = np.asarray(figures)
         self._after = read[3:].astype(np.float64) if kept and self._floats else None
         loss, weight, n = read[:3].tolist()
-        return [np.asarray(g) for g in gradients], Told(loss, weight), n
+        return [np.asarray(g) for g in gradients], LossSample(loss, weight), n
 
     def _copied(self) -> list[Any]:
         return [list(self._state[1]), list(self._state[3])]
@@ -281,12 +281,12 @@ class JaxReplica(BaseReplica):
         """Return the variables' gradients as the optimizer takes them."""
         return [(flat[s] / divisor).reshape(v.shape) for s, v in zip(self.slices, self.trainable, strict=True)]
 
-    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
         trained = self._state[0] if self._x is None else self._x
         figures, others, metrics, self._logs = self._test(trained, self._state[1], self._state[3], data)
         self._state[1], self._state[3] = others, metrics
         loss, weight, n = np.asarray(figures).tolist()
-        return Told(loss, weight), n
+        return LossSample(loss, weight), n
 
     def _trace_test(self, trained: Any, others: Any, metrics: Any, data: Any) -> Any:
         with self.weigher as weigher:

@@ -271,11 +271,11 @@ class Attempt:
     """
 
     def __init__(self, model: Any, workers: int) -> None:
-        from choros.backends.loss_weighting import Weigher
+        from choros.backends.loss_weighting import LossWeightTracker
 
         replica: Any = make_replica(model, workers)
         replica.take_up()
-        replica.weigher = Weigher(model, workers)
+        replica.weigher = LossWeightTracker(model, workers)
         self.replica, self.sums = replica, replica.weigher.sums
         trained = {id(v) for v in replica.trainable}
         scale = getattr(model.optimizer, "dynamic_scale", None)  # float16: what overflows could not be compared

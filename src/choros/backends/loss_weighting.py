@@ -51,7 +51,7 @@ def exact_loss(tally: Array, *, sums: bool = False, by_batch: bool = False) -> f
     return float((tally[:, 0] / weight * rows).sum() / rows.sum()) if rows.any() else 0.0
 
 
-class Weigher:
+class LossWeightTracker:
     """Learns, while a step runs or is traced, what the compiled loss divided by.
 
     Use as a context around the step; inside it, after the loss was computed, ``divisor(rows)`` is a number, or a
@@ -97,7 +97,7 @@ class Weigher:
         """True where the ranks' losses and gradients add without weights."""
         return self._adds or self._kinds == ["sum"]
 
-    def __enter__(self) -> Weigher:
+    def __enter__(self) -> LossWeightTracker:
         self._seen = []
         self._terms = 0
         if self._declared is not None:

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from choros.backends.loss_weighting import Weigher, exact_loss
+from choros.backends.loss_weighting import LossWeightTracker, exact_loss
 from choros.backends.metric_additivity import single_metrics
 from choros.types import Array
 
 UNUSED = float("-inf")  # the loss of a step that left Keras' running loss alone
 
 
-class Told(NamedTuple):
+class LossSample(NamedTuple):
     """The contribution of one step to the running loss: its mean (``UNUSED``: none) and the weight of that mean.
 
     Keras' own weighs by rows; a ``train_step`` of the user's mostly tells a batch's mean, with a weight of 1.
@@ -36,7 +36,7 @@ class Metrics(ABC):
     """
 
     model: Any
-    weigher: Weigher
+    weigher: LossWeightTracker
     averaged: Sequence[int] = ()  # places of metric variables that do not add: their mean over ranks, weighted by rows
     _after: Array | None = None  # the metrics' variables after the last gradients, where a backend has read them
     within_fit = False  # whether Keras' own loop drives the steps: loss metric and logs are then left to it
@@ -214,7 +214,7 @@ class Metrics(ABC):
         logs = flattened(logs)
         return logs if logs.keys() != self._names else None
 
-    def _known(self, told: Told, rows: int) -> float:
+    def _known(self, told: LossSample, rows: int) -> float:
         """The batch's loss; 0, as Keras logs it, where a user's own step left the running loss alone."""
         if told.loss != UNUSED:
             self._by_batch |= told.weight == 1 < rows

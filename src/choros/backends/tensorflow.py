@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from choros.backends.base import BaseReplica
 from choros.backends.gradient_capture import Capture
-from choros.backends.metrics import UNUSED, Told
+from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.optimizers import model_variables
 from choros.types import Array, Batch, aligned_copy
 
@@ -101,7 +101,7 @@ class TensorFlowReplica(BaseReplica):
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
         return self._custom(self._train(data))
 
-    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         if self.revocable or self.repeats:
             before, after, (grads, loss, n, logs) = self._differentiate_kept(data, _scalar(self._share))
             self._mark += before
@@ -111,7 +111,7 @@ class TensorFlowReplica(BaseReplica):
         self._logs = self._custom(logs)
         divisor = float(n)
         arrays = [None if g is None else np.asarray(g) for g in grads]
-        return arrays, Told(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
+        return arrays, LossSample(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """See ``BaseReplica``."""
@@ -241,12 +241,12 @@ class TensorFlowReplica(BaseReplica):
             vector = np.frombuffer(memory, vector.dtype)
         return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
 
-    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
         with self._at_x():
             loss, n, logs = self._test(data, _scalar(self._share))
         self._logs = self._custom(logs)
         divisor = float(n)
-        return Told(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
+        return LossSample(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
 
     def _trace_test(self, data: tuple[Any, ...], share: Any) -> Any:
         with self.weigher, self._part_of(share), self._own_loss() as loss:

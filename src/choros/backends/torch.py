@@ -18,7 +18,7 @@ import torch
 from choros.backends import seed_state, step_counter
 from choros.backends.base import BaseReplica
 from choros.backends.gradient_capture import Capture
-from choros.backends.metrics import UNUSED, Told
+from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.optimizers import model_variables
 from choros.errors import InexactLossError
 from choros.types import Array, aligned_copy
@@ -75,7 +75,7 @@ class TorchReplica(BaseReplica):
         self._mode(True)
         return self._custom(self._train(data))
 
-    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], Told, float]:
+    def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         assert self._capture is not None  # noqa: S101 - for the type checker
         self._mode(True)
         with self._capture as capture, self._watching(), self.weigher, _Loss(self.loss_metric) as loss:
@@ -156,7 +156,7 @@ class TorchReplica(BaseReplica):
         finally:
             self._capture.gives = None
 
-    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[Told, float]:
+    def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
         self._mode(False)
         with torch.no_grad(), self._at_x(), self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(self._test(data))
@@ -319,9 +319,9 @@ class _Loss:
                 tensor.zero_()
         return self
 
-    def value(self) -> Told:
+    def value(self) -> LossSample:
         total, count = (float(tensor) for tensor in self._state) if self._state else (0.0, 0.0)
-        return Told(total / count if count else UNUSED, count)
+        return LossSample(total / count if count else UNUSED, count)
 
     def __exit__(self, *error: object) -> None:
         with torch.no_grad():

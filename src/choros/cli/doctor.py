@@ -68,10 +68,10 @@ def main(args: argparse.Namespace) -> int:
 
 def _rank(args: argparse.Namespace) -> int:
     """Be one rank, or the only one."""
-    from choros.tools.doctor.rank_check import HAND, Visit, Wish
+    from choros.tools.doctor.rank_check import HAND, CheckOptions, RankCheck
 
     faulthandler.enable()
-    visit = Visit(Wish(not args.no_smoke, args.backends, args.timeout, args.smoke_timeout))
+    visit = RankCheck(CheckOptions(not args.no_smoke, args.backends, args.timeout, args.smoke_timeout))
     seen = visit.run()
     from choros.tools.doctor.report import brief, code_of, summary
     from choros.tools.doctor.rules import judge

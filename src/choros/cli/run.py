@@ -19,9 +19,9 @@ from choros.errors import InvalidInputError
 from choros.launch.elastic.driver import start_elastic
 from choros.launch.elastic.settings import terms_of
 from choros.launch.horovod_options import OPTIONS, Option
-from choros.launch.local_job import Wish, check_outside, horovod_variables, size_of, slots_of, start
+from choros.launch.local_job import LaunchOptions, check_outside, horovod_variables, size_of, slots_of, start
 from choros.launch.mpi.launcher import start_under
-from choros.launch.process.rank_supervisor import GRACE, Outcome
+from choros.launch.process.rank_supervisor import GRACE, JobResult
 from choros.launch.restart import again
 from choros.launch.ssh.launcher import SSH, start_on_hosts
 
@@ -212,13 +212,13 @@ def main(args: argparse.Namespace) -> int:
         stall_shutdown=args.stall_check_shutdown_time_seconds,
     )
     told |= {SHARE: "1"} if args.share_gpus else {}
-    wish = Wish(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
+    wish = LaunchOptions(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
     port = f" -p {args.ssh_port}" if args.ssh_port else ""
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
     ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
     here = all(is_this_machine(host) for host, _ in slots)
 
-    def once(more: dict[str, str]) -> Outcome:
+    def once(more: dict[str, str]) -> JobResult:
         this = replace(wish, variables={**told, **more})
         if terms is not None:
             return start_elastic(command, this, terms, ssh=ssh, network=network, verbose=args.verbose)

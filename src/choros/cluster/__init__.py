@@ -6,16 +6,16 @@ Read from the environment alone; nothing is imported or contacted to find out.
 from choros.cluster.cluster_parser import ClusterParser, SlurmClusterParser
 from choros.cluster.host_slots import Slots, is_this_machine, parse_slots, read_hostfile
 from choros.cluster.hostlist import expand_hosts, expand_tasks
-from choros.cluster.launcher_env import TABLES, Table
+from choros.cluster.launcher_env import TABLES, LauncherEnv
 from choros.cluster.rank_info import Place, meets_by_mpi, strange, why
 
 __all__ = [
     "TABLES",
     "ClusterParser",
+    "LauncherEnv",
     "Place",
     "Slots",
     "SlurmClusterParser",
-    "Table",
     "expand_hosts",
     "expand_tasks",
     "is_this_machine",

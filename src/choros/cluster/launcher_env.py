@@ -1,7 +1,7 @@
-"""One table of environment names for each launcher. A new launcher is one more ``Table`` in ``TABLES``.
+"""One table of environment names for each launcher. A new launcher is one more ``LauncherEnv`` in ``TABLES``.
 
-An installed package adds one by an entry point of the group ``choros.places`` that leads to its ``Table``; it is tried
-after ``choros`` and before the others.
+An installed package adds one by an entry point of the group ``choros.places`` that leads to its ``LauncherEnv``. It is
+tried after ``choros`` and before the others.
 
 Order matters, for a process often carries the names of two launchers: the inner one, which started the process
 itself, must win over the outer one, which only gave the allocation. So the tables are tried in this order:
@@ -36,7 +36,7 @@ PLACES = "choros.places"
 
 
 @dataclass(frozen=True)
-class Table:
+class LauncherEnv:
     """The names under which one launcher tells a process its place.
 
     Each entry lists candidates, the first that is set counts; an empty entry means that the launcher does not tell.
@@ -72,8 +72,8 @@ class Table:
     derive: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None
 
 
-TABLES: tuple[Table, ...] = (
-    Table(
+TABLES: tuple[LauncherEnv, ...] = (
+    LauncherEnv(
         launcher="choros",
         tells=("CHOROS_RANK", "CHOROS_SIZE"),
         rank=("CHOROS_RANK",),
@@ -85,7 +85,7 @@ TABLES: tuple[Table, ...] = (
         hosts=("CHOROS_HOSTS",),
         one_node=True,
     ),
-    Table(
+    LauncherEnv(
         launcher="mpi",
         mpi=True,
         tells=("CHOROS_MPI_RANK",),
@@ -96,7 +96,7 @@ TABLES: tuple[Table, ...] = (
         node=("CHOROS_MPI_NODE",),
         nodes=("CHOROS_MPI_NODES",),
     ),
-    Table(
+    LauncherEnv(
         launcher="torchrun",
         tells=("RANK",),
         needs=("WORLD_SIZE",),
@@ -110,7 +110,7 @@ TABLES: tuple[Table, ...] = (
         port=("MASTER_PORT",),
         derive=derived_env.of_torchrun,
     ),
-    Table(
+    LauncherEnv(
         launcher="openmpi",
         mpi=True,
         tells=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -120,7 +120,7 @@ TABLES: tuple[Table, ...] = (
         local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         nodes=("OMPI_MCA_orte_num_nodes",),
     ),
-    Table(
+    LauncherEnv(
         launcher="mpich",
         mpi=True,
         tells=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -130,7 +130,7 @@ TABLES: tuple[Table, ...] = (
         local_rank=("MPI_LOCALRANKID",),
         local_size=("MPI_LOCALNRANKS",),
     ),
-    Table(
+    LauncherEnv(
         launcher="mvapich",
         mpi=True,
         tells=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -139,7 +139,7 @@ TABLES: tuple[Table, ...] = (
         local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
         local_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
     ),
-    Table(
+    LauncherEnv(
         launcher="pals",
         mpi=True,
         tells=("PALS_RANKID", "PALS_LOCAL_RANKID"),
@@ -151,14 +151,14 @@ TABLES: tuple[Table, ...] = (
         hosts=(derived_env.NODEFILE,),
         derive=derived_env.of_pals,
     ),
-    Table(
+    LauncherEnv(
         launcher="alps",
         mpi=True,
         tells=("ALPS_APP_PE",),
         rank=("ALPS_APP_PE",),
         size=("PMI_SIZE",),
     ),
-    Table(
+    LauncherEnv(
         launcher="jsrun",
         mpi=True,
         tells=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
@@ -167,7 +167,7 @@ TABLES: tuple[Table, ...] = (
         local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
         local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
     ),
-    Table(
+    LauncherEnv(
         launcher="flux",
         mpi=True,
         tells=("FLUX_TASK_RANK",),
@@ -179,7 +179,7 @@ TABLES: tuple[Table, ...] = (
         nodes=("FLUX_JOB_NNODES",),
         derive=derived_env.of_flux,
     ),
-    Table(
+    LauncherEnv(
         launcher="slurm",
         mpi=True,
         tells=("SLURM_STEP_NODELIST",),
@@ -192,7 +192,7 @@ TABLES: tuple[Table, ...] = (
         hosts=("SLURM_STEP_NODELIST",),
         tasks=("SLURM_STEP_TASKS_PER_NODE",),
     ),
-    Table(
+    LauncherEnv(
         launcher="kubernetes",
         tells=("JOB_COMPLETION_INDEX",),
         needs=("CHOROS_COMPLETIONS",),
@@ -205,7 +205,7 @@ TABLES: tuple[Table, ...] = (
         address=("CHOROS_COORDINATOR",),
         derive=derived_env.of_pod,
     ),
-    Table(
+    LauncherEnv(
         launcher="tf_config",
         tells=("TF_CONFIG",),
         rank=(derived_env.TF_RANK,),
@@ -220,7 +220,7 @@ TABLES: tuple[Table, ...] = (
 )
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[LauncherEnv]:
     """All tables, in the order in which they are tried; packages are looked for once ``choros`` does not fit.
 
     Raises:
@@ -236,8 +236,8 @@ def tables() -> Iterator[Table]:
                 f"the launcher {point.name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error}): "
                 "repair or uninstall the package"
             ) from error
-        if not isinstance(table, Table):
-            raise InvalidInputError(f"the launcher {point.name!r}: {point.value} is no choros.cluster.Table")
+        if not isinstance(table, LauncherEnv):
+            raise InvalidInputError(f"the launcher {point.name!r}: {point.value} is no choros.cluster.LauncherEnv")
         yield table
     yield from rest
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from choros.cluster.hostlist import expand_hosts, expand_tasks
-from choros.cluster.launcher_env import Table, tables
+from choros.cluster.launcher_env import LauncherEnv, tables
 from choros.errors import InvalidInputError
 
 _SIGNS = ("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
@@ -126,7 +126,7 @@ def meets_by_mpi(launcher: str) -> bool:
     return any(table.launcher == launcher and table.mpi for table in tables())
 
 
-def _table(environ: Mapping[str, str]) -> tuple[Table | None, Mapping[str, str]]:
+def _table(environ: Mapping[str, str]) -> tuple[LauncherEnv | None, Mapping[str, str]]:
     """Return the launcher's table, and the variables with those that it derives."""
     for table in tables():
         if any(environ.get(name) for name in table.tells) and all(environ.get(name) for name in table.needs):
@@ -134,7 +134,7 @@ def _table(environ: Mapping[str, str]) -> tuple[Table | None, Mapping[str, str]]
     return None, environ
 
 
-def _read(table: Table, environ: Mapping[str, str]) -> Place:
+def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
     rank = _needed(table, environ, table.rank)
     size = _needed(table, environ, table.size)
     node = _number(table, environ, table.node)
@@ -166,7 +166,7 @@ def _read(table: Table, environ: Mapping[str, str]) -> Place:
     return place
 
 
-def _check_place(table: Table, place: Place, one_node: bool) -> None:
+def _check_place(table: LauncherEnv, place: Place, one_node: bool) -> None:
     """Raise an error where the numbers contradict each other."""
     _check(table, "rank", place.rank, "size", place.size)
     _check(table, "local rank", place.local_rank, "local size", place.local_size)
@@ -182,7 +182,7 @@ def _check_place(table: Table, place: Place, one_node: bool) -> None:
         raise _wrong(table, f"{len(place.hosts)} hosts are listed but there are {place.nodes} nodes")
 
 
-def _meeting(table: Table, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:
+def _meeting(table: LauncherEnv, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:
     address, port = _text(environ, table.address), _text(environ, table.port)
     if not address:
         return hosts[0] if hosts else None
@@ -193,7 +193,7 @@ def _text(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
-def _number(table: Table, environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+def _number(table: LauncherEnv, environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     for name in names:
         text = environ.get(name, "")
         if text:
@@ -203,19 +203,19 @@ def _number(table: Table, environ: Mapping[str, str], names: tuple[str, ...]) ->
     return None
 
 
-def _needed(table: Table, environ: Mapping[str, str], names: tuple[str, ...]) -> int:
+def _needed(table: LauncherEnv, environ: Mapping[str, str], names: tuple[str, ...]) -> int:
     value = _number(table, environ, names)
     if value is None:
         raise _wrong(table, f"{' or '.join(names)} is not set")
     return value
 
 
-def _check(table: Table, what: str, value: int, limit_name: str, limit: int) -> None:
+def _check(table: LauncherEnv, what: str, value: int, limit_name: str, limit: int) -> None:
     if not 0 <= value < limit:
         raise _wrong(table, f"the {what} {value} is not below the {limit_name} {limit}")
 
 
-def _wrong(table: Table, what: str) -> InvalidInputError:
+def _wrong(table: LauncherEnv, what: str) -> InvalidInputError:
     names = ", ".join(table.tells + tuple(name for name in table.needs if name not in table.tells))
     asked = " set CHOROS_GROUP=mpi on all ranks, who then ask MPI," if table.mpi else ""
     return InvalidInputError(

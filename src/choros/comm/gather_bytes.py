@@ -32,8 +32,8 @@ def collect(group: Group, x: Array, root: int = 0) -> list[Array]:
         root: the rank that gets them.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> collect(LocalGroup(), np.arange(3, dtype="uint8"))
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> collect(SingleRankGroup(), np.arange(3, dtype="uint8"))
         [array([0, 1, 2], dtype=uint8)]
     """
     if isinstance(group, Collecting):

@@ -1,4 +1,4 @@
-"""The transport of bytes: for all ranks at once (``Group``), or between one worker and a center (``Centre``).
+"""The transport of bytes: for all ranks at once (``Group``), or between one worker and a center (``ParameterServer``).
 
 Knows nothing of algorithms, Keras or launchers. Every wait has a limit and its error names who was missing.
 """
@@ -83,8 +83,8 @@ def kind_of(group: Group) -> str:
         group: any; one of a package may have a ``kind`` too, else it is called by its class.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> kind_of(LocalGroup())
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> kind_of(SingleRankGroup())
         'one rank'
     """
     return str(getattr(group, "kind", type(group).__name__))
@@ -121,7 +121,7 @@ class Rule(Protocol):
 
 
 @runtime_checkable
-class Centre(Protocol):
+class ParameterServer(Protocol):
     """One centre that workers meet in their own time; clock and staleness are counted once, under its lock."""
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:

@@ -22,7 +22,7 @@ from choros.errors import ChorosError
 from choros.types import Array
 
 
-class HostsGroup(MessageGroup):
+class HierarchicalGroup(MessageGroup):
     """All ranks of several hosts; implements ``choros.comm.group.Group``.
 
     A sum is made in the order of the ranks within each host, and then in that of the hosts: bit-equal on all ranks, and
@@ -40,7 +40,7 @@ class HostsGroup(MessageGroup):
 
     Example, in a script that ``mpiexec -hosts n1:2,n2:2`` starts::
 
-        group = HostsGroup(MpiGroup())
+        group = HierarchicalGroup(MpiGroup())
         group.hosts  # [[0, 1], [2, 3]]
     """
 
@@ -66,7 +66,7 @@ class HostsGroup(MessageGroup):
     def part(self, ranks: Sequence[int]) -> MessageGroup:
         """Return the group of some of the ranks, in that order; only they call, all at the same time."""
         flat = super().part(ranks)
-        return HostsGroup(flat, own=True) if worth_it(hosts_of(flat)) else flat
+        return HierarchicalGroup(flat, own=True) if worth_it(hosts_of(flat)) else flat
 
     def slot(self, count: int, dtype: Any) -> Array:
         """This rank's buffer of ``count`` values, in its host's memory."""
@@ -157,8 +157,8 @@ def hosts_of(group: Group) -> list[list[int]]:
     """Return the ranks of each host, the hosts in the order of their first ranks; all ranks call.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> hosts_of(LocalGroup())
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> hosts_of(SingleRankGroup())
         [[0]]
     """
     machines = group.gather(machine().encode())

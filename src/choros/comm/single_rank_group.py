@@ -13,7 +13,7 @@ from choros.errors import InvalidInputError
 from choros.types import Array, aligned
 
 
-class LocalGroup:
+class SingleRankGroup:
     """One rank alone; implements ``choros.comm.group.Group`` without shared memory.
 
     The result of ``sum_slots`` is a read-only view of the slot itself, so it is good until the slot is written.
@@ -22,7 +22,7 @@ class LocalGroup:
         rank: 0. size: 1. timeout, warn_after: float, which nothing reaches. doing: str. trace: Trace, told of nothing.
 
     Example:
-        >>> group = LocalGroup()
+        >>> group = SingleRankGroup()
         >>> group.slot(2, "float32")[:] = [1, 2]
         >>> group.sum_slots(2, "float32").tolist()
         [1.0, 2.0]

@@ -8,7 +8,7 @@ from typing import Self
 from choros.comm.group import Group
 
 
-class Doing:
+class TracedOperation:
     """Say what the caller is about, for as long as a ``with`` lasts.
 
     Args:
@@ -18,10 +18,10 @@ class Doing:
         nbytes: int. What the call is about weighs; -1 where that is not known.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> group, taken = LocalGroup(), []
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> group, taken = SingleRankGroup(), []
         >>> group.trace = taken.append
-        >>> with Doing(group, "call", "allreduce 'loss'", 12):
+        >>> with TracedOperation(group, "call", "allreduce 'loss'", 12):
         ...     group.doing
         "allreduce 'loss'"
         >>> group.doing, [(kind, name, end >= begin, nbytes) for kind, name, begin, end, nbytes in taken]

@@ -21,7 +21,7 @@ class LossRecord(Protocol):
     lost_step: int
 
 
-class Finite:
+class NonFiniteDetector:
     """Looks at what a rank brings to the others.
 
     Nothing is searched: four values are looked at where the vector is in this process anyway. Of gradients under

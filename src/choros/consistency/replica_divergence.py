@@ -43,7 +43,7 @@ def mark(vector: Array) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Drift:
+class ReplicaDivergence:
     """Ranks whose weights are not those of most.
 
     Attributes:
@@ -74,7 +74,7 @@ class Drift:
         )
 
 
-def compare(marks: Sequence[list[Any]]) -> Drift | None:
+def compare(marks: Sequence[list[Any]]) -> ReplicaDivergence | None:
     """Compare what ``mark`` gave on each rank; None where all are equal, or where none is finite.
 
     Example:
@@ -96,14 +96,14 @@ def compare(marks: Sequence[list[Any]]) -> Drift | None:
         distance = float(np.linalg.norm(np.subtract(others_sums, sums)) / max(norm, np.finfo(np.float32).tiny))
         if np.isfinite(sums).all() or np.isfinite(others_sums).all():
             (near if distance <= _FAR else far)[rank] = distance
-    return Drift(far, near, usual) if far or near else None
+    return ReplicaDivergence(far, near, usual) if far or near else None
 
 
-def warn(drift: Drift, what: str) -> None:
+def warn(drift: ReplicaDivergence, what: str) -> None:
     """Say on stderr that ranks differ in the last bits.
 
     Args:
-        drift: Drift.
+        drift: ReplicaDivergence.
         what: what is done about it.
     """
     rank, distance = max(drift.near.items(), key=lambda each: each[1])

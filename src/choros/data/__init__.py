@@ -13,18 +13,18 @@ from choros.data.array_source import ArraySource
 from choros.data.class_weights import with_class_weight
 from choros.data.conversion import brings_targets, is_py_dataset, is_stream
 from choros.data.files import FileSource, files
-from choros.data.partitioned_source import HeldSource
-from choros.data.prefetch import AheadSource, Prefetch, feed, prefetch, without_augment
+from choros.data.partitioned_source import PartitionedSource
+from choros.data.prefetch import Prefetch, PrefetchSource, feed, prefetch, without_augment
 from choros.data.pydataset_source import PyDatasetSource
 from choros.data.stream_source import StreamSource, read_all
 from choros.data.validation import check_alone_in_call, unpack
 from choros.types import Batch
 
 __all__ = [
-    "AheadSource",
     "ArraySource",
     "FileSource",
-    "HeldSource",
+    "PartitionedSource",
+    "PrefetchSource",
     "PyDatasetSource",
     "Source",
     "StreamSource",
@@ -115,7 +115,7 @@ def make_source(
                 inner.depth = inner.ahead = x.depth
                 inner.augment = x.augment
                 return inner
-            return AheadSource(inner, x.depth, x.augment)
+            return PrefetchSource(inner, x.depth, x.augment)
         if is_py_dataset(x):
             return PyDatasetSource(x, class_weight, floatx)
         if is_stream(x):

@@ -11,7 +11,7 @@ from choros.data.block_shuffle import BlockOrder
 from choros.data.conversion import as_arrays, to_floatx
 from choros.data.memmap import block_rows, place_in_file
 from choros.data.permutation import batch_order, permutation
-from choros.data.sharding import Piece, pieces
+from choros.data.sharding import BatchSlice, pieces
 from choros.data.tree import is_nested, leaves, map_leaves
 from choros.data.validation import check_arrays, check_batch
 from choros.errors import InvalidDataError
@@ -127,7 +127,7 @@ class ArraySource:
             return self.ordered(parts, lambda turn: batch_order(self.rows, batch_size, seed, turn))
         return self.batches(parts, seed, bool(shuffle))
 
-    def batches(self, parts: Iterator[Piece], seed: int, shuffle: bool) -> Iterator[Batch]:
+    def batches(self, parts: Iterator[BatchSlice], seed: int, shuffle: bool) -> Iterator[Batch]:
         """The batches of these pieces, the rows of each pass in an order of (seed, pass) or in their own."""
         if not shuffle:
             return self._straight(parts)
@@ -144,11 +144,11 @@ class ArraySource:
         x, y, weight = self._pick(rows)
         return ArraySource(x, y, weight, self.floatx, block=0)
 
-    def _straight(self, parts: Iterator[Piece]) -> Iterator[Batch]:
+    def _straight(self, parts: Iterator[BatchSlice]) -> Iterator[Batch]:
         for _, start, stop, total in parts:
             yield Batch(*self._cut(slice(start, stop)), rows=stop - start, total=total)
 
-    def ordered(self, parts: Iterator[Piece], order_of: Callable[[int], Any]) -> Iterator[Batch]:
+    def ordered(self, parts: Iterator[BatchSlice], order_of: Callable[[int], Any]) -> Iterator[Batch]:
         """The batches of these pieces; ``order_of(turn)[start:stop]`` are the numbers of a pass' rows."""
         turn, order = -1, None
         for piece in parts:

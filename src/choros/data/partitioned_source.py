@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from choros.data.array_source import ArraySource
-from choros.data.sharding import Piece, visits
+from choros.data.sharding import BatchSlice, visits
 from choros.types import Batch
 
 _APART = 7919  # between the seeds of two ranks' orders
 
 
-class HeldSource:
+class PartitionedSource:
     """One rank's rows.
 
     Args:
@@ -31,7 +31,7 @@ class HeldSource:
     Example:
         >>> import numpy as np
         >>> held = [ArraySource(np.arange(5.0)), ArraySource(np.arange(5.0, 8.0)), None]
-        >>> ranks = [HeldSource(own, [5, 3, 0], Batch(None, None, None, rows=1, total=1)) for own in held]
+        >>> ranks = [PartitionedSource(own, [5, 3, 0], Batch(None, None, None, rows=1, total=1)) for own in held]
         >>> how = {"size": 3, "together": True, "batch_size": 4, "seed": 0, "epoch": 0, "shuffle": False}
         >>> [[batch.rows for batch in one.epoch(rank=rank, **how)] for rank, one in enumerate(ranks)]
         [[2, 3], [1, 2], [0, 0]]
@@ -72,11 +72,11 @@ class HeldSource:
             return self.inner.batches(parts, seed + _APART * rank, bool(shuffle))
         return (Batch(None, None, None, rows=0, total=piece.total) for piece in parts)
 
-    def _shares(self, mine: int, batch_size: int, epoch: int, steps: int | None) -> Iterator[Piece]:
+    def _shares(self, mine: int, batch_size: int, epoch: int, steps: int | None) -> Iterator[BatchSlice]:
         count = self.steps(batch_size)
         for turn, i in visits(count, epoch=epoch, steps=steps):
             total = sum((i + 1) * rows // count - i * rows // count for rows in self.counts)
-            yield Piece(turn, i * mine // count, (i + 1) * mine // count, total)
+            yield BatchSlice(turn, i * mine // count, (i + 1) * mine // count, total)
 
 
 def template(x: Any, y: Any = None, weight: Any = None, floatx: str = "float32") -> Batch:

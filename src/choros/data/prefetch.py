@@ -67,7 +67,7 @@ def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Pre
     return Prefetch((x, y, weight), depth, augment)
 
 
-class AheadSource:
+class PrefetchSource:
     """Another source, read ahead.
 
     Args:
@@ -95,9 +95,9 @@ class AheadSource:
         """A real batch, as it is trained."""
         return self._augmented(self.inner.sample(batch_size))
 
-    def part(self, rank: int, size: int, seed: int, **how: Any) -> AheadSource:
+    def part(self, rank: int, size: int, seed: int, **how: Any) -> PrefetchSource:
         """One of ``size`` disjoint shards."""
-        return AheadSource(self.inner.part(rank, size, seed, **how), self.depth, self.augment)
+        return PrefetchSource(self.inner.part(rank, size, seed, **how), self.depth, self.augment)
 
     def epoch(self, **how: Any) -> Iterator[Batch]:
         """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""

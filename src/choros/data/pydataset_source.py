@@ -203,7 +203,7 @@ class PyDatasetSource:
 def _part(dataset: Any, rank: int, size: int) -> Any:
     import keras
 
-    class Part(keras.utils.PyDataset):  # type: ignore[misc]
+    class DatasetShard(keras.utils.PyDataset):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(workers=dataset.workers, max_queue_size=dataset.max_queue_size)
 
@@ -221,7 +221,7 @@ def _part(dataset: Any, rank: int, size: int) -> Any:
         def on_epoch_end(self) -> None:
             dataset.on_epoch_end()
 
-    return Part()
+    return DatasetShard()
 
 
 @contextmanager

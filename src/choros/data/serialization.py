@@ -15,7 +15,7 @@ import numpy as np
 from choros.data.array_source import ArraySource
 from choros.data.files import FileSource, reopen
 from choros.data.memmap import open_place, place_in_file
-from choros.data.prefetch import AheadSource
+from choros.data.prefetch import PrefetchSource
 from choros.data.pydataset_source import PyDatasetSource
 from choros.data.stream_source import StreamSource
 from choros.errors import NotSerializableError
@@ -54,7 +54,7 @@ def pack(
     """
     arrays = [] if arrays is None else arrays
     blobs = [] if blobs is None else blobs
-    if isinstance(source, AheadSource):
+    if isinstance(source, PrefetchSource):
         inner = pack(source.inner, arrays, blobs, here)[0]
         return (
             {"kind": "ahead", "inner": inner, "depth": source.depth, "blob": _code(source.augment, blobs)},
@@ -97,7 +97,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
     """
     code = None if spec.get("blob") is None else loads(blobs[spec["blob"]])
     if spec["kind"] == "ahead":
-        return AheadSource(unpack(spec["inner"], arrays, blobs), spec["depth"], code)
+        return PrefetchSource(unpack(spec["inner"], arrays, blobs), spec["depth"], code)
     if spec["kind"] in ("files", "pydataset"):
         weights = None if spec["classes"] is None else dict(spec["classes"])
         if spec["kind"] == "pydataset":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class BatchSlice(NamedTuple):
     """Rows ``order[start:stop]`` of pass number ``turn``, out of ``total`` rows that are trained at once."""
 
     turn: int
@@ -63,7 +63,7 @@ def visits(count: int | None, *, epoch: int, steps: int | None) -> Iterator[tupl
 
 def pieces(
     rows: int, *, rank: int, size: int, batch_size: int, epoch: int, steps: int | None = None
-) -> Iterator[Piece]:
+) -> Iterator[BatchSlice]:
     """Yield this rank's pieces of one epoch over ``rows`` rows.
 
     Global batch i is ``order[i * batch_size:(i + 1) * batch_size]``, and the rank has its ``share`` of it, which may be
@@ -86,4 +86,4 @@ def pieces(
         start = i * batch_size
         total = min(batch_size, rows - start)
         mine = share(total, rank, size)
-        yield Piece(turn, start + mine.start, start + mine.stop, total)
+        yield BatchSlice(turn, start + mine.start, start + mine.stop, total)

@@ -48,7 +48,7 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
     kept: list[Any] = []
     for one in given:
         if not (calls.rank and isinstance(one, _WRITERS) and not getattr(one, "guarded", False)):
-            kept.append(_Alike(one, calls) if same and isinstance(one, _DECIDE) else one)
+            kept.append(_AveragedLogs(one, calls) if same and isinstance(one, _DECIDE) else one)
         if isinstance(one, keras.callbacks.BackupAndRestore):
             kept.append(_Restored(one, calls, lambda backup: os.path.exists(backup._weights_path)))
     return [*kept, *_limited(limits, calls, last), last]
@@ -84,7 +84,7 @@ class _Restored(keras.callbacks.Callback):  # type: ignore[misc]
             take(self._calls, state_of(model))
 
 
-class _Alike(keras.callbacks.Callback):  # type: ignore[misc]
+class _AveragedLogs(keras.callbacks.Callback):  # type: ignore[misc]
     """A callback that is shown the mean of all ranks' logs."""
 
     def __init__(self, inner: Any, calls: Collectives) -> None:

@@ -15,7 +15,7 @@ from choros.comm.bootstrap.init import join, part
 from choros.comm.collectives import Collectives
 from choros.comm.group import Group, kind_of
 from choros.comm.host_identity import machine
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.device_choice import choose_device
 from choros.errors import CommTimeoutError, InvalidInputError
 from choros.hvd import env_settings
@@ -129,7 +129,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     warn_after, limit = env_settings.stalls()
     recorded, soonest = env_settings.timeline(), env_settings.soonest()
     try:
-        group = entered or (LocalGroup() if place.size == 1 else join(place.rank, place.size, soonest))
+        group = entered or (SingleRankGroup() if place.size == 1 else join(place.rank, place.size, soonest))
         group.warn_after, group.timeout = warn_after, soonest
         if entered is None:
             group.barrier()
@@ -311,7 +311,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if other.ranks == one.ranks:
             raise ValueError(f"{other!r} has these ranks already: use that one.")
     collectives().broadcast_object(None, name=f"add process set {one.ranks}")  # all mean the same one
-    group: Group | None = LocalGroup() if now.place.rank in one.ranks else None
+    group: Group | None = SingleRankGroup() if now.place.rank in one.ranks else None
     if len(one.ranks) > 1:
         group = part(now.group, one.ranks)
     if group is not None:

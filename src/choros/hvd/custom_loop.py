@@ -15,23 +15,23 @@ import numpy as np
 
 from choros.backends import step_counter
 from choros.backends.metrics import slices_of
-from choros.hvd.gradient_reduction import Flat, Reduction
+from choros.hvd.gradient_reduction import GradientBuffer, ReductionConfig
 from choros.hvd.host_ops import call_back
 from choros.hvd.tensor_conversion import arrive, is_symbolic
 from choros.types import Array
 
 
-class Loop:
+class EagerGradientReducer:
     """Reduces lists of gradients of the same variables, in the order in which they come.
 
     Args:
-        how: Reduction.
+        how: ReductionConfig.
         name: str. What the ranks compare.
     """
 
-    def __init__(self, how: Reduction, name: str) -> None:
+    def __init__(self, how: ReductionConfig, name: str) -> None:
         self.how, self.name = how, name
-        self._flats: dict[Any, Flat] = {}
+        self._flats: dict[Any, GradientBuffer] = {}
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Return whether the optimizer is to step now (a tensor inside a compiled function), and its gradients.
@@ -66,7 +66,9 @@ class Loop:
             wide = any(array.dtype == np.float64 for array in arrays)
             size = sum(array.size for array in arrays)
             name = f"gradients of {self.name} ({len(arrays)} tensors, {size} values, {sum(local)} local)"
-            self._flats[key] = Flat(self.how, slices_of(arrays), local, name, np.float64 if wide else np.float32)
+            self._flats[key] = GradientBuffer(
+                self.how, slices_of(arrays), local, name, np.float64 if wide else np.float32
+            )
         flat = self._flats[key]
         if not flat.add(arrays, 1.0):
             return [np.asarray(False), *(np.zeros_like(array) for array in arrays)]
@@ -81,11 +83,11 @@ class Loop:
         return [np.asarray(True), *parts]
 
 
-def attach(optimizer: Any, how: Reduction) -> None:
+def attach(optimizer: Any, how: ReductionConfig) -> None:
     """Let an optimizer's ``apply`` reduce first, and note how; its class and configuration stay as they are."""
     plain: Any = optimizer.apply
     plain_stateless: Any = getattr(optimizer, "stateless_apply", None)
-    loop = Loop(how, type(optimizer).__name__)
+    loop = EagerGradientReducer(how, type(optimizer).__name__)
     reduce: Any = loop.reduce
     if keras.backend.backend() == "torch":
         from choros.hvd.host_ops.torch import outside

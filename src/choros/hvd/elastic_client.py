@@ -21,9 +21,9 @@ from choros.comm.bootstrap import init
 from choros.comm.bootstrap.exit_hooks import linger
 from choros.comm.bootstrap.init import ELASTIC
 from choros.comm.group import Group
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import dial
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
 
 _COME = 30.0  # seconds in which the driver must answer the first word
@@ -31,7 +31,7 @@ _LOOK = 1.0  # seconds between two looks at whether the driver is there
 _PLACE = ("rank", "size", "local_rank", "local_size")
 
 
-class Membership:
+class ElasticClient:
     """This process's line to the driver.
 
     Args:
@@ -46,7 +46,7 @@ class Membership:
     def __init__(self, told: dict[str, Any]) -> None:
         self._secret, self._number = bytes.fromhex(told["secret"]), int(told["member"])
         end = dial(told["place"], self._secret, {"member": self._number}, _COME)
-        self._line = Channel(end, "the driver of this elastic job (choros run)", 1e9)
+        self._line = RpcConnection(end, "the driver of this elastic job (choros run)", 1e9)
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._gone, self._lock = threading.Event(), threading.Lock()
         self.generation, self.broken, self._limit = 0, "", _COME
@@ -89,7 +89,7 @@ class Membership:
     def _join(self, place: dict[str, Any], timeout: float) -> Group:
         _settle(place)
         if place["size"] == 1:
-            return LocalGroup()
+            return SingleRankGroup()
         address = "127.0.0.1" if place["near"] else ""
         secret = hmac.digest(self._secret, f"generation {self.generation}".encode(), "sha256")
         return init.join_by_sockets(place["rank"], place["size"], self._swap, secret, address, timeout)
@@ -156,13 +156,13 @@ class Membership:
             self._line.tell(head)
 
 
-_now: list[Membership] = []
+_now: list[ElasticClient] = []
 
 
-def membership() -> Membership | None:
+def membership() -> ElasticClient | None:
     """This process's line to the driver of an elastic job; None where the job is not elastic."""
     if not _now and os.environ.get(ELASTIC):
-        _now.append(Membership(json.loads(os.environ[ELASTIC])))
+        _now.append(ElasticClient(json.loads(os.environ[ELASTIC])))
     return _now[0] if _now else None
 
 

@@ -21,15 +21,15 @@ from choros.backends import step_counter
 from choros.comm.group import kind_of
 from choros.consistency import replica_divergence
 from choros.consistency.model_fingerprint import alike
-from choros.consistency.nonfinite import Finite
+from choros.consistency.nonfinite import NonFiniteDetector
 from choros.errors import InvalidInputError, RankMismatchError
 from choros.hvd.callback_guards import guarded
 from choros.hvd.context import collectives, rank
 from choros.hvd.fit_consistency import compare
-from choros.hvd.gradient_reduction import Reduction
+from choros.hvd.gradient_reduction import ReductionConfig
 from choros.hvd.rank_shard import Shard
 from choros.hvd.split_step import SplitStep, built
-from choros.training.spec import Tally
+from choros.training.spec import WorkerStats
 from choros.types import Array
 
 _told: list[bool] = []
@@ -54,7 +54,7 @@ def install() -> None:
 def _make_train_function(plain: Any) -> Any:
     @functools.wraps(plain)
     def make_train_function(self: Any, force: bool = False) -> Any:
-        how: Reduction | None = reduction_of(self.optimizer)
+        how: ReductionConfig | None = reduction_of(self.optimizer)
         if how is None or how.idle:
             return plain(self, force)
         if force or not isinstance(self.train_function, SplitStep) or not self.train_function.current:
@@ -70,7 +70,7 @@ def _fit(plain: Any) -> Any:
 
     @functools.wraps(plain)
     def fit(self: Any, *args: Any, **given: Any) -> Any:
-        how: Reduction | None = reduction_of(getattr(self, "optimizer", None))
+        how: ReductionConfig | None = reduction_of(getattr(self, "optimizer", None))
         if how is None or collectives(how.process_set).size == 1:
             return plain(self, *args, **given)
         if how.fitting:
@@ -95,7 +95,7 @@ def _fit(plain: Any) -> Any:
                 flush=True,
             )
         del call["self"]
-        kind = TimedWatch if keras.backend.backend() == "torch" else Watch
+        kind = TimedWatch if keras.backend.backend() == "torch" else ConsistencyCallback
         watch, how.fitting = kind(self, how), True
         try:
             call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
@@ -118,12 +118,12 @@ def pipelines() -> AbstractContextManager[None]:
     return untuned_pipelines()
 
 
-class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Sees that the ranks of a ``fit`` begin with equal weights, end each epoch together, and agree on what follows.
 
     Args:
         model: the model.
-        how: Reduction.
+        how: ReductionConfig.
 
     Raises:
         RankMismatchError: weights or rates differ at the start; weights at an epoch's end; epochs of unequal length;
@@ -131,7 +131,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
             that were not reduced.
     """
 
-    def __init__(self, model: Any, how: Reduction) -> None:
+    def __init__(self, model: Any, how: ReductionConfig) -> None:
         super().__init__()
         self.how, self._calls = how, collectives(how.process_set)
         self._plain = model._get_metrics_result_or_logs
@@ -139,8 +139,8 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self.limits: list[Any] = []
         self._open = self._warned = False
         self._counted = (0, 0)
-        tally = Tally(rank(), host=platform.node())
-        how.finite = Finite(lambda: tally, how.size, model.optimizer, self._held)
+        tally = WorkerStats(rank(), host=platform.node())
+        how.finite = NonFiniteDetector(lambda: tally, how.size, model.optimizer, self._held)
         vars(model)["_get_metrics_result_or_logs"] = self._results
 
     def leave(self) -> None:
@@ -265,7 +265,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
 
-class TimedWatch(Watch):
+class TimedWatch(ConsistencyCallback):
     """Tells the timeline also how long each batch was waited for: on PyTorch Keras reads it, not the split step."""
 
     _asked = 0

@@ -14,8 +14,8 @@ from choros.backends.loss_exactness import check_scales
 from choros.comm.call_signature import SUM_SLOTS
 from choros.comm.collectives import AVERAGE, Op
 from choros.comm.dtypes import dtype_code
-from choros.comm.tracing import Doing
-from choros.consistency.nonfinite import Finite
+from choros.comm.tracing import TracedOperation
+from choros.consistency.nonfinite import NonFiniteDetector
 from choros.errors import CallsDifferError, RankMismatchError
 from choros.hvd.compression import Compression, Compressor, checked, warn_of_bytes
 from choros.hvd.context import collectives
@@ -27,7 +27,7 @@ _END = (SUM_SLOTS, 1, *dtype_code(_FLAG))
 _BATCH, _ENDED, _STOPPED = b"batch", b"ended", b"stopped"  # a rank's answer where not all end their epochs together
 
 
-class Reduction:
+class ReductionConfig:
     """The settings of a ``DistributedOptimizer``, and its count of reductions.
 
     Args:
@@ -43,7 +43,7 @@ class Reduction:
         fitting: bool. True in ``fit``, which sees itself that the ranks' epochs are equally long.
         taken: int. Sets of gradients taken in so far; each is one step of the optimizer.
         made: int. Reductions so far.
-        finite: Finite, which looks at what is summed, or None. at: (epoch, step) that is told then.
+        finite: NonFiniteDetector, which looks at what is summed, or None. at: (epoch, step) that is told then.
         passing: bool. True while gradients that were reduced already pass through the optimizer.
     """
 
@@ -61,7 +61,7 @@ class Reduction:
         self.local: list[Any] = []
         self.local_layers: list[Any] = []
         self.taken = self.made = 0
-        self.finite: Finite | None = None
+        self.finite: NonFiniteDetector | None = None
         self.at = (0, 0)
         self.passing = self.fitting = False
 
@@ -108,7 +108,7 @@ class Reduction:
             self.passing = before
 
 
-class Flat:
+class GradientBuffer:
     """The gradients of one list of variables as one vector of the group's segment.
 
     A rank's slot holds ``[n g ..., n]``: gradients weighted by what its loss divided by, so that the sum over the
@@ -118,14 +118,16 @@ class Flat:
     group refuses both calls, as they differ; every rank then gathers the state of all, and all stop or all raise.
 
     Args:
-        how: Reduction.
+        how: ReductionConfig.
         slices: where each variable lies in the vector.
         local: for each variable, whether it is not reduced.
         name: what the ranks compare before the first reduction, and what warnings and the timeline call it.
         dtype: of the vector.
     """
 
-    def __init__(self, how: Reduction, slices: Sequence[slice], local: Sequence[bool], name: str, dtype: Any) -> None:
+    def __init__(
+        self, how: ReductionConfig, slices: Sequence[slice], local: Sequence[bool], name: str, dtype: Any
+    ) -> None:
         self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
         self.size = slices[-1].stop if slices else 0
         self.name, self._whole, self._ending = name, f"{name} by {how}", f"end of an epoch ({name})"
@@ -221,7 +223,7 @@ class Flat:
             epoch, taken = self.how.at
             self.how.finite.gradient(slot[:-1], weight, epoch, self.how.taken - taken - 1)
         try:
-            with Doing(self.group, "step", self.name, slot.nbytes):
+            with TracedOperation(self.group, "step", self.name, slot.nbytes):
                 summed = self.group.sum_slots(self.size + 1, self.dtype)
         except CallsDifferError as error:
             self._settle(_BATCH, error)
@@ -254,7 +256,7 @@ class Flat:
         slot = self.group.slot(1, _FLAG)
         slot[0] = stopping
         try:
-            with Doing(self.group, "call", self._ending, slot.nbytes):
+            with TracedOperation(self.group, "call", self._ending, slot.nbytes):
                 return bool(self.group.sum_slots(1, _FLAG)[0])
         except CallsDifferError as error:
             self._settle(_STOPPED if stopping else _ENDED, error)
@@ -269,7 +271,7 @@ class Flat:
         """
         if not self.how.fitting or any(call not in (self._step, _END) for call in error.posted):
             raise error
-        with Doing(self.group, "call", self._ending):
+        with TracedOperation(self.group, "call", self._ending):
             states = self.group.gather(state)
         if _STOPPED in states:
             return

@@ -14,7 +14,7 @@ from choros.hvd.collectives import operation
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
 from choros.hvd.custom_loop import attach
-from choros.hvd.gradient_reduction import Reduction
+from choros.hvd.gradient_reduction import ReductionConfig
 
 
 def DistributedOptimizer(
@@ -99,7 +99,7 @@ def DistributedOptimizer(
         )
     if fit_patch.reduction_of(optimizer) is not None:
         raise ValueError(f"{type(optimizer).__name__} is distributed already: wrap it once.")
-    how = Reduction(kind, compression, process_set, every, average_aggregated_gradients, scale_local_gradients)
+    how = ReductionConfig(kind, compression, process_set, every, average_aggregated_gradients, scale_local_gradients)
     attach(optimizer, how)
     fit_patch.install()
     return optimizer

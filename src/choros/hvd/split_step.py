@@ -21,7 +21,7 @@ from choros.comm.collectives import AVERAGE
 from choros.consistency.model_fingerprint import alike
 from choros.errors import InvalidInputError
 from choros.hvd.context import collectives
-from choros.hvd.gradient_reduction import Flat, Reduction
+from choros.hvd.gradient_reduction import GradientBuffer, ReductionConfig
 from choros.hvd.sync_batch_norm import SyncBatchNormalization, weighed
 from choros.types import Array
 
@@ -31,16 +31,16 @@ class SplitStep:
 
     Args:
         model: compiled.
-        how: Reduction.
+        how: ReductionConfig.
 
     Attributes:
         before: functions to call once the model is built, before the first step.
     """
 
-    def __init__(self, model: Any, how: Reduction) -> None:
+    def __init__(self, model: Any, how: ReductionConfig) -> None:
         self.model, self.how = model, how
         self.before: list[Callable[[], None]] = []
-        self.flat: Flat | None = None
+        self.flat: GradientBuffer | None = None
         self._replica: Any = None
         self._logs: Any = {}
         self._tried = False  # True once it is known whether the step goes on with updated weights
@@ -66,7 +66,7 @@ class SplitStep:
         return found
 
     def end(self, stopping: bool) -> bool:
-        """At the end of an epoch's batches; see ``Flat.end``."""
+        """At the end of an epoch's batches; see ``GradientBuffer.end``."""
         if self._stopped or self.flat is None:
             stopping, self._stopped = stopping or self._stopped, False
             return stopping
@@ -175,7 +175,7 @@ class SplitStep:
         self.how.refuse_scales(replica.trainable, local)
         count = f"{len(local)} variables, {replica.size} values, {sum(local)} local"
         name = f"gradients of {alike(self.model.name)} ({count})"
-        self.flat = Flat(self.how, replica.slices, local, name, replica.dtype)
+        self.flat = GradientBuffer(self.how, replica.slices, local, name, replica.dtype)
         self._replica = replica
 
 

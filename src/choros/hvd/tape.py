@@ -11,8 +11,8 @@ from choros.errors import InvalidInputError
 from choros.hvd.collectives import operation
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
-from choros.hvd.custom_loop import Loop
-from choros.hvd.gradient_reduction import Reduction
+from choros.hvd.custom_loop import EagerGradientReducer
+from choros.hvd.gradient_reduction import ReductionConfig
 
 
 def DistributedGradientTape(
@@ -56,9 +56,9 @@ def DistributedGradientTape(
         )
     from choros.hvd.host_ops.tensorflow import reducing
 
-    how = Reduction(operation(op), compression, process_set, scale_local=scale_local_gradients)
+    how = ReductionConfig(operation(op), compression, process_set, scale_local=scale_local_gradients)
     how.local_layers = [] if local_layers is None else list(local_layers)
-    loop = Loop(how, "a tape")
+    loop = EagerGradientReducer(how, "a tape")
 
     def reduce(grads: list[Any], sources: list[Any]) -> list[Any]:
         return grads if how.idle else loop.reduce(grads, sources)[1]

@@ -12,14 +12,14 @@ from typing import Any
 from choros.cluster import Place, Slots, is_this_machine, parse_slots, read_hostfile
 from choros.cluster.hardware import plan, usable_cores, variables
 from choros.errors import InvalidInputError
-from choros.launch.process.child_process import Ended
+from choros.launch.process.child_process import ExitStatus
 from choros.launch.process.rank_output import Output
-from choros.launch.process.rank_supervisor import GRACE, Outcome
+from choros.launch.process.rank_supervisor import GRACE, JobResult
 from choros.launch.process.rank_supervisor import run as run_ranks
 
 
 @dataclass(frozen=True)
-class Wish:
+class LaunchOptions:
     """The options for starting a job's ranks.
 
     Attributes:
@@ -42,7 +42,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Part:
+class HostShare:
     """The ranks of a job that are on this host.
 
     Attributes:
@@ -58,7 +58,7 @@ class Part:
     node: int = 0
     nodes: int = 1
     variables: Mapping[str, str] | None = None
-    on_failure: Callable[[Ended], None] | None = None
+    on_failure: Callable[[ExitStatus], None] | None = None
     share: Sequence[int] = (0, 1)
 
 
@@ -128,14 +128,14 @@ def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here:
 
 def start(
     command: Sequence[str],
-    wish: Wish,
+    wish: LaunchOptions,
     *,
     own: Sequence[Mapping[str, str]] | None = None,
     own_fds: Sequence[Sequence[int]] | None = None,
     announce: bool = True,
     verbose: bool = False,
-    part: Part | None = None,
-) -> Outcome:
+    part: HostShare | None = None,
+) -> JobResult:
     """Run a command as the ranks of a job: each with its place, its cores, its threads, and the group of all.
 
     Args:
@@ -153,7 +153,7 @@ def start(
     Raises:
         InvalidInputError: a wish that cannot be met; nothing was started.
     """
-    size, part = wish.size, part or Part(total=wish.size)
+    size, part = wish.size, part or HostShare(total=wish.size)
     which, shares = part.share
     bindings = plan(max(size, shares), wish.threads, wish.bind)[which : which + size]
     # what the user exported holds, unless threads are asked for
@@ -246,7 +246,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(int(value)) if value == int(value) else str(value)
 
 
-def horovod_place(rank: int, size: int, part: Part) -> dict[str, str]:
+def horovod_place(rank: int, size: int, part: HostShare) -> dict[str, str]:
     """The place under Horovod's names, which scripts read before they import anything."""
     place = {"RANK": part.first + rank, "SIZE": part.total, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
     place |= {"CROSS_RANK": part.node, "CROSS_SIZE": part.nodes}

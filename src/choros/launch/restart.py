@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable
 
 from choros.errors import AGAIN
-from choros.launch.process.rank_supervisor import Outcome
+from choros.launch.process.rank_supervisor import JobResult
 
 TURN = "CHOROS_RESTART"  # tells ranks how often their job was started before
 
 
-def again(start: Callable[[dict[str, str]], Outcome], restarts: int) -> Outcome:
+def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobResult:
     """Start a job, and start it again when it fails; not when this process was sent a signal, or the ranks were.
 
     Args:
@@ -23,7 +23,7 @@ def again(start: Callable[[dict[str, str]], Outcome], restarts: int) -> Outcome:
 
     Example:
         >>> told = []
-        >>> again(lambda more: told.append(more) or Outcome(len(told) % 3), 5), told[-1]
+        >>> again(lambda more: told.append(more) or JobResult(len(told) % 3), 5), told[-1]
         (Outcome(code=0, signal=0, failed=()), {'CHOROS_RESTART': '2'})
     """
     for turn in range(restarts + 1):

@@ -13,10 +13,10 @@ from choros.cluster.hardware import physical_cores
 from choros.errors import InvalidInputError, WorkerFailedError
 from choros.launch.call_io import create, read_answer, read_value, write_call
 from choros.launch.horovod_options import answers
-from choros.launch.local_job import Wish, check_outside, horovod_variables, size_of, start
+from choros.launch.local_job import LaunchOptions, check_outside, horovod_variables, size_of, start
 from choros.launch.process.child_process import python_variables
 from choros.launch.process.failure_report import failure, is_echo
-from choros.launch.process.rank_supervisor import Outcome
+from choros.launch.process.rank_supervisor import JobResult
 
 
 def run(
@@ -93,7 +93,7 @@ def run(
         )
     for line in answers(horovod):
         print(f"choros.run: {line}", file=sys.stderr, flush=True)
-    wish = Wish(
+    wish = LaunchOptions(
         size,
         threads,
         bind,
@@ -135,7 +135,7 @@ def _size(asked: int | None, hosts: str | None, hostfile: str | None) -> int:
     return size_of(asked, hosts, hostfile) or min(4, len(physical_cores()))
 
 
-def _results(outcome: Outcome, memories: Sequence[int]) -> list[Any]:
+def _results(outcome: JobResult, memories: Sequence[int]) -> list[Any]:
     """Return what the ranks returned, or raise the error that ended them."""
     if outcome.signal:
         signal.raise_signal(outcome.signal)  # now that the ranks have ended, what it does to this process
@@ -148,7 +148,7 @@ def _results(outcome: Outcome, memories: Sequence[int]) -> list[Any]:
     raise _failure(outcome, [answer for answer, _ in told])
 
 
-def _failure(outcome: Outcome, told: Sequence[dict[str, Any]]) -> WorkerFailedError:
+def _failure(outcome: JobResult, told: Sequence[dict[str, Any]]) -> WorkerFailedError:
     """The error of the rank that is to blame: not of one that only lost another."""
     events = []
     for rank, ended, output in outcome.failed:

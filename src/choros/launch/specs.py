@@ -28,7 +28,7 @@ from choros.launch.ssh.launcher import SSH
 _GRACE = 15.0  # seconds that `choros run` may take to end its ranks
 
 
-class Started:
+class LaunchedJob:
     """A ``choros run`` that is under way.
 
     Args:
@@ -91,13 +91,13 @@ class Launcher(Protocol):
         """Return the number of ranks that fit; None if it is not known."""
         ...
 
-    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: How) -> Started:
+    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
         """Start them, each with these variables too."""
         ...
 
 
 @dataclass(frozen=True)
-class How:
+class LaunchPreferences:
     """The requirements of a ``Trainer`` for the launch of its ranks.
 
     Attributes:
@@ -126,13 +126,13 @@ class _Run:
         """Return the number of ranks that fit, the slots of the hosts; None if no hosts were given."""
         return sum(count for _, count in parse_slots(self.hosts)) if self.hosts else None
 
-    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: How) -> Started:
+    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
         """Start the ranks."""
         words = [sys.executable, "-m", "choros", "run", "-n", str(ranks), *self.options()]
         words += ["--threads", str(how.threads)] if how.threads else []
         words += [] if how.bind else ["--no-bind"]
         words += ["--network", how.network] if how.network else []
-        return Started([*words, "-m", module], {**os.environ, **python_variables(), **environ})
+        return LaunchedJob([*words, "-m", module], {**os.environ, **python_variables(), **environ})
 
     @property
     def here(self) -> bool:
@@ -194,7 +194,7 @@ class Srun(_Run):
         told = os.environ.get("SLURM_NTASKS", "")
         return super().size() or (int(told) if told.isdecimal() else None)
 
-    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: How) -> Started:
+    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
         """Start the ranks, where there is a SLURM."""
         find_launcher("srun")
         return super().start(module, ranks, environ, how)

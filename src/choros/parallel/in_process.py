@@ -17,12 +17,12 @@ from choros.trainer import Trainer
 from choros.training.executors import in_job
 from choros.training.model_io.serialization import PackedModel, pack_model
 from choros.training.run_record import RunRecord
-from choros.training.spec import Plan
+from choros.training.spec import FitRequest
 from choros.training.worker.setup import build_replica, several_models
 from choros.types import Batch
 
 
-class Here(Trainer):
+class InProcessTrainer(Trainer):
     """Trains a model over devices of this process, and keeps what was compiled for it.
 
     Args:
@@ -46,7 +46,7 @@ class Here(Trainer):
         self.ready(sample)
         return bound
 
-    def _train(self, plan: Plan) -> RunRecord:
+    def _train(self, plan: FitRequest) -> RunRecord:
         try:
             return in_job.fit(plan, 0, self.replica)
         except BaseException:

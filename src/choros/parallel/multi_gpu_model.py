@@ -10,7 +10,7 @@ import numpy as np
 from choros.backends.devices import choose_devices
 from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
 from choros.errors import InvalidInputError
-from choros.parallel.in_process import Here
+from choros.parallel.in_process import InProcessTrainer
 from choros.training.validation import check_model
 from choros.training.worker.setup import several_models
 from choros.types import Batch
@@ -73,7 +73,7 @@ class ModelMGPU:
         if len(self.devices) < 2:
             raise InvalidInputError(f"devices={self.devices}: give two or more, or train the serial model itself.")
         self.enqueue = enqueue
-        self._trainer: Here | None = None
+        self._trainer: InProcessTrainer | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "serial":  # not there yet: a copy is being made
@@ -194,10 +194,10 @@ class ModelMGPU:
         """Predict one batch."""
         return self.predict(x, len(_first(x)))
 
-    def _here(self) -> Here:
+    def _here(self) -> InProcessTrainer:
         if self._trainer is None:
             check_model(self.serial)
-            self._trainer = Here(self.serial, self.devices)
+            self._trainer = InProcessTrainer(self.serial, self.devices)
         return self._trainer
 
     def _batches(self, source: Source, batch_size: int | None, steps: int | None) -> Iterator[Batch]:

@@ -6,12 +6,12 @@ import threading
 
 import numpy as np
 
-from choros.algorithms import Algorithm, Meeting
+from choros.algorithms import Algorithm, ExchangeInfo
 from choros.param_server.blocks import blocks
 from choros.types import Array
 
 
-class MemoryCentre:
+class InMemoryParameterServer:
     """A parameter server in this process: the center, the algorithm's state, a lock, and a count of merges.
 
     Args:
@@ -26,7 +26,7 @@ class MemoryCentre:
 
     Example:
         >>> from choros.algorithms import DynSGD
-        >>> centre = MemoryCentre(DynSGD(), np.zeros(1), workers=2)
+        >>> centre = InMemoryParameterServer(DynSGD(), np.zeros(1), workers=2)
         >>> first, second = centre.at(0), centre.at(1)
         >>> first.exchange(np.ones(1), np.zeros(1), 8, np.zeros(0))
         0
@@ -44,7 +44,7 @@ class MemoryCentre:
         self._lock = threading.Lock()
         self._blocks = blocks(algorithm, centre.size)
 
-    def at(self, rank: int) -> Seat:
+    def at(self, rank: int) -> InMemoryClient:
         """Return the handle through which one worker uses the center.
 
         Raises:
@@ -52,14 +52,14 @@ class MemoryCentre:
         """
         if not 0 <= rank < self.workers:
             raise ValueError(f"rank {rank} of a centre for {self.workers} workers: give 0 to {self.workers - 1}.")
-        return Seat(self, rank)
+        return InMemoryClient(self, rank)
 
     def exchange(self, rank: int, local: Array, seen: Array, window: int, others: Array) -> int:
         """Exchange with worker ``rank``. Change ``local``, ``others`` and (if it is used) ``seen`` in place."""
         algorithm, before = self.algorithm, self.algorithm.shows == "before"
         with self._lock:
             staleness = self.clock - self._last_exchange[rank]
-            meeting = Meeting(1, staleness, rank)
+            meeting = ExchangeInfo(1, staleness, rank)
             for part in self._blocks:
                 old, held = self.centre[part], tuple(vector[part] for vector in self.memory)
                 message = algorithm.propose(local[part], seen[part], window)
@@ -88,10 +88,10 @@ class MemoryCentre:
             return self.clock
 
 
-class Seat:
-    """One worker's handle to a ``MemoryCentre``. It implements ``choros.comm.group.Centre``."""
+class InMemoryClient:
+    """One worker's handle to a ``InMemoryParameterServer``. It implements ``choros.comm.group.ParameterServer``."""
 
-    def __init__(self, centre: MemoryCentre, rank: int) -> None:
+    def __init__(self, centre: InMemoryParameterServer, rank: int) -> None:
         self._centre, self._rank = centre, rank
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:

@@ -4,8 +4,8 @@ The head (``choros.comm.shm.group_header``) has the sizes, the commit word and t
 headers of 64-bit words, of which the commit word's last bit chooses one: the clock; how often the centre was set; for
 the centre, the moving statistics and each memory vector, which of its two buffers counts; the clock that each rank last
 saw; how often each rank contributed; where each rank was then. Then the vectors, two buffers each, on pages of their
-own. Last, for each rank, what it has yet to bring (``SharedCentre.leave``): a few words, then a message and the moving
-statistics, which take memory only once they are written.
+own. Last, for each rank, what it has yet to bring (``SharedMemoryParameterServer.leave``): a few words, then a message
+and the moving statistics, which take memory only once they are written.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from choros.comm.group import Rule
 from choros.comm.shm.segment import Segment, align
 from choros.errors import InvalidInputError
 from choros.param_server import layout as at
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
 _PAGE = 4096
@@ -39,7 +39,7 @@ class Served:
         return local
 
 
-def answers(centre: SharedCentre) -> Segment:
+def answers(centre: SharedMemoryParameterServer) -> Segment:
     """Make the segment in which a server keeps the last answer to each rank; those that never ask take no memory.
 
     Args:
@@ -48,13 +48,13 @@ def answers(centre: SharedCentre) -> Segment:
     return Segment.create(centre.workers * _rooms(centre)[1], "choros-answers")
 
 
-def _rooms(centre: SharedCentre) -> tuple[int, int]:
+def _rooms(centre: SharedMemoryParameterServer) -> tuple[int, int]:
     """Return the bytes of what is shown, and of that and the moving statistics, in whole pages."""
     shown, mean = (align(vector.nbytes, _PAGE) for vector in centre.blank())
     return shown, max(shown + mean, _PAGE)
 
 
-class ServedCentre(SharedCentre):
+class ParameterShard(SharedMemoryParameterServer):
     """The centre's part, held with the rank of a worker that is elsewhere and keeps its own counts.
 
     Args:

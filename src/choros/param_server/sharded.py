@@ -16,14 +16,14 @@ import numpy as np
 from choros.comm.dtypes import blocks
 from choros.comm.group import Rule
 from choros.errors import ChorosError, InvalidInputError
-from choros.param_server.shared_memory import BLOCK, SharedCentre
+from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
 from choros.types import Array, aligned
 
 _NONE = np.zeros(0, np.float32)
 
 
-class Line(Protocol):
-    """The interface of a connection to a host: ``choros.comm.tcp.reconnecting_client.Lasting``."""
+class ShardConnection(Protocol):
+    """The interface of a connection to a host: ``choros.comm.tcp.reconnecting_client.ReconnectingClient``."""
 
     timeout: Any
 
@@ -47,7 +47,7 @@ class Line(Protocol):
 class _Far:
     """A part that another host has, and what this worker knows of it, which it says with each exchange."""
 
-    def __init__(self, part: slice, line: Line) -> None:
+    def __init__(self, part: slice, line: ShardConnection) -> None:
         self.part, self.line = part, line
         self.sent = self.clock = self.times_set = 0
         self.message, self.fresh = _NONE, True
@@ -64,13 +64,13 @@ class _Far:
         self.fresh = self.fresh and "taken" not in head
 
 
-class ShardedCentre:
-    """One worker's hold on a centre of which other hosts have parts; implements ``choros.comm.group.Centre``.
+class ShardedParameterServer:
+    """One worker's hold on a centre of which other hosts have parts; implements ``choros.comm.group.ParameterServer``.
 
     Args:
         rule: Rule. The algorithm.
-        parts: for each part, its slice of the vector, and who has it: a SharedCentre of this host, or the Line to
-            another. The moving statistics belong to the first.
+        parts: for each part, its slice of the vector, and its server: a SharedMemoryParameterServer of this host, or a
+            ShardConnection to another host. The moving statistics belong to the first.
 
     Attributes:
         timeout: float. Seconds to wait for an answer or a lock.
@@ -79,11 +79,17 @@ class ShardedCentre:
     Example: see ``tests/transport/test_sharded_centre.py``.
     """
 
-    def __init__(self, rule: Rule, parts: Sequence[tuple[slice, SharedCentre | Line]]) -> None:
+    def __init__(
+        self, rule: Rule, parts: Sequence[tuple[slice, SharedMemoryParameterServer | ShardConnection]]
+    ) -> None:
         self._rule = rule
-        self._near = [(i, part, at) for i, (part, at) in enumerate(parts) if isinstance(at, SharedCentre)]
-        self._far = [(i, _Far(part, at)) for i, (part, at) in enumerate(parts) if not isinstance(at, SharedCentre)]
-        self._all: list[SharedCentre | Line] = [at for _, at in parts]
+        self._near = [
+            (i, part, at) for i, (part, at) in enumerate(parts) if isinstance(at, SharedMemoryParameterServer)
+        ]
+        self._far = [
+            (i, _Far(part, at)) for i, (part, at) in enumerate(parts) if not isinstance(at, SharedMemoryParameterServer)
+        ]
+        self._all: list[SharedMemoryParameterServer | ShardConnection] = [at for _, at in parts]
         self.place = 0
         if len(parts) > 1 and not rule.elementwise:
             raise InvalidInputError(f"{type(rule).__name__} looks at the whole vector: its centre cannot be divided.")
@@ -94,7 +100,7 @@ class ShardedCentre:
         return f"a centre divided among {len(self._all)} hosts" if len(self._all) > 1 else "a centre on the first host"
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
-        """Propose, merge and adopt; the first part's staleness. See ``SharedCentre.exchange``."""
+        """Propose, merge and adopt; the first part's staleness. See ``SharedMemoryParameterServer.exchange``."""
         staleness = 0
         for i, far in self._far:
             message = self._propose(far, local[far.part], seen[far.part], window)
@@ -111,7 +117,7 @@ class ShardedCentre:
         return staleness
 
     def leave(self, local: Array, seen: Array, window: int, others: Array) -> None:
-        """Leave what an exchange now would bring, for ``trial``. See ``SharedCentre.leave``."""
+        """Leave what an exchange now would bring, for ``trial``. See ``SharedMemoryParameterServer.leave``."""
         for i, far in self._far:
             message = self._propose(far, local[far.part], seen[far.part], window)
             far.line.tell({"op": "pending", "window": window, **far.counts()}, [message, _mine(i, others)])
@@ -120,7 +126,7 @@ class ShardedCentre:
         self._heard()
 
     def trial(self, out: Array, others: Array) -> None:
-        """Copy out the centre with what all workers have left. See ``SharedCentre.trial``."""
+        """Copy out the centre with what all workers have left. See ``SharedMemoryParameterServer.trial``."""
         for _, far in self._far:
             far.line.tell({"op": "trial"})
         for i, part, centre in self._near:

@@ -12,12 +12,12 @@ import numpy as np
 
 from choros.errors import PeerLostError
 from choros.param_server import layout, snapshot
-from choros.param_server.sharded import ShardedCentre
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.sharded import ShardedParameterServer
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
 
-def take(centre: ShardedCentre) -> tuple[Array, list[Array]]:
+def take(centre: ShardedParameterServer) -> tuple[Array, list[Array]]:
     """Return copies of the first part's header, and of all parts' vectors put together; rank 0 calls.
 
     Raises:
@@ -36,7 +36,7 @@ def take(centre: ShardedCentre) -> tuple[Array, list[Array]]:
     return first, whole
 
 
-def put(centre: ShardedCentre, header: Array, vectors: list[Array]) -> None:
+def put(centre: ShardedParameterServer, header: Array, vectors: list[Array]) -> None:
     """Go on from what ``take`` gave, on so many hosts as there are now; rank 0 calls, before any worker exchanges."""
     vector, others, *memory = vectors
     for _, far in centre._far:
@@ -46,13 +46,13 @@ def put(centre: ShardedCentre, header: Array, vectors: list[Array]) -> None:
     centre._heard()
 
 
-def begin_at(centre: ShardedCentre, epoch: int, batch: int) -> None:
+def begin_at(centre: ShardedParameterServer, epoch: int, batch: int) -> None:
     """Say of all workers, before they exchange, where they begin; rank 0 calls."""
     for _, _, near in centre._near:
         snapshot.begin_at(near, epoch, batch)
 
 
-def place_of(centre: ShardedCentre, rank: int) -> tuple[int, int] | None:
+def place_of(centre: ShardedParameterServer, rank: int) -> tuple[int, int] | None:
     """Return where a worker was at its last exchange, as the first part knows."""
     for i, far in centre._far:
         if i == 0:
@@ -60,7 +60,7 @@ def place_of(centre: ShardedCentre, rank: int) -> tuple[int, int] | None:
     return snapshot.place_of(centre._near[0][2], rank)
 
 
-def look_again(centre: ShardedCentre) -> None:
+def look_again(centre: ShardedParameterServer) -> None:
     """Take up, as a worker that has yet to exchange, what was put into the centre after it had come."""
     for _, far in centre._far:
         far.line.tell({"op": "look again"})
@@ -71,7 +71,7 @@ def look_again(centre: ShardedCentre) -> None:
 
 
 def answer(
-    centre: SharedCentre, head: dict[str, Any], arrays: list[Array]
+    centre: SharedMemoryParameterServer, head: dict[str, Any], arrays: list[Array]
 ) -> tuple[dict[str, Any], list[Array]] | None:
     """Answer one question of the functions above, by the host that has the part; None where it is none of theirs."""
     if head["op"] == "take":

@@ -34,16 +34,16 @@ _OPTIMISTIC = 3
 _WRITES = 1.0  # seconds in which a worker has written what it leaves
 
 
-class Meeting(NamedTuple):
-    """The arguments of a rule's merge: the fields of ``choros.algorithms.base.Meeting``."""
+class ExchangeInfo(NamedTuple):
+    """The arguments of a rule's merge: the fields of ``choros.algorithms.base.ExchangeInfo``."""
 
     workers: int = 1
     staleness: int = 0
     sender: int = 0
 
 
-class SharedCentre:
-    """One worker's (or a controller's) hold on the centre; implements ``choros.comm.group.Centre``.
+class SharedMemoryParameterServer:
+    """One worker's (or a controller's) hold on the centre; implements ``choros.comm.group.ParameterServer``.
 
     Args:
         segment_or_fd: Segment, or the int of an inherited descriptor, which this object then owns.
@@ -68,8 +68,8 @@ class SharedCentre:
         ...     def merge(self, centre, message, meeting, memory): return centre + message, memory
         ...     def adopt(self, local, shown): return shown
         >>> none = np.zeros(0)
-        >>> segment = SharedCentre.create(np.zeros(3), none, (), workers=2)
-        >>> one, two = SharedCentre(segment, Downpour(), 0), SharedCentre(segment, Downpour(), 1)
+        >>> segment = SharedMemoryParameterServer.create(np.zeros(3), none, (), workers=2)
+        >>> one, two = (SharedMemoryParameterServer(segment, Downpour(), rank) for rank in (0, 1))
         >>> one.exchange(np.full(3, 5.0), np.zeros(3), 1, none)
         0
         >>> local, seen = np.full(3, 1.0), np.zeros(3)
@@ -89,7 +89,7 @@ class SharedCentre:
         timeout: float = 300.0,
         *,
         spin: float = SPIN,
-        meeting: Callable[..., Any] = Meeting,
+        meeting: Callable[..., Any] = ExchangeInfo,
     ) -> None:
         self._segment, self._owned = open_stamped(segment_or_fd, CENTRE)
         self._words = self._segment.words

@@ -7,7 +7,7 @@ twice, and leaves nothing out.
 from __future__ import annotations
 
 from choros.param_server import layout as at
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
 
@@ -26,19 +26,19 @@ def place(word: int) -> tuple[int, int] | None:
     return divmod(word - 1, 1 << 32) if word else None
 
 
-def place_of(centre: SharedCentre, rank: int) -> tuple[int, int] | None:
+def place_of(centre: SharedMemoryParameterServer, rank: int) -> tuple[int, int] | None:
     """Return where a worker was at its last exchange."""
     own = centre._place_at - (centre.rank or 0) + rank
     return place(int(centre._header()[own]))
 
 
-def begin_at(centre: SharedCentre, epoch: int, batch: int) -> None:
+def begin_at(centre: SharedMemoryParameterServer, epoch: int, batch: int) -> None:
     """Say of all workers, before they exchange, where they begin."""
     first = centre._place_at - (centre.rank or 0)
     centre._header()[first : first + centre.workers] = word(epoch, batch)
 
 
-def take(centre: SharedCentre) -> tuple[Array, list[Array]]:
+def take(centre: SharedMemoryParameterServer) -> tuple[Array, list[Array]]:
     """Return copies of the header, and of the centre, the moving statistics and the rule's memory, by whoever holds it.
 
     Raises:
@@ -50,7 +50,7 @@ def take(centre: SharedCentre) -> tuple[Array, list[Array]]:
     return header, vectors
 
 
-def put(centre: SharedCentre, header: Array, vectors: list[Array]) -> None:
+def put(centre: SharedMemoryParameterServer, header: Array, vectors: list[Array]) -> None:
     """Go on from what ``take`` gave, before any worker exchanges."""
     for pair, vector in zip(centre._buffers, vectors, strict=True):
         pair[0][:] = vector
@@ -60,12 +60,12 @@ def put(centre: SharedCentre, header: Array, vectors: list[Array]) -> None:
     centre._set = int(own[at.SET])
 
 
-def look_again(centre: SharedCentre) -> None:
+def look_again(centre: SharedMemoryParameterServer) -> None:
     """Take up, as a worker that has yet to exchange, what was put into the centre after it had come."""
     centre._sent = int(centre._header()[centre._sent_at])
     centre._set = int(centre._header()[at.SET])
 
 
-def holder(centre: SharedCentre) -> int:
+def holder(centre: SharedMemoryParameterServer) -> int:
     """Return the rank that holds the lock, or held it when it died; -1 where none does."""
     return int(centre._words[at.HELD]) - 1

@@ -20,10 +20,10 @@ from typing import Any
 import choros
 from choros.cluster.hardware.network_address import addresses, own_address
 from choros.comm.bootstrap.rendezvous import Rendezvous, come, ports
-from choros.comm.tcp.auth_socket import Door
+from choros.comm.tcp.auth_socket import AuthListener
 from choros.errors import InvalidDataError, InvalidInputError, PeerLostError
 from choros.spark.feature_columns import Columns
-from choros.spark.row_store import Data, Form, Spill, agree, local_folder
+from choros.spark.row_store import Data, Form, RowStore, agree, local_folder
 from choros.spark.task_errors import report, translate
 from choros.spark.task_process import hold_back, same_version
 from choros.spark.task_slots import choose_workers, is_connect
@@ -159,11 +159,11 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
             f"The frame has {len(hosts)} partitions, but there are {plan.size} workers: they must agree."
         )
     address = _address(hosts, rank)
-    spill = Spill(plan.columns, local_folder(rank))
+    spill = RowStore(plan.columns, local_folder(rank))
     wrong: BaseException | None = None
     with ExitStack() as held:
         held.callback(spill.close)
-        door = None if rank else held.enter_context(Door("", plan.secret, ports(plan.secret)))
+        door = None if rank else held.enter_context(AuthListener("", plan.secret, ports(plan.secret)))
         place = f"{address if door else hosts[0]}:{','.join(map(str, ports(plan.secret)))}"
 
         def swap(own: bytes) -> list[bytes]:
@@ -198,7 +198,7 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
         return plan.work(task) or b""
 
 
-def _validating(plan: _Plan, spill: Spill) -> int:
+def _validating(plan: _Plan, spill: RowStore) -> int:
     return spill.data({}, True).rows if plan.columns.marked else 0
 
 

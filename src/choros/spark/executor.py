@@ -13,19 +13,19 @@ from choros.errors import InvalidInputError, WorkerFailedError
 from choros.pickling import dumps
 from choros.spark import barrier
 from choros.spark.feature_columns import Columns
-from choros.spark.task_data import Held, Sent
+from choros.spark.task_data import BroadcastData, PartitionRows
 from choros.spark.task_errors import Cancelled
 from choros.spark.task_process import keras_here
 from choros.spark.task_slots import is_connect
-from choros.spark.train_task import Rank, results
+from choros.spark.train_task import TrainTask, results
 from choros.training.async_control.best_member import best_of
-from choros.training.callback_runner import Conductor
-from choros.training.executors.callback_server import Line, Told
-from choros.training.executors.restart_policy import Mender
+from choros.training.callback_runner import CallbackRunner
+from choros.training.executors.callback_server import CallbackServer, Told
+from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.model_io.serialization import copy_model
 from choros.training.payload import put, shown
 from choros.training.run_record import RunRecord
-from choros.training.spec import Job, Plan, Tally
+from choros.training.spec import FitConfig, FitRequest, WorkerStats
 
 
 @dataclass
@@ -36,10 +36,10 @@ class _Attempt:
     error: BaseException | None = None
 
 
-class _Spoken(Line):
+class _Spoken(CallbackServer):
     """The driver's end of the line to rank 0."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: FitRequest) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
 
     def tell(self, what: str, rank: int) -> Told:
@@ -48,7 +48,7 @@ class _Spoken(Line):
 
 
 @dataclass(frozen=True)
-class Stage:
+class SparkExecutor:
     """One run.
 
     Raises:
@@ -67,9 +67,9 @@ class Stage:
         echo: bool. Whether what the tasks print is shown here.
     """
 
-    plan: Plan
+    plan: FitRequest
     session: Any
-    rows: Held | Sent
+    rows: PartitionRows | BroadcastData
     frame: Any
     columns: Columns
     partitioned: bool = False
@@ -88,7 +88,7 @@ class Stage:
         Raises:
             WorkerFailedError: a task failed, and there was no restart left; the model's weights are as they were.
         """
-        plan, mender = self.plan, Mender(self.max_restarts, self.plan.job.workers)
+        plan, mender = self.plan, RestartPolicy(self.max_restarts, self.plan.job.workers)
         job = replace(plan.job, whole_epochs=mender.left > 0)
         given = to_host(plan.model.variables)
         line = _Spoken(plan)
@@ -117,14 +117,14 @@ class Stage:
         record, models = self._result(found)
         return replace(record, restarts=tuple(mender.done)), models
 
-    def _rank(self, job: Job, home: dict[str, Any], line: Line) -> Rank:
+    def _rank(self, job: FitConfig, home: dict[str, Any], line: CallbackServer) -> TrainTask:
         plan = self.plan
         if line.latest:
             put(plan.model, line.latest)
         callbacks = None
         with suppress(Exception):  # of an object's own __reduce__: then they run in this process only
             callbacks = dumps(plan.conductor.user)
-        return Rank(
+        return TrainTask(
             job.json(),
             plan.written,
             keras_here(),
@@ -137,7 +137,7 @@ class Stage:
             self.echo,
         )
 
-    def _attempt(self, work: Rank, line: Line) -> list[bytes]:
+    def _attempt(self, work: TrainTask, line: CallbackServer) -> list[bytes]:
         """Run the stage in a thread, and the callbacks here meanwhile."""
         stage, tag = _Attempt(), f"choros-{secrets.token_hex(4)}"
 
@@ -192,11 +192,11 @@ class Stage:
             _tell(conductor)
         else:
             conductor.end()
-        tallied = [Tally(**one) for one in tallies]
+        tallied = [WorkerStats(**one) for one in tallies]
         return RunRecord.of(plan.algorithm, plan.job.meet, tallied, 0.0, losses, told["met"]), models
 
 
-def _tell(conductor: Conductor) -> None:
+def _tell(conductor: CallbackRunner) -> None:
     """Show the epochs where a progress bar was wished, but the tasks did not reach this process."""
     import keras
 

@@ -24,7 +24,7 @@ Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ColumnSpec:
     """One array of a model's input or target, and the columns that it is made of.
 
     Attributes:
@@ -59,7 +59,7 @@ class Columns:
         marked: bool. Whether the column ``MARK`` says which rows validate.
     """
 
-    leaves: dict[str, Leaf]
+    leaves: dict[str, ColumnSpec]
     x: Any
     y: Any = None
     weight: Any = None
@@ -70,7 +70,7 @@ class Columns:
 class _Maker:
     frame: Any
     floatx: str
-    leaves: dict[str, Leaf] = field(default_factory=dict)
+    leaves: dict[str, ColumnSpec] = field(default_factory=dict)
     made: list[Any] = field(default_factory=list)
 
     def nested(self, asked: Any, letter: str, shapes: Sequence[tuple[str, Shape]] | None, what: str) -> Any:
@@ -104,7 +104,7 @@ class _Maker:
         else:
             kind, made = "list", self.together(columns, what)
         fixed = tuple(int(size) for size in shape if size) if shape is not None and all(shape) else None
-        self.leaves[name] = Leaf(name, columns, kind, fixed)
+        self.leaves[name] = ColumnSpec(name, columns, kind, fixed)
         self.made.append(made.alias(name))
         return name
 

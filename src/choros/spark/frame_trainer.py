@@ -10,14 +10,14 @@ from choros.cluster import Place
 from choros.data import serialization
 from choros.data.partitioned_source import template
 from choros.errors import InvalidDataError, InvalidInputError
-from choros.spark.executor import Stage
+from choros.spark.executor import SparkExecutor
 from choros.spark.feature_columns import Columns
-from choros.spark.row_store import Spill, local_folder
-from choros.spark.task_data import Held
+from choros.spark.row_store import RowStore, local_folder
+from choros.spark.task_data import PartitionRows
 from choros.spark.task_slots import choose_workers
 from choros.trainer import Trainer
 from choros.training.run_record import RunRecord
-from choros.training.spec import Plan
+from choros.training.spec import FitRequest
 from choros.types import Batch
 
 _FIRST = 32  # rows that the driver looks at
@@ -38,7 +38,7 @@ class Frame:
         self.frame, self.columns = frame, columns
         from choros.spark.pyarrow import few, refuse_large_batches
 
-        spill = Spill(columns, local_folder(0))
+        spill = RowStore(columns, local_folder(0))
         try:
             rows = few(frame.limit(_FIRST))
             refuse_large_batches(frame.sparkSession, rows)
@@ -112,12 +112,12 @@ class FrameTrainer(Trainer):
     def _apart(self) -> bool:
         return True
 
-    def _train(self, plan: Plan) -> RunRecord:
+    def _train(self, plan: FitRequest) -> RunRecord:
         frame = plan.source
-        stage = Stage(
+        stage = SparkExecutor(
             plan,
             self.session,
-            Held(serialization.flat(frame.first)),
+            PartitionRows(serialization.flat(frame.first)),
             frame.frame,
             frame.columns,
             self.partitioned,

@@ -75,17 +75,17 @@ class Spark:
         """Train on the cluster; returns the record of the run, and the members of an Ensemble.
 
         Args:
-            plan: choros.training.spec.Plan, its job knowing where the parts of its sources are.
-            cargo: choros.training.executors.local.Cargo.
-            how: choros.launch.specs.How.
+            plan: choros.training.spec.FitRequest, its job knowing where the parts of its sources are.
+            cargo: choros.training.executors.local.FitPayload.
+            how: choros.launch.specs.LaunchPreferences.
 
         Raises:
             InvalidInputError: more data than Spark takes along, or what ``choros.spark.barrier.run`` says.
             WorkerFailedError: a task failed, and there was no restart left; the model's weights are as they were.
         """
-        from choros.spark.executor import Stage
+        from choros.spark.executor import SparkExecutor
         from choros.spark.feature_columns import normalise
-        from choros.spark.task_data import Sent
+        from choros.spark.task_data import BroadcastData
         from choros.spark.task_slots import is_connect
 
         most = _CONNECT if is_connect(self.session) else _CLASSIC
@@ -98,8 +98,8 @@ class Spark:
         workers = plan.job.workers
         one_each = self.session.range(0, workers, 1, workers)
         frame, columns = normalise(one_each, "id")
-        rows = Sent(cargo.arrays, cargo.blobs, plan.job.seed)
-        stage = Stage(
+        rows = BroadcastData(cargo.arrays, cargo.blobs, plan.job.seed)
+        stage = SparkExecutor(
             plan, self.session, rows, frame, columns, True, self.profile, self.max_restarts, how.network, how.echo
         )
         return stage.run()

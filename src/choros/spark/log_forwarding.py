@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from choros.comm.tcp.auth_socket import dial
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError
 
 _DIAL = 5.0  # seconds to reach home for
@@ -34,11 +34,11 @@ class _Tee:
         return getattr(self._stream, name)
 
 
-class Saying:
+class LogForwarder:
     """While it is entered, what this process prints is also sent to the caller.
 
     Args:
-        home: where the caller is, as ``choros.training.executors.callback_server.Line.opened`` gives it.
+        home: where the caller is, as ``choros.training.executors.callback_server.CallbackServer.opened`` gives it.
         rank: int. Whose lines they are.
     """
 
@@ -61,7 +61,7 @@ class Saying:
         hello = {"rank": self.rank, "host": os.uname().nodename}
         with suppress(ChorosError):
             end = dial(self.home["place"], bytes.fromhex(self.home["secret"]), hello, _DIAL)
-            line = Channel(end, "The driver", self.home["timeout"])
+            line = RpcConnection(end, "The driver", self.home["timeout"])
             while (text := self._lines.get()) is not None:
                 line.ask({"said": text})
             line.close()

@@ -16,7 +16,7 @@ from choros.errors import InvalidInputError
 from choros.spark.feature_columns import check_frame, letters, normalise, quoted
 from choros.spark.ml_persistence import KerasReader, KerasWriter, written
 from choros.spark.params import ColumnParams
-from choros.spark.predict import Order, answer, predict
+from choros.spark.predict import PredictTask, answer, predict
 from choros.spark.prediction_columns import describe, features_of, inputs_of
 from choros.spark.task_process import keras_here
 from choros.training.model_io.serialization import PackedModel, pack_with_weights
@@ -113,7 +113,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
             nulls=self.value("nulls"),
             keep=True,
         )
-        order = Order(
+        order = PredictTask(
             *self._packed(),
             keras_here(),
             choros.__version__,
@@ -135,7 +135,7 @@ _ARROW_UDF = hasattr(F, "arrow_udf")  # since Spark 4.1
 _MADE = "choros_made"
 
 
-def _by_columns(wide: Any, order: Order, added: list[Any]) -> Any:
+def _by_columns(wide: Any, order: PredictTask, added: list[Any]) -> Any:
     """Send only what the model reads to Python; all other columns stay where they are."""
     from choros.spark.pyarrow import hinted
 
@@ -147,7 +147,7 @@ def _by_columns(wide: Any, order: Order, added: list[Any]) -> Any:
     return found.drop(*leaves, _MADE)  # those that are kept may have one name twice, and cannot be named
 
 
-def _by_rows(wide: Any, order: Order, added: list[Any], fields: list[Any]) -> Any:
+def _by_rows(wide: Any, order: PredictTask, added: list[Any], fields: list[Any]) -> Any:
     """Send whole rows to Python and back, under names that are there once."""
     names = [f"choros_kept{number}" for number in range(len(fields))]
     kept = [

@@ -23,7 +23,7 @@ _kept: OrderedDict[str, Any] = OrderedDict()
 
 
 @dataclass(frozen=True)
-class Order:
+class PredictTask:
     """The message to the tasks.
 
     Attributes:
@@ -54,7 +54,7 @@ class Order:
         return digest.hexdigest()
 
 
-def predict(order: Order, batches: Iterable[Any]) -> Iterator[Any]:
+def predict(order: PredictTask, batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches with the columns of the prediction after those that are kept (what runs in each task)."""
     from choros.spark.pyarrow import batch_of
 
@@ -64,7 +64,7 @@ def predict(order: Order, batches: Iterable[Any]) -> Iterator[Any]:
             yield batch_of([*kept, *_made(order, {name: batch.column(name) for name in order.columns.leaves})])
 
 
-def answer(order: Order, given: Iterable[Any]) -> Iterator[Any]:
+def answer(order: PredictTask, given: Iterable[Any]) -> Iterator[Any]:
     """Yield the columns of the prediction, as one of structs, for the columns that the model reads."""
     from choros.spark.pyarrow import struct_of
 
@@ -78,7 +78,7 @@ def answer(order: Order, given: Iterable[Any]) -> Iterator[Any]:
         yield struct_of(made)
 
 
-def _made(order: Order, given: dict[str, Any]) -> list[tuple[str, Array]]:
+def _made(order: PredictTask, given: dict[str, Any]) -> list[tuple[str, Array]]:
     from pyspark import TaskContext
 
     from choros.spark.pyarrow import to_array
@@ -119,7 +119,7 @@ def fitting(rows: int, most: int, sizes: set[int]) -> int:
     return min(near)
 
 
-def load(order: Order) -> tuple[Any, set[int]]:
+def load(order: PredictTask) -> tuple[Any, set[int]]:
     """Return the model, read in this process once, and the sizes of the batches that it has predicted."""
     key = order.key
     if key not in _kept:

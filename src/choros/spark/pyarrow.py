@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from choros.errors import InvalidDataError, InvalidInputError
-from choros.spark.feature_columns import Leaf
+from choros.spark.feature_columns import ColumnSpec
 from choros.spark.task_slots import setting
 from choros.types import Array
 
@@ -19,7 +19,7 @@ _BYTES_OF_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"  # of Spark 4
 _LARGEST = 2**31 - 1  # bytes that offsets of 32 bits reach
 
 
-def to_array(column: Any, leaf: Leaf) -> Array:
+def to_array(column: Any, leaf: ColumnSpec) -> Array:
     """Return the rows of one column of a batch.
 
     Args:
@@ -33,7 +33,8 @@ def to_array(column: Any, leaf: Leaf) -> Array:
         InvalidDataError: there are nulls, rows of different lengths, or numbers of classes that there are not.
 
     Example:
-        >>> to_array(pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32())), Leaf("x", ("x",), "list")).tolist()
+        >>> rows = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32()))
+        >>> to_array(rows, ColumnSpec("x", ("x",), "list")).tolist()
         [[1.0, 2.0], [3.0, 4.0]]
     """
     _refuse_nulls(column, leaf)
@@ -54,14 +55,14 @@ def to_array(column: Any, leaf: Leaf) -> Array:
     return _shaped(found, leaf)
 
 
-def _refuse_nulls(column: Any, leaf: Leaf) -> None:
+def _refuse_nulls(column: Any, leaf: ColumnSpec) -> None:
     if column.null_count:
         raise InvalidDataError(
             f"There are nulls in {leaf.said}: leave such rows out with nulls='drop' or dropna, or fill them (Imputer)."
         )
 
 
-def _refuse_no_class(found: Array, leaf: Leaf, classes: int) -> None:
+def _refuse_no_class(found: Array, leaf: ColumnSpec, classes: int) -> None:
     wrong = (found < 0) | (found >= classes) | (found != np.floor(found))
     if leaf.ignored is not None:
         wrong &= found != leaf.ignored
@@ -72,7 +73,7 @@ def _refuse_no_class(found: Array, leaf: Leaf, classes: int) -> None:
         )
 
 
-def _length(lengths: Array, leaf: Leaf) -> int:
+def _length(lengths: Array, leaf: ColumnSpec) -> int:
     if not lengths.size:
         return 0
     least, most = int(lengths.min()), int(lengths.max())
@@ -84,7 +85,7 @@ def _length(lengths: Array, leaf: Leaf) -> int:
     return most
 
 
-def _bytes(column: Any, leaf: Leaf) -> Array:
+def _bytes(column: Any, leaf: ColumnSpec) -> Array:
     large = pa.types.is_large_binary(column.type)
     _, offsets, data = column.buffers()
     rows = len(column)
@@ -94,7 +95,7 @@ def _bytes(column: Any, leaf: Leaf) -> Array:
     return flat.reshape(rows, size)
 
 
-def _images(column: Any, leaf: Leaf) -> Array:
+def _images(column: Any, leaf: ColumnSpec) -> Array:
     parts = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
     sizes = [_length(parts[name].to_numpy(), leaf) for name in ("height", "width", "nChannels")]
     found = _bytes(parts["data"], leaf)
@@ -106,7 +107,7 @@ def _images(column: Any, leaf: Leaf) -> Array:
     return images[..., [2, 1, 0, *range(3, sizes[2])]]  # Spark's are blue, green, red
 
 
-def _shaped(found: Array, leaf: Leaf) -> Array:
+def _shaped(found: Array, leaf: ColumnSpec) -> Array:
     if leaf.shape is None or found.shape[1:] == leaf.shape:
         return found
     if found.size != len(found) * int(np.prod(leaf.shape)):

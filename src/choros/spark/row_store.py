@@ -101,7 +101,7 @@ class Data:
     rows: int
 
 
-class Spill:
+class RowStore:
     """The files into which a task's batches are written.
 
     Args:
@@ -177,8 +177,8 @@ def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
         InvalidDataError: tasks have seen different ones.
 
     Example:
-        >>> from choros.spark.feature_columns import Leaf
-        >>> leaf = Leaf("x", ("x",), "list")
+        >>> from choros.spark.feature_columns import ColumnSpec
+        >>> leaf = ColumnSpec("x", ("x",), "list")
         >>> agree(Columns({"x": leaf}, "x"), [{}, {"x": ("float32", (3,))}])
         {'x': ('float32', (3,))}
     """

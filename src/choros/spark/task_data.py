@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from choros.comm.group import Group
-from choros.data import ArraySource, HeldSource, serialization
+from choros.data import ArraySource, PartitionedSource, serialization
 from choros.errors import InvalidInputError
 from choros.spark.barrier import Task
 from choros.spark.row_store import Data
-from choros.training.spec import Job
+from choros.training.spec import FitConfig
 from choros.types import Array, Batch
 
 
 @dataclass(frozen=True)
-class Held:
+class PartitionRows:
     """Rows of a frame, of which each task holds some.
 
     Attributes:
@@ -26,7 +26,7 @@ class Held:
 
     first: tuple[Any, list[Array]]
 
-    def sources(self, task: Task, job: Job, group: Group, alone: bool) -> tuple[Any, Any]:
+    def sources(self, task: Task, job: FitConfig, group: Group, alone: bool) -> tuple[Any, Any]:
         """Return what to train on, and what to validate with or None.
 
         Args:
@@ -45,7 +45,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Sent:
+class BroadcastData:
     """Arrays, names of files and code that have travelled with the stage, whole to each task.
 
     Attributes:
@@ -57,7 +57,7 @@ class Sent:
     code: list[bytes]
     seed: int
 
-    def sources(self, task: Task, job: Job, group: Group, alone: bool) -> tuple[Any, Any]:
+    def sources(self, task: Task, job: FitConfig, group: Group, alone: bool) -> tuple[Any, Any]:
         """Return what to train on, and what to validate with or None."""
         source = serialization.unpack(job.source, self.arrays, self.code)
         if alone:
@@ -71,16 +71,16 @@ def _batch(flat: tuple[Any, list[Array]]) -> Batch:
     return Batch(*serialization.nested(tree, arrays), rows=rows, total=rows)
 
 
-def _held(data: Data, counts: list[int], first: Batch, floatx: str, alone: bool) -> HeldSource:
+def _held(data: Data, counts: list[int], first: Batch, floatx: str, alone: bool) -> PartitionedSource:
     own = ArraySource(data.x, data.y, data.weight, floatx) if data.rows else None
     if alone:
         counts = [data.rows]
         if own is None:
             raise InvalidInputError("A member of an ensemble has no rows: give more rows, or fewer workers.")
-    return HeldSource(own, counts, first)
+    return PartitionedSource(own, counts, first)
 
 
-def _all_of(held: HeldSource, group: Group) -> ArraySource:
+def _all_of(held: PartitionedSource, group: Group) -> ArraySource:
     """Return the rows of all ranks, for each of them."""
     if group.size == 1:
         assert held.inner is not None  # noqa: S101 - there are rows, and nobody else has any

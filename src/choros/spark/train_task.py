@@ -12,20 +12,20 @@ import numpy as np
 
 from choros.comm.bootstrap.init import join_by_sockets, leave
 from choros.comm.group import Group
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import dial
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, InvalidInputError
 from choros.pickling import loads
 from choros.spark.barrier import Task
-from choros.spark.log_forwarding import Saying
-from choros.spark.task_data import Held, Sent
+from choros.spark.log_forwarding import LogForwarder
+from choros.spark.task_data import BroadcastData, PartitionRows
 from choros.spark.task_process import keras_there
-from choros.training.callback_runner import Conductor
+from choros.training.callback_runner import CallbackRunner
 from choros.training.executors.remote_callbacks import RemoteCallbackRunner
 from choros.training.model_io.serialization import PackedModel
-from choros.training.payload import Parcel, shown
-from choros.training.spec import Job
+from choros.training.payload import RemotePayload, shown
+from choros.training.spec import FitConfig
 from choros.training.worker.main import redraw_member
 from choros.training.worker.remote_main import train_rank
 from choros.types import Array
@@ -34,11 +34,11 @@ _DIAL = 5.0  # seconds to reach the caller for; who cannot runs the callbacks he
 
 
 @dataclass(frozen=True)
-class Rank:
+class TrainTask:
     """A fit as it travels to the tasks.
 
     Attributes:
-        job: Job. As JSON.
+        job: FitConfig. As JSON.
         model: PackedModel.
         keras: dict. The caller's Keras, see ``keras_here``.
         weights: list of bytes. All that rank 0's model is to hold.
@@ -56,7 +56,7 @@ class Rank:
     weights: list[bytes]
     home: dict[str, Any]
     callbacks: bytes | None
-    rows: Held | Sent
+    rows: PartitionRows | BroadcastData
     steps: int | None = None
     watched: bool = False
     echo: bool = False
@@ -67,13 +67,13 @@ class Rank:
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         keras_there(self.keras)
-        job = Job(**self.job)
+        job = FitConfig(**self.job)
         alone = job.ensemble
         if alone:
             job = _member(job, task.rank)
         try:
-            with Saying(self.home, task.rank) if self.echo else nullcontext():
-                group: Group = LocalGroup()
+            with LogForwarder(self.home, task.rank) if self.echo else nullcontext():
+                group: Group = SingleRankGroup()
                 if task.size > 1 and not alone:
                     how = (task.swap, task.secret, task.address, job.first_timeout)
                     group = join_by_sockets(task.rank, task.size, *how)
@@ -81,7 +81,7 @@ class Rank:
         finally:
             leave()
 
-    def _train(self, task: Task, job: Job, group: Group, alone: bool) -> bytes:
+    def _train(self, task: Task, job: FitConfig, group: Group, alone: bool) -> bytes:
         rank = 0 if alone else task.rank
         source, validation = self.rows.sources(task, job, group, alone)
         if validation is None:
@@ -95,7 +95,7 @@ class Rank:
         def fresh(model: Any) -> None:
             redraw_member(model, int(self.job["seed"]), task.rank)
 
-        parcel = Parcel(job, self.model, self.steps)
+        parcel = RemotePayload(job, self.model, self.steps)
         given = lambda: [np.frombuffer(one, np.uint8) for one in self.weights]  # noqa: E731
         change = fresh if alone and task.rank else None
         model, tallies, losses, met = train_rank(parcel, rank, lead, (source, validation), given, change)
@@ -107,7 +107,7 @@ class Rank:
             "met": met,
             "history": None,
         }
-        if isinstance(conductors[0], Conductor):
+        if isinstance(conductors[0], CallbackRunner):
             history = conductors[0].history
             told["history"] = {"epoch": list(history.epoch), "history": history.history}
             told |= {"score": _score(history.history)}
@@ -115,7 +115,7 @@ class Rank:
         head = json.dumps(told | {"sizes": [array.size for array in arrays]}, default=float).encode()
         return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
 
-    def _conductor(self, model: Any, job: Job, task: Task) -> Any:
+    def _conductor(self, model: Any, job: FitConfig, task: Task) -> Any:
         """Return the driver of the callbacks: the caller's if it can be reached, else callbacks that have travelled."""
         if task.rank == 0 and not (job.workers == 1 and task.size > 1):
             hello = {"rank": 0, "host": os.uname().nodename}
@@ -124,13 +124,13 @@ class Rank:
             except ChorosError:
                 pass
             else:
-                return RemoteCallbackRunner(Channel(end, "The driver", self.home["timeout"]), model, job)
+                return RemoteCallbackRunner(RpcConnection(end, "The driver", self.home["timeout"]), model, job)
         if self.watched and self.callbacks is None:
             raise InvalidInputError(
                 f"{os.uname().nodename} does not reach the driver at {self.home['place']}, and the callbacks cannot "
                 "travel: open that way, or give callbacks that cloudpickle can write."
             )
-        return Conductor(model, loads(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
+        return CallbackRunner(model, loads(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
 
 
 def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
@@ -144,7 +144,7 @@ def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
     return told, arrays
 
 
-def _member(job: Job, rank: int) -> Job:
+def _member(job: FitConfig, rank: int) -> FitConfig:
     """The work of one member of an ensemble: its own rows, its own order, nobody to meet."""
     return replace(
         job,

@@ -17,7 +17,7 @@ from choros.backends.metrics import slices_of
 from choros.backends.optimizers import learning_rates, optimizer_variables
 from choros.errors import InvalidInputError, warn
 from choros.training.lazy_weights import LazyWeights, holds_tensors
-from choros.training.spec import GO_ON, Orders
+from choros.training.spec import GO_ON, TrainerControl
 from choros.types import Array
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
@@ -27,7 +27,7 @@ _ONLY_WEIGHTS = (
 )
 
 
-class Conductor:
+class CallbackRunner:
     """Runs callbacks once, in the caller; finds out what they changed, so that the workers can be told.
 
     Args:
@@ -72,7 +72,9 @@ class Conductor:
         self.history: Any = model.history
         self.per_batch = any(_wants_batches(callback) for callback in self.user)  # one wants every batch
         self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}  # epochs reported before their time
-        self.told: dict[int, Orders] = {}  # by epoch that has ended, what was decided: for those that end it again
+        self.told: dict[
+            int, TrainerControl
+        ] = {}  # by epoch that has ended, what was decided: for those that end it again
         self.epoch: int | None = None
         self.epochs, self.steps, self.first, self.alone = epochs, steps, first, False
         self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
@@ -95,13 +97,13 @@ class Conductor:
         self.logs: dict[str, float] = {}
 
     # -- what Keras' fit would call
-    def begin(self, epoch: int) -> Orders:
+    def begin(self, epoch: int) -> TrainerControl:
         """Training and its first epoch begin; what callbacks do then may be in what was kept already.
 
         Called again, when new workers have started: return the settings that workers got so far, and run no callback.
         """
         if self._settings is not None:
-            return Orders(settings=self._given)
+            return TrainerControl(settings=self._given)
         self.model.stop_training = False
         self._settings, self._scheduled = Settings(self.model), self._has_schedule()
         self._read, self._glance = self._settings.read(), self._settings.glance()
@@ -116,11 +118,11 @@ class Conductor:
             self.list.on_epoch_begin(epoch)
             self._begin_batch(self.first)
         again = begun and self._go_on()
-        orders = Orders(bool(self.model.stop_training)) if again else self._orders(before, started=False)
+        orders = TrainerControl(bool(self.model.stop_training)) if again else self._orders(before, started=False)
         self._given = self._settings.to_begin_with() | orders.settings
         return replace(self._after_a_batch(orders), settings=self._given)
 
-    def _after_a_batch(self, orders: Orders) -> Orders:
+    def _after_a_batch(self, orders: TrainerControl) -> TrainerControl:
         """Return orders that end synchronous training after the next batch, as in Keras, instead of before it."""
         return orders if self.alone else replace(orders, stop=False, leave=orders.stop)
 
@@ -131,12 +133,12 @@ class Conductor:
         self.fetch(None)
         return self.kept()
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float]) -> Orders:
+    def batch(self, epoch: int, step: int, logs: dict[str, float]) -> TrainerControl:
         """Rank 0 has done a step; the orders are for the next one."""
         if not self.per_batch:
             if epoch == self.epoch:  # a worker that waits for nobody may be in the next one
                 self.list.on_train_batch_end(step, logs)
-            return Orders()
+            return TrainerControl()
         watched = self.lazy.watches_rate
         rate = self._seen[1] if watched else self._rate()
         self._before, self._slots, self._shown = [], [], []
@@ -153,7 +155,7 @@ class Conductor:
             self.lazy.rest()
         quiet = watched and not (self._before or self._eager or self.lazy.rate_used)
         if quiet and (self._settings is None or self._settings.glance() == self._glance):
-            return Orders(True) if stop else GO_ON
+            return TrainerControl(True) if stop else GO_ON
         return replace(self._orders((rate, self._before)), stop=stop, reset=self._were_reset())
 
     def _touch(self) -> None:
@@ -212,7 +214,7 @@ class Conductor:
             )
         return all_reset
 
-    def epoch_end(self, epoch: int, logs: dict[str, float], held: Sequence[float] = ()) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float], held: Sequence[float] = ()) -> TrainerControl:
         """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn.
 
         One that ends again, as workers were started again, is told what was decided the first time.
@@ -225,7 +227,7 @@ class Conductor:
         if epoch in self.told:
             return self.told[epoch]
         self.waiting[epoch] = logs, held
-        orders = Orders()
+        orders = TrainerControl()
         while self.epoch is not None and self.epoch in self.waiting:
             ended = self.epoch
             latest = self._end(ended, *self.waiting.pop(ended))
@@ -233,7 +235,7 @@ class Conductor:
             self.told[ended] = orders
         return orders
 
-    def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> Orders:
+    def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> TrainerControl:
         logs = _arrays(logs)
         if self.user:
             self.fetch(epoch)
@@ -331,10 +333,10 @@ class Conductor:
 
         return not isinstance(self.model.optimizer.learning_rate, keras.Variable)
 
-    def _orders(self, before: tuple[float, list[Array]], started: bool = True) -> Orders:
+    def _orders(self, before: tuple[float, list[Array]], started: bool = True) -> TrainerControl:
         stop = bool(self.model.stop_training)
         if not self.user:
-            return Orders(stop)
+            return TrainerControl(stop)
         optimizer, losses = self._compiled
         if self.model.optimizer is not optimizer or self.model._compile_loss is not losses:
             raise InvalidInputError(
@@ -362,7 +364,7 @@ class Conductor:
                 "optimizer the schedule before fit, or set a number (LearningRateScheduler)."
             )
         set_anew = rate != before[0] and math.isfinite(rate) and not scheduled
-        orders = Orders(stop, rate if set_anew else None, slots=slots, settings=settings)
+        orders = TrainerControl(stop, rate if set_anew else None, slots=slots, settings=settings)
         if not weights:  # no callback has touched them
             return orders
         now = to_host(self._weights())

@@ -13,16 +13,17 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
+from choros.data import serialization
 from choros.errors import InvalidInputError
 from choros.training.model_io.serialization import PackedModel
-from choros.training.spec import Job
+from choros.training.spec import FitConfig, FitRequest
 from choros.types import Array
 
 HOME = "CHOROS_HOME"  # where the caller waits, and its secret
@@ -30,21 +31,43 @@ Told = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Parcel:
+class FitPayload:
+    """The data of a job: the model's pickle, arrays of the model and then of the sources, and sources' blobs."""
+
+    model: PackedModel
+    arrays: list[Array]
+    blobs: list[bytes]
+
+    def load(self, plan: FitRequest, here: bool = True) -> FitConfig:
+        """Take a plan's sources apart; returns its job, which then says where their parts are.
+
+        Args:
+            plan: what to do.
+            here: whether it is for workers of this machine, with which files share what they decode.
+        """
+        source, *_ = serialization.pack(plan.source, self.arrays, self.blobs, here)
+        validation = None
+        if plan.validation is not None:
+            validation, *_ = serialization.pack(plan.validation, self.arrays, self.blobs, here)
+        return replace(plan.job, source=source, validation=validation)
+
+
+@dataclass(frozen=True)
+class RemotePayload:
     """The parts of a fit that a rank needs.
 
     Attributes:
-        job: Job.
+        job: FitConfig.
         model: PackedModel.
         steps: int or None. Global batches in an epoch, as Keras' callbacks are told.
     """
 
-    job: Job
+    job: FitConfig
     model: PackedModel
     steps: int | None = None
 
 
-class CodeFolder:
+class SharedCodeFolder:
     """Code where ranks on other hosts find it, until it is closed.
 
     Args:
@@ -57,7 +80,7 @@ class CodeFolder:
         InvalidInputError: nothing can be written into the working directory.
 
     Example:
-        >>> with CodeFolder([b"one", b"two"]) as folder:
+        >>> with SharedCodeFolder([b"one", b"two"]) as folder:
         ...     read_code(folder.told)
         [b'one', b'two']
     """
@@ -80,7 +103,7 @@ class CodeFolder:
         """Take it away."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> CodeFolder:
+    def __enter__(self) -> SharedCodeFolder:
         return self
 
     def __exit__(self, *_: object) -> None:

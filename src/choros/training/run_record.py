@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from choros.training.spec import Tally
+from choros.training.spec import WorkerStats
 
 _SLOW, _SHORT, _FEW = 1.5, 1.0, 10  # times the others' median; seconds and steps below which nobody is called slow
 
@@ -52,7 +52,7 @@ class WorkerRecord:
         return self.seconds * max(0.0, 1 - self.exchanging - self.calling) / max(self.steps, 1)
 
     @classmethod
-    def of(cls, tally: Tally) -> WorkerRecord:
+    def of(cls, tally: WorkerStats) -> WorkerRecord:
         """Make the record of a worker's tally."""
         seconds = max(tally.seconds, 1e-9)
         return cls(
@@ -135,7 +135,7 @@ class RunRecord:
         cls,
         algorithm: Any,
         meet: str,
-        tallies: list[Tally],
+        tallies: list[WorkerStats],
         startup: float,
         losses: list[tuple[float, int, float]],
         group: str = "nothing",

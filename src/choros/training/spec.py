@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Job:
+class FitConfig:
     """One ``fit`` as a worker needs to know it. Everything is JSON; models and arrays travel beside it."""
 
     algorithm: dict[str, Any]
@@ -73,13 +73,13 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitRequest:
     """One ``fit`` as the process that asked for it knows it.
 
     Attributes:
         model: the given model, built and compiled.
         algorithm: the bound algorithm.
-        job: Job.
+        job: FitConfig.
         source, validation: sources of batches; ``validation`` may be None.
         conductor: of the callbacks.
         written: PackedModel, for workers.
@@ -89,7 +89,7 @@ class Plan:
 
     model: Any
     algorithm: Any
-    job: Job
+    job: FitConfig
     source: Any
     validation: Any
     conductor: Any
@@ -99,7 +99,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Orders:
+class TrainerControl:
     """Decisions of the caller's callbacks, for the workers: stop, take a new learning rate, take new weights.
 
     Attributes:
@@ -125,9 +125,9 @@ class Orders:
         """True if the orders come with new values of variables, which are sent separately."""
         return self.weights or bool(self.slots)
 
-    def then(self, later: Orders) -> Orders:
+    def then(self, later: TrainerControl) -> TrainerControl:
         """Return these orders with those that came after them."""
-        return Orders(
+        return TrainerControl(
             self.stop or later.stop,
             self.learning_rate if later.learning_rate is None else later.learning_rate,
             self.weights or later.weights,
@@ -138,11 +138,11 @@ class Orders:
         )
 
 
-GO_ON = Orders()
+GO_ON = TrainerControl()
 
 
 @dataclass
-class Tally:
+class WorkerStats:
     """The counts of one worker, for ``history.run``."""
 
     rank: int
@@ -169,14 +169,14 @@ class Tally:
 Show = Callable[[], list[float]]
 
 
-class Reporter(Protocol):
+class CallbackChannel(Protocol):
     """The worker's line to whoever drives the callbacks."""
 
-    def begin(self) -> Orders:
+    def begin(self) -> TrainerControl:
         """Say that this rank is ready to train; returns when all are."""
         ...
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> Orders:
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
         """Report a step (logs on rank 0 only); where callbacks want each batch, wait for what they decide.
 
         ``show`` writes the weights where callbacks find them, and is called only if they touch these. It returns what
@@ -188,15 +188,15 @@ class Reporter(Protocol):
         """Rank 0 reports a step and does not wait; callbacks want each batch. ``show`` as in ``batch``."""
         ...
 
-    def decided(self, show: Show) -> Orders:
+    def decided(self, show: Show) -> TrainerControl:
         """Wait for what callbacks decide after the step of ``done``; ``show`` as in ``batch``."""
         ...
 
-    def spread_orders(self, orders: Orders) -> Orders:
+    def spread_orders(self, orders: TrainerControl) -> TrainerControl:
         """Return rank 0's orders; all ranks that are together call it."""
         ...
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
         """Report the end of an epoch, and the seconds of training until then; together, wait for orders.
 
         ``held`` is what the variables of metrics hold.

@@ -12,14 +12,14 @@ from choros.cluster.hardware import plan
 from choros.cluster.hardware.cpu_affinity import physical_cores
 
 
-class Crew:
+class DeviceThreads:
     """Threads that do the same thing, each in the scope of its own device.
 
     Args:
         devices: names as Keras' (``"cpu:0"``).
 
     Example:
-        >>> with Crew(["cpu:0"]) as crew:
+        >>> with DeviceThreads(["cpu:0"]) as crew:
         ...     crew.each(lambda number: number + 10)
         [10]
     """
@@ -54,7 +54,7 @@ class Crew:
         for thread in self._threads:
             thread.shutdown()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> DeviceThreads:
         return self
 
     def __exit__(self, *_: object) -> None:

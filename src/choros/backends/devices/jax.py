@@ -20,7 +20,7 @@ from choros.types import Array
 _ROWS = "batch"
 
 
-class Spread:
+class MeshSharding:
     """A mesh of devices, and how a replica's variables and batches lie on it.
 
     Args:
@@ -35,7 +35,7 @@ class Spread:
         self.divided = NamedSharding(mesh, PartitionSpec(axis)) if self.parts > 1 else self.everywhere
 
     @classmethod
-    def over(cls, devices: Sequence[str]) -> Spread:
+    def over(cls, devices: Sequence[str]) -> MeshSharding:
         """Each device has all weights, and its share of the rows.
 
         Args:
@@ -44,7 +44,7 @@ class Spread:
         return cls(Mesh(np.array([device(name) for name in devices]), (_ROWS,)))
 
     @classmethod
-    def by(cls, distribution: Any) -> Spread:
+    def by(cls, distribution: Any) -> MeshSharding:
         """As a ``keras.distribution.ModelParallel`` lays them: the model was made with it in force."""
         return cls(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
 
@@ -72,14 +72,14 @@ class Spread:
 
         return jax.make_array_from_callback((each * self.parts, *array.shape[1:]), self.divided, part)
 
-    def lay(self, data: tuple[Any, ...]) -> Laid:
+    def lay(self, data: tuple[Any, ...]) -> ShardedBatch:
         """A batch of host arrays on the devices."""
-        laid = Laid(jax.tree_util.tree_map(self.scatter, data))
+        laid = ShardedBatch(jax.tree_util.tree_map(self.scatter, data))
         laid.rows = len(jax.tree_util.tree_leaves(data)[0])
         return laid
 
     def step(self, function: Callable[..., Any], donate: Any, out: Any) -> Callable[..., Any]:
-        """The function compiled for the mesh, its last argument being a batch of host arrays, or ``Laid``.
+        """The function compiled for the mesh, its last argument being a batch of host arrays, or ``ShardedBatch``.
 
         Args:
             function: takes the state's parts and a batch, as on one device, of which it sees the real rows alone.
@@ -94,13 +94,13 @@ class Spread:
 
         def run(*given: Any) -> Any:
             *state, data = given
-            laid = data if isinstance(data, Laid) else self.lay(data)
+            laid = data if isinstance(data, ShardedBatch) else self.lay(data)
             return compiled(laid.rows, tuple(laid), *state)
 
         return run
 
 
-class Laid(tuple[Any, ...]):
+class ShardedBatch(tuple[Any, ...]):
     """A batch that lies on the devices, filled up to equal parts; ``rows`` of it are real."""
 
     rows: int

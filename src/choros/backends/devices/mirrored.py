@@ -16,7 +16,7 @@ import numpy as np
 
 from choros.backends import make_replica
 from choros.backends.devices import scope
-from choros.backends.devices.device_threads import Crew
+from choros.backends.devices.device_threads import DeviceThreads
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
 from choros.data.batch_format import cut
@@ -27,14 +27,14 @@ from choros.types import Array, Batch, aligned
 def _of_all(name: str) -> Any:
     """Return a property that sets an attribute of all replicas, and gets that of the first."""
 
-    def set_all(self: ManyReplicas, wanted: bool) -> None:
+    def set_all(self: MirroredReplica, wanted: bool) -> None:
         for replica in self.replicas:
             setattr(replica, name, wanted)
 
     return property(lambda self: getattr(self.lead, name), set_all)
 
 
-class ManyReplicas:
+class MirroredReplica:
     """A replica on each device, as one; see ``choros.backends.replica.Replica`` for what each method means.
 
     Args:
@@ -45,7 +45,7 @@ class ManyReplicas:
     """
 
     def __init__(self, model: Any, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
-        self.given, self.crew = model, Crew(devices)
+        self.given, self.crew = model, DeviceThreads(devices)
         self._make: Callable[[Any], Any] = lambda own: make_replica(own or clone(), workers * len(devices))
         self.replicas: list[Any] = self.crew.each(lambda number: self._make(None if number else model))
 

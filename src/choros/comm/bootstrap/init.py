@@ -16,8 +16,8 @@ from choros.comm.bootstrap.exit_hooks import let_the_cause_end_first, linger
 from choros.comm.bootstrap.offload import summed
 from choros.comm.bootstrap.select import MPI, NAMED, SHARED, TCP, Choice, choose
 from choros.comm.group import Group
-from choros.comm.hierarchical_group import HostsGroup, hosts_of, worth_it
-from choros.comm.offload.group import NativeGroup, wide_of
+from choros.comm.hierarchical_group import HierarchicalGroup, hosts_of, worth_it
+from choros.comm.offload.group import OffloadGroup, wide_of
 from choros.comm.shm.group import SharedGroup, share
 from choros.comm.tcp.group import TcpGroup
 from choros.errors import InvalidInputError
@@ -113,9 +113,9 @@ def part(group: Group, ranks: Sequence[int]) -> Group | None:
     Raises:
         InvalidInputError: ranks of several machines, and the group has no ``part``.
     """
-    if isinstance(group, NativeGroup):
+    if isinstance(group, OffloadGroup):
         beneath = part(group.wide, ranks)
-        return beneath and NativeGroup(wide_of(beneath), group.carrier.among(ranks))
+        return beneath and OffloadGroup(wide_of(beneath), group.carrier.among(ranks))
     mine, own = group.rank in ranks, getattr(group, "part", None)
     if own is not None:
         made: Group | None = own(ranks) if mine else None
@@ -227,9 +227,9 @@ def _by_secret(place: Place, rank: int, size: int, timeout: float) -> tuple[byte
 def _hold(secret: bytes, at: str, among: Sequence[int], size: int, timeout: float, mine: bytes) -> list[bytes]:
     """Hold the meeting, as rank 0, and come to it."""
     from choros.comm.bootstrap.rendezvous import Rendezvous, alone, come
-    from choros.comm.tcp.auth_socket import Door
+    from choros.comm.tcp.auth_socket import AuthListener
 
-    with Door(at, secret, among) as door:
+    with AuthListener(at, secret, among) as door:
         alone(door, among)
         Rendezvous(door, size)
         return come(f"{at or LOOPBACK}:{door.place.rpartition(':')[2]}", secret, 0, timeout)(mine)
@@ -238,7 +238,7 @@ def _hold(secret: bytes, at: str, among: Sequence[int], size: int, timeout: floa
 def _several(group: Any) -> Group:
     """Return the group in which ranks of several hosts add up in each host first, where that is worth it."""
     if os.environ.get("CHOROS_GROUP") != MPI and worth_it(hosts_of(group)):
-        group = HostsGroup(group, own=True)
+        group = HierarchicalGroup(group, own=True)
     found: Group = group
     return found
 

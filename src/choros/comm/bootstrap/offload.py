@@ -21,7 +21,7 @@ from choros.comm.bootstrap.exit_hooks import let_the_cause_end_first
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
 from choros.comm.host_identity import machine
-from choros.comm.offload.group import NativeGroup, Wide, wide_of
+from choros.comm.offload.group import ControlGroup, OffloadGroup, wide_of
 from choros.comm.shm.group_header import GRACE
 from choros.comm.tcp.auth_socket import free_port, listener
 from choros.errors import ChorosError, InvalidInputError, PeerLostError
@@ -51,7 +51,7 @@ def summed(group: Group, asked: str, timeout: float) -> Group:
     return made
 
 
-def _by_torch(wide: Wide, timeout: float) -> NativeGroup:
+def _by_torch(wide: ControlGroup, timeout: float) -> OffloadGroup:
     def load() -> tuple[Any, str]:
         module = import_module(_CARRIERS + "torch")
         return module, module.device()
@@ -64,10 +64,10 @@ def _by_torch(wide: Wide, timeout: float) -> NativeGroup:
     host, at = json.loads(wide.gather(json.dumps([address, port]).encode())[0])
     store = _on_all(wide, lambda: module.open_store(host, at, wide.size, hears, timeout))
     carrier = _on_all(wide, lambda: module.TorchCarrier(store, wide.rank, wide.size, address, nccl))
-    return NativeGroup(wide, carrier)
+    return OffloadGroup(wide, carrier)
 
 
-def _by_jax(wide: Wide, timeout: float) -> NativeGroup:
+def _by_jax(wide: ControlGroup, timeout: float) -> OffloadGroup:
     def load() -> Any:
         module = import_module(_CARRIERS + "jax")
         module.check_unused()
@@ -81,16 +81,16 @@ def _by_jax(wide: Wide, timeout: float) -> NativeGroup:
     if alone:
         _note_failure()
         atexit.register(_leave, wide, module.leave)
-    return NativeGroup(wide, _on_all(wide, lambda: module.JaxCarrier(range(wide.size))))
+    return OffloadGroup(wide, _on_all(wide, lambda: module.JaxCarrier(range(wide.size))))
 
 
-def _address(wide: Wide) -> str:
+def _address(wide: ControlGroup) -> str:
     """Return the address at which other ranks reach this host."""
     near = len(hosts_of(wide)) == 1
     return LOOPBACK if near else own_address(os.environ.get("CHOROS_NETWORK", ""))
 
 
-def _on_all(wide: Wide, make: Callable[[], _T]) -> _T:
+def _on_all(wide: ControlGroup, make: Callable[[], _T]) -> _T:
     """Do something on every rank, and have all fail where one does."""
     problem, made = "", None
     try:
@@ -105,7 +105,7 @@ def _on_all(wide: Wide, make: Callable[[], _T]) -> _T:
     return result
 
 
-def _leave(wide: Wide, leave: Callable[[], None]) -> None:
+def _leave(wide: ControlGroup, leave: Callable[[], None]) -> None:
     """As Python ends: rank 0, whose process tells JAX's of each other, ends last."""
     if wide.rank:
         leave()

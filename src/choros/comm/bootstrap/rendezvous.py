@@ -13,8 +13,8 @@ from contextlib import suppress
 import numpy as np
 
 from choros.comm.shm.group_header import names
-from choros.comm.tcp.auth_socket import Door, Nobody, dial
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.auth_socket import AuthListener, NoListenerError, dial
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
 
 _PORTS = 8
@@ -26,23 +26,23 @@ class Rendezvous:
     """The place of the meeting: collects what each rank brings and gives all to all, once.
 
     Args:
-        door: Door. Where they come.
+        door: AuthListener. Where they come.
         size: int. How many. As soon as one is there, the others have the time that it is ready to wait.
         told: bool. Whether the secret is CHOROS_SECRET, which messages then tell apart from others. Defaults to True.
 
     Example:
-        >>> with Door("127.0.0.1", b"secret") as door:
+        >>> with AuthListener("127.0.0.1", b"secret") as door:
         ...     meeting = Rendezvous(door, 1)
         ...     come(door.place, b"secret", 0, 5.0)(b"here")
         [b'here']
     """
 
-    def __init__(self, door: Door, size: int, told: bool = True) -> None:
+    def __init__(self, door: AuthListener, size: int, told: bool = True) -> None:
         self._door, self._size, self._told = door, size, told
         threading.Thread(target=self._collect, name="choros-rendezvous", daemon=True).start()
 
     def _collect(self) -> None:
-        guests, brought, error = list[Channel](), dict[int, bytes](), ""
+        guests, brought, error = list[RpcConnection](), dict[int, bytes](), ""
         limit, until = 0.0, time.monotonic() + threading.TIMEOUT_MAX
         said = False
         while len(brought) < self._size and not (error and brought):  # somebody is there to be told
@@ -62,7 +62,7 @@ class Rendezvous:
                 )
                 break
             rank = int(hello["rank"])
-            guests.append(Channel(end, f"rank {rank}", 30.0))
+            guests.append(RpcConnection(end, f"rank {rank}", 30.0))
             if rank in brought or "twice" in hello or not 0 <= rank < self._size:
                 who = "A process" if rank >= self._size else "Two processes"
                 error = f"{who} came as rank {rank} of {self._size}: {_OWN}"
@@ -83,7 +83,7 @@ class Rendezvous:
             guest.close()
 
 
-def alone(door: Door, among: Sequence[int]) -> None:
+def alone(door: AuthListener, among: Sequence[int]) -> None:
     """Refuse a second first rank on this host: one that holds another of the ports at which this job meets.
 
     Args:
@@ -145,12 +145,12 @@ def come(place: str, secret: bytes, rank: int, timeout: float, told: bool = True
         hello = {"rank": rank, "timeout": timeout}
         try:
             end = dial(place, secret, hello, min(timeout, _SAY))
-        except Nobody as nobody:
+        except NoListenerError as nobody:
             if timeout <= _SAY:
                 raise
             _say(f"rank {rank}: {nobody} It tries for {timeout - _SAY:g} s more{_see(secret, told)}")
             end = dial(place, secret, hello, timeout - _SAY)
-        channel = Channel(end, f"The meeting at {place}", timeout + 5.0)
+        channel = RpcConnection(end, f"The meeting at {place}", timeout + 5.0)
         try:
             return [array.tobytes() for array in channel.ask({}, [np.frombuffer(mine, np.uint8)])[1]]
         finally:

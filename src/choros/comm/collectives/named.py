@@ -61,8 +61,8 @@ class Collectives:
         group: as given. rank, size: int, within the group. met: int. Calls that this process compared, in all sets.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> alone = Collectives(LocalGroup())
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> alone = Collectives(SingleRankGroup())
         >>> alone.allreduce(np.array([1.0, 2.0]), SUM, name="x").tolist()
         [1.0, 2.0]
     """

@@ -86,8 +86,8 @@ def reduced(group: Summing, x: Array, op: Op, prescale: float = 1.0, postscale: 
         postscale: factor after.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> reduced(LocalGroup(), np.array([1, 3, 5]), SUM, prescale=0.5).tolist()
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> reduced(SingleRankGroup(), np.array([1, 3, 5]), SUM, prescale=0.5).tolist()
         [0, 1, 2]
     """
     kind = x.dtype

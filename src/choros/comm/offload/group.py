@@ -18,14 +18,14 @@ from choros.comm.call_signature import BROADCAST, SUM, SUM_SLOTS, Posted
 from choros.comm.dtypes import dtype_code, mean_of, numeric
 from choros.comm.gather_bytes import collect
 from choros.comm.group import Group, Trace, kind_of
-from choros.comm.offload.interface import Carrier, Look
+from choros.comm.offload.interface import CollectiveBackend, Look
 from choros.errors import InvalidInputError, PeerLostError
 from choros.types import Array, aligned
 
 _LEAST = 1 << 14  # bytes: for fewer a message of the wide group is quicker
 
 
-class Wide(Group, Protocol):
+class ControlGroup(Group, Protocol):
     """The interface of the underlying group: ``SharedGroup`` and all groups of messages have it."""
 
     def agree(self, posted: Posted) -> None:
@@ -41,7 +41,7 @@ class Wide(Group, Protocol):
         ...
 
 
-class NativeGroup:
+class OffloadGroup:
     """All ranks, whose large sums a library makes; implements ``choros.comm.group.Group``.
 
     The library adds in an order of its own: the result is the same on all ranks, and equal to that of another group up
@@ -49,7 +49,7 @@ class NativeGroup:
 
     Args:
         wide: the group beneath, closed with this one.
-        carrier: Carrier. The library, among the same ranks.
+        carrier: CollectiveBackend. The library, among the same ranks.
 
     Attributes:
         rank, size: int. kind: str. What carries the sums and what the rest, for people.
@@ -60,11 +60,11 @@ class NativeGroup:
 
     Example, in a job of two ranks whose ``wide`` is any group::
 
-        group = NativeGroup(wide, TorchCarrier(store, wide.rank, 2, "127.0.0.1", nccl=False))
+        group = OffloadGroup(wide, TorchCarrier(store, wide.rank, 2, "127.0.0.1", nccl=False))
         group.sum(np.ones(1 << 20, "float32"))
     """
 
-    def __init__(self, wide: Wide, carrier: Carrier) -> None:
+    def __init__(self, wide: ControlGroup, carrier: CollectiveBackend) -> None:
         self.wide, self.carrier = wide, carrier
         self.rank, self.size = wide.rank, wide.size
         self.kind = f"{carrier.name} over {kind_of(wide)}"
@@ -225,7 +225,7 @@ class NativeGroup:
         self.close()
 
 
-def wide_of(group: Group) -> Wide:
+def wide_of(group: Group) -> ControlGroup:
     """Return the group, if large sums of its ranks can be made by a library.
 
     Raises:
@@ -236,5 +236,5 @@ def wide_of(group: Group) -> Wide:
             f"A {type(group).__name__} cannot have its sums made by another library: unset CHOROS_GROUP."
         )
     found: Any = group
-    wide: Wide = found
+    wide: ControlGroup = found
     return wide

@@ -1,4 +1,4 @@
-"""Libraries that carry a ``NativeGroup``'s sums: PyTorch's gloo and NCCL, and JAX's collectives. Imports neither."""
+"""Libraries that carry a ``OffloadGroup``'s sums: PyTorch's gloo and NCCL, and JAX's collectives. Imports neither."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choros.types import Array
 Look = Callable[[], Array | None]
 
 
-class Carrier(Protocol):
+class CollectiveBackend(Protocol):
     """One rank's end of a library's collectives. Nothing blocks; all ranks make the same calls in the same order.
 
     Attributes:
@@ -30,7 +30,7 @@ class Carrier(Protocol):
         """Begin to give all ranks the root's flat bytes; the other ranks' are only as long."""
         ...
 
-    def among(self, ranks: Sequence[int]) -> Carrier:
+    def among(self, ranks: Sequence[int]) -> CollectiveBackend:
         """Return the carrier of some of the ranks, in that order; only they call, all at the same time."""
         ...
 

@@ -89,7 +89,7 @@ def leave() -> None:
 
 
 class JaxCarrier:
-    """Implements ``choros.comm.offload.interface.Carrier``; ``start`` was called.
+    """Implements ``choros.comm.offload.interface.CollectiveBackend``; ``start`` was called.
 
     Args:
         ranks: the JAX processes that take part, in the order of the group.

@@ -71,7 +71,7 @@ def open_store(address: str, port: int, size: int, hears: int | None, timeout: f
 
 
 class TorchCarrier:
-    """Implements ``choros.comm.offload.interface.Carrier``.
+    """Implements ``choros.comm.offload.interface.CollectiveBackend``.
 
     Args:
         store: of ``open_store``.

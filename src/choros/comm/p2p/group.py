@@ -18,31 +18,31 @@ import numpy as np
 
 from choros.comm.call_signature import BARRIER, BROADCAST, COLLECT, GATHER, SUM, SUM_SLOTS, Posted
 from choros.comm.dtypes import add_in_order, dtype_code, mean_of, numeric
-from choros.comm.p2p.interface import Messages
-from choros.comm.p2p.mesh import Mesh
+from choros.comm.p2p.interface import PointToPoint
+from choros.comm.p2p.mesh import FullMesh
 from choros.errors import InvalidInputError
 from choros.types import Array, aligned
 
 _PIECE = 1 << 24  # bytes that are summed at a time, which bounds the memory for what comes from others
 
 
-class MessageGroup(Mesh):
+class MessageGroup(FullMesh):
     """The ranks that messages connect; implements ``choros.comm.group.Group``.
 
     Args:
-        messages: Messages. Who carries them, among whom.
+        messages: PointToPoint. Who carries them, among whom.
         timeout: float. Seconds that one wait may last.
         spin: float. Seconds to look before sleeping; by default 0 where a machine has more ranks than cores.
 
     Attributes:
         rank, size: int.
-        timeout, warn_after: float. doing: str. trace: as ``Mesh`` says; may be set between calls.
+        timeout, warn_after: float. doing: str. trace: as ``FullMesh`` says; may be set between calls.
 
     Raises:
         CommTimeoutError: not all ranks have come.
     """
 
-    def __init__(self, messages: Messages, timeout: float = 300.0, *, spin: float | None = None) -> None:
+    def __init__(self, messages: PointToPoint, timeout: float = 300.0, *, spin: float | None = None) -> None:
         super().__init__(messages, timeout, spin)
         self._memory, self._sums = aligned(0, np.uint8), aligned(0, np.uint8)
 
@@ -50,7 +50,7 @@ class MessageGroup(Mesh):
         """Return the group of some of the ranks, in that order; only they call, all at the same time."""
         return MessageGroup(self.among(ranks), self.timeout, spin=self._spin)
 
-    def among(self, ranks: Sequence[int]) -> Messages:
+    def among(self, ranks: Sequence[int]) -> PointToPoint:
         """Return the messages of some of the ranks, for a group of them; only they call, all at the same time."""
         return self._messages.part(ranks)
 

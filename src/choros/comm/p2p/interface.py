@@ -10,7 +10,7 @@ from choros.types import Array
 FRAME, DATA = 24_101, 24_102  # tags: what a rank that leaves says is never taken for data
 
 
-class Messages(Protocol):
+class PointToPoint(Protocol):
     """One rank's end. Nothing blocks; between two ranks, messages of one tag come in the order in which they were sent.
 
     Attributes:
@@ -54,7 +54,7 @@ class Messages(Protocol):
         """All ranks are there."""
         ...
 
-    def part(self, ranks: Sequence[int]) -> Messages:
+    def part(self, ranks: Sequence[int]) -> PointToPoint:
         """Return the messages among some of the ranks, in that order; only they call, all at the same time."""
         ...
 

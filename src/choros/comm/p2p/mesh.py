@@ -23,7 +23,7 @@ import numpy as np
 
 from choros.comm.call_signature import GATHER, LEAVE, Posted, difference, spell
 from choros.comm.host_identity import Process, alive, crowded, machine
-from choros.comm.p2p.interface import DATA, FRAME, Messages
+from choros.comm.p2p.interface import DATA, FRAME, PointToPoint
 from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group_header import GRACE, names
 from choros.errors import CallsDifferError, ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
@@ -39,11 +39,11 @@ _Arrays = list[tuple[int, Array]]
 Trace = Callable[[tuple[str, str, int, int, int]], object]
 
 
-class Mesh:
+class FullMesh:
     """One rank's end of the messages: what ``MessageGroup`` is built on.
 
     Args:
-        messages: Messages. Who carries them, among whom.
+        messages: PointToPoint. Who carries them, among whom.
         timeout: float. Seconds that one wait may last.
         spin: float. Seconds to look before sleeping; None: 0 where ranks of a machine outnumber their cores.
 
@@ -57,7 +57,7 @@ class Mesh:
         CommTimeoutError: not all ranks have come.
     """
 
-    def __init__(self, messages: Messages, timeout: float, spin: float | None) -> None:
+    def __init__(self, messages: PointToPoint, timeout: float, spin: float | None) -> None:
         self.timeout, self.warn_after, self.doing = timeout, math.inf, ""
         self.trace: Trace | None = None
         self._messages, self._spin = messages, 0.0

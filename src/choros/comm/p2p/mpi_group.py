@@ -13,7 +13,7 @@ from choros.types import Array
 
 
 class MpiMessages:
-    """Messages by a communicator; implements ``choros.comm.p2p.interface.Messages``.
+    """Messages by a communicator; implements ``choros.comm.p2p.interface.PointToPoint``.
 
     Args:
         comm: an mpi4py communicator; None for that of all ranks, for which MPI is started.

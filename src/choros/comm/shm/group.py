@@ -32,7 +32,7 @@ from choros.comm.shm.group_header import (
     GROUP,
     LINE_WORDS,
     LINES,
-    Board,
+    GroupHeader,
     abort,
     given_up,
     head_bytes,
@@ -98,7 +98,7 @@ class SharedGroup:
         try:
             if not 0 <= rank < self.size:
                 raise InvalidInputError(f"Rank {rank} was given for a group of {self.size}: give 0 to {self.size - 1}.")
-            self._board = Board(self._segment, rank, self.size, timeout, SPIN if spin is None else spin)
+            self._board = GroupHeader(self._segment, rank, self.size, timeout, SPIN if spin is None else spin)
             self._spin_open = spin is None
         except BaseException:
             if self._owned:
@@ -405,9 +405,9 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
         PeerLostError: on every rank, if one of them cannot map it.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
+        >>> from choros.comm.single_rank_group import SingleRankGroup
         >>> with Segment.create(64) as segment:
-        ...     share(LocalGroup(), segment) is segment
+        ...     share(SingleRankGroup(), segment) is segment
         True
     """
     own = [os.getpid(), segment.fd] if group.rank == root and segment is not None else None

@@ -20,14 +20,14 @@ from typing import Final
 
 from choros.comm.group import Trace
 from choros.comm.shm.futex import SLICE, SPIN, Waiter, fence
-from choros.comm.shm.rank_status import TEXT, Telling, state_of
+from choros.comm.shm.rank_status import TEXT, RankStatus, state_of
 from choros.comm.shm.segment import Segment
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 
 MAGIC: Final = 0x43484F524F5331
 GROUP: Final = 1
 CENTRE: Final = 2
-KINDS: Final = {GROUP: "a SharedGroup's", CENTRE: "a SharedCentre's"}
+KINDS: Final = {GROUP: "a SharedGroup's", CENTRE: "a parameter server's"}
 _MAGIC, _KIND, _ABORT, _REASON, _WAKE_FIRST, _WAKE_STEP, _WAKE_COUNT = range(7)
 FREE: Final = 16
 _TEXT: Final = 64
@@ -161,7 +161,7 @@ def names(ranks: list[int] | tuple[int, ...]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-class Board:
+class GroupHeader:
     """One rank's hold on a group's head: it joins, meets the others at barriers, and leaves.
 
     Args:
@@ -172,7 +172,7 @@ class Board:
         spin: float. Seconds to look before sleeping.
 
     Attributes:
-        telling: Telling. What this rank and the others are about.
+        telling: RankStatus. What this rank and the others are about.
         warn_after: float. Seconds after which a wait is told on stderr, once; never by default.
         trace: Trace. Is told of each wait; None by default.
         broken: str. Why nothing works here any more; "" while it does.
@@ -194,7 +194,7 @@ class Board:
         self._others = [other for other in range(size) if other != rank]
         self._mine = self._line(rank)
         lines = [self._line(each) + TOLD for each in range(size)]
-        self.telling = Telling(self.words, lines, 8 * self._line(size), rank)
+        self.telling = RankStatus(self.words, lines, 8 * self._line(size), rank)
         if self.words[self._mine + STATE]:
             raise InvalidInputError(
                 f"Rank {rank} of this group was already taken by process {self.words[self._mine + PID]}: "

@@ -16,7 +16,7 @@ _LENGTH, _SINCE, _ENDED = range(3)
 _STATES: Final = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped by a signal", "Z": "ended"}
 
 
-class Telling:
+class RankStatus:
     """The ranks' texts: this rank's to write, everybody's to read.
 
     Args:
@@ -30,7 +30,7 @@ class Telling:
 
     Example:
         >>> words = memoryview(bytearray(1024)).cast("q")
-        >>> zero, one = (Telling(words, [0, 3], 64, rank) for rank in (0, 1))
+        >>> zero, one = (RankStatus(words, [0, 3], 64, rank) for rank in (0, 1))
         >>> zero.say("allreduce 'loss'")
         >>> zero.doing, one.said(0)
         ("allreduce 'loss'", "it has been in allreduce 'loss' for 0.0 s")

@@ -16,16 +16,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from choros.comm.bootstrap.exit_hooks import CAUSE, on_failure
-from choros.comm.tcp.connections import Links
+from choros.comm.tcp.connections import ConnectionMesh
 
 _LOOK = 1000.0  # milliseconds after which it is seen that the sockets were closed
 
 
-def end_together(links: Links, where: str, end: Callable[[], object] = lambda: os._exit(1)) -> None:
+def end_together(links: ConnectionMesh, where: str, end: Callable[[], object] = lambda: os._exit(1)) -> None:
     """Tell the other ranks when this one fails, and end this one when it is told so and does not notice it itself.
 
     Args:
-        links: Links. The job's.
+        links: ConnectionMesh. The job's.
         where: str. This rank and its host, for people.
         end: what ends this process.
 
@@ -35,13 +35,13 @@ def end_together(links: Links, where: str, end: Callable[[], object] = lambda: o
     threading.Thread(target=_watch, args=(links, where, end), name="choros-alarm", daemon=True).start()
 
 
-def _cry(links: Links) -> None:
+def _cry(links: ConnectionMesh) -> None:
     for line in links.lines.values():
         with suppress(OSError):
             line.end.send(b"!", socket.MSG_OOB)
 
 
-def _watch(links: Links, where: str, end: Callable[[], object]) -> None:
+def _watch(links: ConnectionMesh, where: str, end: Callable[[], object]) -> None:
     poll, lines = select.poll(), {line.end.fileno(): line for line in links.lines.values()}
     for number in lines:
         if number >= 0:

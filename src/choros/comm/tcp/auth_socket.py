@@ -34,11 +34,11 @@ _BACKLOG = 1024
 _AGAIN = 5  # times that who was cut off before it was known tries once more
 
 
-class Nobody(PeerLostError):
+class NoListenerError(PeerLostError):
     """No one was there who knows the secret."""
 
 
-class Refused(Nobody):
+class Refused(NoListenerError):
     """Nothing hears there: the process that had the port has ended, or was never there."""
 
 
@@ -46,7 +46,7 @@ class _CutOff(PeerLostError):
     """The other end closed the connection before either knew the other."""
 
 
-class Door:
+class AuthListener:
     """A listening port, and the authenticated peers that connected to it.
 
     All others are turned away after ten seconds, a few bytes, or when too many of them are there at once; one line in
@@ -63,7 +63,7 @@ class Door:
         secret: bytes.
 
     Example:
-        >>> with Door("127.0.0.1", b"a secret") as door:
+        >>> with AuthListener("127.0.0.1", b"a secret") as door:
         ...     far = dial(door.place, b"a secret", {"rank": 1}, 5.0)
         ...     hello, near = door.next(5.0)
         ...     near.sendall(b"good day")
@@ -204,7 +204,7 @@ class Door:
             while True:
                 self._came.get_nowait()[1].close()
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> AuthListener:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,7 +240,7 @@ def listener(address: str) -> tuple[int, int]:
 
 
 def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> socket.socket:
-    """Return a socket to a ``Door``.
+    """Return a socket to a ``AuthListener``.
 
     Args:
         place: str. Its ``address:port``, or ``address:port,port,...`` where it may have taken any of several.
@@ -269,7 +269,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
             except OSError as error:
                 why, none = why or str(error), isinstance(error, ConnectionRefusedError)
         if time.monotonic() > until:
-            raise (Refused if none else Nobody)(f"Nobody answers at {place} ({why}): {_network(host)}")
+            raise (Refused if none else NoListenerError)(f"Nobody answers at {place} ({why}): {_network(host)}")
         time.sleep(0.05)
 
 

@@ -152,7 +152,7 @@ class _Line:
             return True
 
 
-class Links:
+class ConnectionMesh:
     """All sockets of a process.
 
     Args:
@@ -218,10 +218,10 @@ class Links:
 
 
 class TcpMessages:
-    """The messages among some ranks; implements ``choros.comm.p2p.interface.Messages``.
+    """The messages among some ranks; implements ``choros.comm.p2p.interface.PointToPoint``.
 
     Args:
-        links: Links. By rank of the job.
+        links: ConnectionMesh. By rank of the job.
         me: int. This rank of the job.
         ranks: int. Which ranks of the job are in it, in their order here.
         group: int. What tells their messages from other groups'.
@@ -230,7 +230,7 @@ class TcpMessages:
     name, patience = "TCP", 0.0
     errors: tuple[type[Exception], ...] = (OSError,)
 
-    def __init__(self, links: Links, me: int, ranks: Sequence[int], group: int = 0) -> None:
+    def __init__(self, links: ConnectionMesh, me: int, ranks: Sequence[int], group: int = 0) -> None:
         self._links, self._me, self._ranks, self._group = links, me, tuple(ranks), group
         self.rank, self.size = self._ranks.index(me), len(self._ranks)
         self.rest, self._freed = links.rest, False

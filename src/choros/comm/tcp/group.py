@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from choros.comm.p2p.group import MessageGroup
 from choros.comm.shm.group_header import names
 from choros.comm.tcp.abort_signal import end_together
-from choros.comm.tcp.auth_socket import Door, dial
-from choros.comm.tcp.connections import Links, TcpMessages
+from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.connections import ConnectionMesh, TcpMessages
 from choros.errors import CommTimeoutError, PeerLostError
 
 Swap = Callable[[bytes], Sequence[bytes]]
@@ -50,7 +50,7 @@ class TcpGroup(MessageGroup):
     ) -> None:
         where = f"rank {rank} on {os.uname().nodename}"
         until = time.monotonic() + timeout
-        with Door(address, secret) as door:
+        with AuthListener(address, secret) as door:
             said = [json.loads(text) for text in swap(json.dumps([door.place, os.uname().nodename]).encode())]
             ends = {}
             for other in range(rank):
@@ -73,7 +73,7 @@ class TcpGroup(MessageGroup):
                 other = int(hello["rank"])
                 missing.discard(other)
                 ends[other] = end, f"rank {other} on {said[other][1]}"
-        self._links = Links(ends)
+        self._links = ConnectionMesh(ends)
         super().__init__(TcpMessages(self._links, rank, range(size)), timeout, spin=spin)
 
     def end_together(self) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from choros.comm.tcp.auth_socket import Refused, dial
-from choros.comm.tcp.rpc import Channel, Head
+from choros.comm.tcp.rpc import Head, RpcConnection
 from choros.errors import PeerLostError
 from choros.types import Array
 
 _TRY, _PAUSE = 1.0, 0.05  # seconds of one try, and until the next
 
 
-class Lasting:
-    """The asking end of a ``Channel`` that is opened anew where it broke.
+class ReconnectingClient:
+    """The asking end of a ``RpcConnection`` that is opened anew where it broke.
 
     Whoever answers must do once what it is asked twice. That nobody may be there any more is found out at once: the
     rank that starts the servers of a host has the port open as long as it lives.
@@ -38,7 +38,7 @@ class Lasting:
         self, place: str, secret: bytes, hello: dict[str, Any], who: str, timeout: float, first: float
     ) -> None:
         self._place, self._secret, self._hello, self._who, self._timeout = place, secret, hello, who, timeout
-        self._channel = Channel(dial(place, secret, hello, first), who, timeout)
+        self._channel = RpcConnection(dial(place, secret, hello, first), who, timeout)
         self._asked: tuple[Head, Sequence[Array]] = {}, ()
         self._closed, self._gone = False, ""
 
@@ -93,12 +93,12 @@ class Lasting:
         self._channel.close()
         return True
 
-    def _again(self, until: float) -> Channel:
+    def _again(self, until: float) -> RpcConnection:
         while True:
             try:
                 left = until - time.monotonic()
                 end = dial(self._place, self._secret, self._hello, min(_TRY, left))
-                return Channel(end, self._who, self._timeout)
+                return RpcConnection(end, self._who, self._timeout)
             except Refused:
                 why = "and so has the rank that would start another one: see what that rank printed last"
             except PeerLostError as error:

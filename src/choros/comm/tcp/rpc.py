@@ -22,7 +22,7 @@ Head = dict[str, Any]
 Answer = Callable[[Head, list[Array]], tuple[Head, Sequence[Array]]]
 
 
-class Channel:
+class RpcConnection:
     """One end of a conversation.
 
     Args:
@@ -35,7 +35,7 @@ class Channel:
 
     Example:
         >>> import threading
-        >>> one, two = (Channel(end, "the test", 5.0) for end in socket.socketpair())
+        >>> one, two = (RpcConnection(end, "the test", 5.0) for end in socket.socketpair())
         >>> twice = lambda head, arrays: ({"seen": head["n"]}, [array * 2 for array in arrays])
         >>> threading.Thread(target=two.answer, args=(twice,)).start()
         >>> one.ask({"n": 1}, [np.arange(3.0)])
@@ -174,7 +174,7 @@ class Channel:
 class _Trouble:
     """Says who is at the other end when the socket fails."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: RpcConnection) -> None:
         self.channel = channel
 
     def __enter__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from choros.data.files.reader import Table, find_files
+from choros.data.files.reader import FileReader, find_files
 from choros.data.files.source import Decode, FileSource
 from choros.errors import InvalidDataError
 
@@ -88,8 +88,8 @@ def _kind(paths: list[str]) -> str:
     return next(iter(kinds))
 
 
-def reopen(spec: dict[str, Any]) -> Table:
-    """Return the table that ``Table.spec`` described."""
+def reopen(spec: dict[str, Any]) -> FileReader:
+    """Return the table that ``FileReader.spec`` described."""
     kind, parts = spec["kind"], {name: value for name, value in spec.items() if name != "kind"}
     if kind == "hdf5":
         from choros.data.files.h5py import Hdf5Table
@@ -102,5 +102,5 @@ def reopen(spec: dict[str, Any]) -> Table:
     from choros.data.files import pyarrow
 
     kinds: dict[str, Any] = {"parquet": pyarrow.ParquetTable, "arrow": pyarrow.ArrowTable, "csv": pyarrow.CsvTable}
-    table: Table = kinds[kind](**parts)
+    table: FileReader = kinds[kind](**parts)
     return table

@@ -13,7 +13,7 @@ from choros.errors import InvalidDataError
 from choros.types import Array
 
 
-class Leaf:
+class ColumnSpec:
     """One array of a batch: a column, or several side by side.
 
     Args:
@@ -111,7 +111,7 @@ def _is_names(choice: Any) -> bool:
 
 
 def leaf_tree(choice: Any) -> Any:
-    """Return the choice with a ``Leaf`` for each array.
+    """Return the choice with a ``ColumnSpec`` for each array.
 
     Example:
         >>> leaf_tree({"wide": ["a", "b"]})["wide"].names
@@ -120,8 +120,8 @@ def leaf_tree(choice: Any) -> Any:
     if choice is None:
         return None
     if isinstance(choice, Mapping):
-        return {str(key): Leaf(part) for key, part in choice.items()}
-    return Leaf(choice)
+        return {str(key): ColumnSpec(part) for key, part in choice.items()}
+    return ColumnSpec(choice)
 
 
 def all_names(*choices: Any) -> list[str]:

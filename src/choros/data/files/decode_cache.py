@@ -29,11 +29,11 @@ _NAP = 0.05  # seconds between two tries to take a lock, at most
 Form = tuple[str, tuple[int, ...]]  # dtype, shape of a row
 
 
-class Spill:
+class DecodeCache:
     """The file and the arrays in it.
 
     Args:
-        path: str. Of a file that ``Spill.create`` made, in whichever process.
+        path: str. Of a file that ``DecodeCache.create`` made, in whichever process.
         blocks: int. How many blocks there are.
         rows: int. How many rows.
         forms: of each array, its dtype and the shape of a row.
@@ -59,7 +59,7 @@ class Spill:
         self._owned: IO[bytes] | None = None
 
     @classmethod
-    def create(cls, blocks: int, rows: int, forms: Sequence[Form], folder: str | None = None) -> Spill:
+    def create(cls, blocks: int, rows: int, forms: Sequence[Form], folder: str | None = None) -> DecodeCache:
         """Make the file, in ``folder`` or where ``TMPDIR`` says.
 
         Raises:

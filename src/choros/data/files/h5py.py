@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.data.files.reader import Columns, Table
+from choros.data.files.reader import Columns, FileReader
 from choros.errors import InvalidDataError
 
 try:
@@ -19,7 +19,7 @@ except ImportError as error:
 _BLOCK = 1 << 22  # bytes of a block
 
 
-class Hdf5Table(Table):
+class Hdf5Table(FileReader):
     """HDF5 files whose data sets have one row for each sample; several files follow each other.
 
     A data set in a group has its path for a name (``train/x``). Those with another number of rows than most are not

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.data.files.reader import Columns, Table
+from choros.data.files.reader import Columns, FileReader
 from choros.errors import InvalidDataError
 from choros.types import Array
 
@@ -27,11 +27,11 @@ _PART = 1 << 16  # rows that are decoded at once
 _TEXT = 1 << 22  # bytes of a block of CSV
 
 
-class _Gapped(Table):
+class _Gapped(FileReader):
     """Files that tell which columns miss values, before their rows are read.
 
     Args:
-        files, blocks: as for ``Table``.
+        files, blocks: as for ``FileReader``.
         gaps: the columns that have missing values anywhere; such whole numbers become fractions everywhere.
     """
 
@@ -118,14 +118,14 @@ class ArrowTable(_Gapped):
         return columns(self._get(0).slice(0, 32), self.gaps)
 
 
-class CsvTable(Table):
+class CsvTable(FileReader):
     """CSV files with one line of names, one row a line; a block is 4 MB of lines, or a whole compressed file.
 
     A field that is quoted may hold commas but no ends of lines. Of each block: the number of its file, where it begins
     and ends there in bytes (-1: the whole file), and its rows.
 
     Args:
-        files, blocks: as for ``Table``.
+        files, blocks: as for ``FileReader``.
         delimiter: between fields.
         kinds: by name, the type of columns, in pyarrow's words. Others are what the first file's first megabytes look
             like.

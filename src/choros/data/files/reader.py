@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 Columns = Mapping[str, Any]  # by name, arrays whose first axis is the rows; objects for text and bytes
 
 
-class Table(ABC):
+class FileReader(ABC):
     """A data set in files: rows in blocks, each read by itself.
 
     Args:

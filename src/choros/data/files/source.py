@@ -15,8 +15,8 @@ from choros.data.block_shuffle import BlockOrder, Rows
 from choros.data.class_weights import check_class_weight, with_class_weight
 from choros.data.conversion import to_floatx
 from choros.data.files.column_selection import all_names, check_choice, leaf_tree
-from choros.data.files.decode_cache import Spill, form
-from choros.data.files.reader import Columns, Table, naming, readable, stamp
+from choros.data.files.decode_cache import DecodeCache, form
+from choros.data.files.reader import Columns, FileReader, naming, readable, stamp
 from choros.data.permutation import permutation
 from choros.data.sharding import pieces
 from choros.data.tree import leaves, map_leaves
@@ -30,8 +30,8 @@ Decode = Callable[[dict[str, Any]], Columns]
 class FileSource:
     """Rows of files, gone through by permuted blocks and by permuted rows within pools of up to 64 of them.
 
-    Made by ``choros.files``. What is decoded is kept in a file without a name (``Spill``), so memory holds no more than
-    the blocks that are just being decoded.
+    Made by ``choros.files``. Decoded rows are kept in a file without a name (``DecodeCache``), so memory holds only the
+    blocks that are being decoded.
 
     Args:
         table: the reader.
@@ -60,7 +60,7 @@ class FileSource:
 
     def __init__(
         self,
-        table: Table,
+        table: FileReader,
         x: Any = None,
         y: Any = None,
         sample_weight: Any = None,
@@ -91,7 +91,7 @@ class FileSource:
         self._tree = leaf_tree(x), leaf_tree(y), leaf_tree(sample_weight)
         self._leaves = [leaf for _, leaf in leaves(self._tree)]
         self._forms = [form(array) for _, array in leaves(first)]
-        self._spill: Spill | None = None
+        self._spill: DecodeCache | None = None
         if spill is not None:
             self.join(spill)
 
@@ -140,7 +140,7 @@ class FileSource:
 
     def join(self, path: str) -> None:
         """Read and write what another process of this machine has made: its ``spill.path``."""
-        self._spill = Spill(path, len(self.table.rows), int(self.starts[-1]), self._forms)
+        self._spill = DecodeCache(path, len(self.table.rows), int(self.starts[-1]), self._forms)
 
     def spec(self, here: bool = True) -> dict[str, Any]:
         """Return in JSON's terms what a worker makes this source from again; ``decode`` travels beside it.
@@ -164,10 +164,10 @@ class FileSource:
         return copy.copy(self)
 
     @property
-    def spill(self) -> Spill:
+    def spill(self) -> DecodeCache:
         """The decoded rows on disk, made when first asked for."""
         if self._spill is None:
-            self._spill = Spill.create(len(self.table.rows), int(self.starts[-1]), self._forms, self.spill_dir)
+            self._spill = DecodeCache.create(len(self.table.rows), int(self.starts[-1]), self._forms, self.spill_dir)
         return self._spill
 
     def steps(self, batch_size: int) -> int:

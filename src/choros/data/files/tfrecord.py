@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.data.files.reader import Columns, Table
+from choros.data.files.reader import Columns, FileReader
 from choros.errors import InvalidDataError
 
 try:
@@ -33,7 +33,7 @@ _CUT = "{} ends in the middle of a record: it was not written to its end."
 _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
-class RecordTable(Table):
+class RecordTable(FileReader):
     """TFRecord files, plain or compressed (then a block is a whole file); several files follow each other.
 
     A feature of one value a record is a column of numbers, of n values one of n numbers a row, of bytes one of bytes.

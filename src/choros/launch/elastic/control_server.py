@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from choros.comm.tcp.auth_socket import Door
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.auth_socket import AuthListener
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError
 
 _NEVER = 1e9  # seconds: a socket that waits as long as there is somebody at the other end
@@ -20,11 +20,11 @@ _MOST = 1 << 23  # bytes that are queued for a process that does not read
 _LAST = 2.0  # seconds in which all processes receive their last messages
 
 
-class Desk:
+class ControlServer:
     """Takes in who knows the job's secret, and what they say.
 
     Args:
-        door: Door. Where they come; closed with this.
+        door: AuthListener. Where they come; closed with this.
         called: is called, from a thread, when there is something in ``heard``.
 
     Attributes:
@@ -32,15 +32,15 @@ class Desk:
 
     Example:
         >>> from choros.comm.tcp.auth_socket import dial
-        >>> desk = Desk(Door("127.0.0.1", b"a secret"))
-        >>> far = Channel(dial(desk.place, b"a secret", {"member": 3}, 5.0), "the desk", 5.0)
+        >>> desk = ControlServer(AuthListener("127.0.0.1", b"a secret"))
+        >>> far = RpcConnection(dial(desk.place, b"a secret", {"member": 3}, 5.0), "the desk", 5.0)
         >>> desk.heard.get(timeout=5.0), desk.tell(3, {"say": "good day"}), far.hear()[0]
         ((3, {'say': 'here'}), True, {'say': 'good day'})
         >>> desk.close(), far.close()
         (None, None)
     """
 
-    def __init__(self, door: Door, called: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, door: AuthListener, called: Callable[[], object] = lambda: None) -> None:
         self.place, self._door, self._called = door.place, door, called
         self.heard: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._lines: dict[int, _Line] = {}
@@ -90,7 +90,7 @@ class _Line:
     """The socket to one process, with a thread that sends, so that the driver never waits for a process."""
 
     def __init__(self, end: socket.socket, who: str) -> None:
-        self.channel, self._end = Channel(end, who, _NEVER), end
+        self.channel, self._end = RpcConnection(end, who, _NEVER), end
         self._waiting: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._lock, self._bytes, self._broken = threading.Lock(), 0, False
         self._thread = threading.Thread(target=self._send, name="choros-send", daemon=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from choros.errors import InvalidInputError
-from choros.launch.elastic.control_server import Desk
+from choros.launch.elastic.control_server import ControlServer
 from choros.launch.elastic.host_discovery import Discovery
 from choros.launch.elastic.members import (
     IN,
@@ -29,30 +29,35 @@ from choros.launch.elastic.members import (
     surplus,
     vacancies,
 )
-from choros.launch.elastic.process_starter import Starter
-from choros.launch.elastic.settings import Terms
-from choros.launch.local_job import Wish
-from choros.launch.process.child_process import Ended
+from choros.launch.elastic.process_starter import ProcessStarter
+from choros.launch.elastic.settings import ElasticSettings
+from choros.launch.local_job import LaunchOptions
+from choros.launch.process.child_process import ExitStatus
 from choros.launch.process.rank_output import Output
-from choros.launch.process.rank_supervisor import Outcome, Ranks, fate
+from choros.launch.process.rank_supervisor import JobResult, RankSupervisor, fate
 
 _PING = 1.0  # seconds between two signs of life
 _LEAVE = 30.0  # seconds that a process may take to end after it was told that it has no place
 
 
-class Driver(Ranks):
+class Driver(RankSupervisor):
     """Keeps an elastic job going.
 
     Args:
-        starter: Starter. Starts a process of the job.
-        terms: Terms. What was asked for.
-        wish: Wish. How the ranks are to be started.
+        starter: ProcessStarter. Starts a process of the job.
+        terms: ElasticSettings. What was asked for.
+        wish: LaunchOptions. How the ranks are to be started.
         output: Output. Where their lines go.
-        desk: makes the Desk, from what is to be called when somebody says something.
+        desk: makes the ControlServer, from what is to be called when somebody says something.
     """
 
     def __init__(
-        self, starter: Starter, terms: Terms, wish: Wish, output: Output, desk: Callable[[Callable[[], None]], Desk]
+        self,
+        starter: ProcessStarter,
+        terms: ElasticSettings,
+        wish: LaunchOptions,
+        output: Output,
+        desk: Callable[[Callable[[], None]], ControlServer],
     ) -> None:
         super().__init__(wish.grace, output, on_line=self._line)
         self.terms, self.starter = terms, starter
@@ -60,7 +65,7 @@ class Driver(Ranks):
         self.generation, self.resets = 0, 0
         self.running = False  # whether nothing is known to have befallen this generation
         self.finishing = False  # whether one of its ranks has ended well
-        self.failures: list[Ended] = []  # of this generation, or before the first one
+        self.failures: list[ExitStatus] = []  # of this generation, or before the first one
         self.black = Blacklist(terms.cooldown)
         self._patience = float((wish.variables or {}).get("HOROVOD_START_TIMEOUT", 30.0))
         self._swaps: dict[int, str] = {}
@@ -71,7 +76,7 @@ class Driver(Ranks):
         self.desk = desk(self.wake)
         self.discovery = Discovery(list(terms.script), terms.hosts, terms.each, changed=self.wake, say=output.say)
 
-    def watch(self) -> Outcome:
+    def watch(self) -> JobResult:
         """Keep the job going; what has become of it."""
         while self._code is None or len(self.ended) < len(self.keeper.children):
             self._wait()
@@ -84,7 +89,7 @@ class Driver(Ranks):
             if self._code is None:
                 self._decide()
             self._kill_late()
-        return Outcome(self._code, self._asked[0] if self._asked else 0)
+        return JobResult(self._code, self._asked[0] if self._asked else 0)
 
     def end(self) -> None:
         """Leave nothing."""
@@ -107,7 +112,7 @@ class Driver(Ranks):
                 self.keeper.pull(number)
                 self._gone(self.members.pop(number), ended)
 
-    def _gone(self, member: Member, ended: Ended) -> None:
+    def _gone(self, member: Member, ended: ExitStatus) -> None:
         """A process has ended."""
         if self._code is not None or member.state == LEAVING:
             return
@@ -259,7 +264,7 @@ class Driver(Ranks):
         member.until = time.monotonic() + (self.grace + 3.0 if member.machine else 0.0)
         self.keeper.children[member.number].send_signal(signal.SIGTERM if member.machine else signal.SIGKILL)
         if among:
-            self.failures.append(Ended(-1, "SIGKILL", 137, 0))
+            self.failures.append(ExitStatus(-1, "SIGKILL", 137, 0))
             reason = f"{self._name(member)} {how}"
             member.rank = -1
             self._break(reason)
@@ -368,13 +373,13 @@ class Driver(Ranks):
 
 def start_elastic(
     command: Sequence[str],
-    wish: Wish,
-    terms: Terms,
+    wish: LaunchOptions,
+    terms: ElasticSettings,
     *,
     ssh: str,
     network: str = "",
     verbose: bool = False,
-) -> Outcome:
+) -> JobResult:
     """Run a command as the ranks of an elastic job; see ``choros.launch.local_job.start``.
 
     Args:
@@ -392,14 +397,14 @@ def start_elastic(
         InvalidInputError: a wish that cannot be met; nothing was started.
     """
     from choros.cluster.hardware.network_address import LOOPBACK, head_address
-    from choros.comm.tcp.auth_socket import Door
+    from choros.comm.tcp.auth_socket import AuthListener
 
     secret = secrets.token_bytes(32)
     address = LOOPBACK if terms.here else head_address(network, here=True)
     output = Output(0, wish.folder, wish.timestamps, total=terms.most or terms.first)
     say = output.say if verbose else (lambda _: None)
-    starter = Starter(command, wish, secret, ssh, network, say)
-    driver = Driver(starter, terms, wish, output, lambda called: Desk(Door(address, secret), called))
+    starter = ProcessStarter(command, wish, secret, ssh, network, say)
+    driver = Driver(starter, terms, wish, output, lambda called: ControlServer(AuthListener(address, secret), called))
     with driver.signals():
         try:
             return driver.watch()

@@ -13,19 +13,19 @@ from dataclasses import asdict, replace
 from choros.cluster import Slots, is_this_machine
 from choros.cluster.hardware import plan, usable_cores, variables
 from choros.launch.elastic.members import Member
-from choros.launch.local_job import Part, Wish, horovod_place
+from choros.launch.local_job import HostShare, LaunchOptions, horovod_place
 from choros.launch.ssh.launcher import memory, told_agent
 
 ELASTIC = "CHOROS_ELASTIC"  # tells a process where to ask for its place, which it is, and the job's secret
 Prepared = tuple[list[str], dict[str, str], tuple[int, ...], tuple[int, ...]]
 
 
-class Starter:
+class ProcessStarter:
     """The interface that starts the processes of one job.
 
     Args:
         command: the program and its arguments.
-        wish: Wish. How; its size does not count.
+        wish: LaunchOptions. How; its size does not count.
         secret: bytes. What only this job's processes know.
         ssh: the program that starts a command on a host, and its options.
         network: the interface or domain by which the hosts reach each other.
@@ -35,7 +35,7 @@ class Starter:
     def __init__(
         self,
         command: Sequence[str],
-        wish: Wish,
+        wish: LaunchOptions,
         secret: bytes,
         ssh: str,
         network: str,
@@ -75,7 +75,7 @@ class Starter:
         binding = plan(shares, self._wish.threads, self._wish.bind)[member.slot]
         crowded = not binding.cores or shares * binding.threads > len(usable_cores())
         keep = {} if self._wish.threads else dict(os.environ)
-        part = Part(size)
+        part = HostShare(size)
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
@@ -95,7 +95,7 @@ class Starter:
         return self._command, environment, binding.cores, ()
 
     def _far(self, member: Member, size: int, own: dict[str, str], shares: int) -> Prepared:
-        part = Part(size, member.number, nodes=2, share=(member.slot, shares))
+        part = HostShare(size, member.number, nodes=2, share=(member.slot, shares))
         given = {**own, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
         self._say(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
         told = told_agent(

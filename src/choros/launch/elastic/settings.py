@@ -11,7 +11,7 @@ from choros.launch.elastic.host_discovery import script_of
 
 
 @dataclass(frozen=True)
-class Terms:
+class ElasticSettings:
     """The terms of an elastic job.
 
     Attributes:
@@ -52,7 +52,7 @@ def terms_of(
     timeout: float | None = None,
     resets: int | None = None,
     cooldown: tuple[float, float] | None = None,
-) -> Terms | None:
+) -> ElasticSettings | None:
     """Check what was asked for; None where the job is not elastic, as neither ``least`` nor a script is given.
 
     Args:
@@ -102,7 +102,9 @@ def terms_of(
             f"{first} ranks were asked for, but the hosts have {sum(count for _, count in slots)} slots"
         )
     words = tuple(script_of(script)) if script is not None else ()
-    terms = Terms(first, least, most, words, slots, each or 1, resets=resets, cooldown=cooldown, pulse=_pulse())
+    terms = ElasticSettings(
+        first, least, most, words, slots, each or 1, resets=resets, cooldown=cooldown, pulse=_pulse()
+    )
     return terms if timeout is None else replace(terms, timeout=timeout)
 
 

@@ -19,12 +19,12 @@ from typing import Any
 from choros.cluster import Slots
 from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI, find_mpi
 from choros.errors import AGAIN, CommTimeoutError, InvalidInputError
-from choros.launch.local_job import Wish
+from choros.launch.local_job import LaunchOptions
 from choros.launch.mpi.failure_notice import HEAD
 from choros.launch.process import exec_stub
 from choros.launch.process.exec_stub import PARENT
 from choros.launch.process.failure_report import signalled
-from choros.launch.process.rank_supervisor import WARNINGS, Outcome
+from choros.launch.process.rank_supervisor import WARNINGS, JobResult
 
 LAUNCHERS = ("srun", "mpiexec")
 _TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
@@ -65,7 +65,9 @@ def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str
     return [launcher, "-l", "-bind-to", "none", *where, "-n", str(size)]
 
 
-def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots, network: str = "") -> Outcome:
+def start_under(
+    launcher: str, command: Sequence[str], wish: LaunchOptions, slots: Slots, network: str = ""
+) -> JobResult:
     """Run a command as ranks that a launcher starts; they meet as under the bare launcher, by MPI.
 
     Args:
@@ -82,12 +84,12 @@ def start_under(launcher: str, command: Sequence[str], wish: Wish, slots: Slots,
         InvalidInputError: there is no such launcher, or no SLURM for srun.
     """
     from choros.cluster.hardware.network_address import head_address
-    from choros.comm.tcp.auth_socket import Door
+    from choros.comm.tcp.auth_socket import AuthListener
 
     program, said = find_launcher(launcher)
     own = find_mpi() if Path(program).name == "srun" else ""
     secret = secrets.token_bytes(32)
-    with Door(head_address(network, Path(program).name != "srun" and not slots), secret) as door:
+    with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret) as door:
         head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
@@ -129,7 +131,7 @@ class _Job:
             except subprocess.TimeoutExpired:
                 self._process.send_signal(number)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Wait for the end; what this process is told to end by goes on to the launcher."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS):
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -141,8 +143,8 @@ class _Job:
                 continue
         code = int(self.first["code"]) if self.first else code if code >= 0 else 128 - code
         if self._asked:
-            return Outcome(AGAIN if code == AGAIN else 128 + self._asked[0], self._asked[0])
-        return Outcome(code)
+            return JobResult(AGAIN if code == AGAIN else 128 + self._asked[0], self._asked[0])
+        return JobResult(code)
 
     def _forward(self, number: int, _: FrameType | None) -> None:
         if number not in WARNINGS:

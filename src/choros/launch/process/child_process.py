@@ -17,7 +17,7 @@ from choros.launch.process.peak_memory import peak_memory
 
 
 @dataclass(frozen=True)
-class Ended:
+class ExitStatus:
     """The end of a process.
 
     Attributes:
@@ -76,7 +76,7 @@ class Child:
             with contextlib.suppress(OSError):
                 self.pidfd = os.pidfd_open(self.pid)
         self._peak = 0
-        self._ended: Ended | None = None
+        self._ended: ExitStatus | None = None
 
     def sample(self) -> None:
         """Note the peak memory up to now."""
@@ -95,7 +95,7 @@ class Child:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     (os.kill if alone else os.killpg)(self.pid, number)
 
-    def check(self) -> Ended | None:
+    def check(self) -> ExitStatus | None:
         """Return how it ended, or None while it runs. Kill what it left in its process group, and reap it."""
         with self._lock:
             if self._ended is not None:
@@ -112,15 +112,15 @@ class Child:
                         return None
                     self._sweep()
             except ChildProcessError:  # somebody else's os.wait() took it
-                return self._end(Ended(-1, "", 1, self._peak))
+                return self._end(ExitStatus(-1, "", 1, self._peak))
             most = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             peak = max(self._peak, most) if most > self._before * 1.02 else self._peak
             code = os.waitstatus_to_exitcode(status)
             if code < 0:
-                return self._end(Ended(-1, _name(-code), 128 - code, peak))
-            return self._end(Ended(code, "", code, peak))
+                return self._end(ExitStatus(-1, _name(-code), 128 - code, peak))
+            return self._end(ExitStatus(code, "", code, peak))
 
-    def wait(self, seconds: float) -> Ended | None:
+    def wait(self, seconds: float) -> ExitStatus | None:
         """``check``, repeated for so long."""
         limit = time.monotonic() + seconds
         pause = 0.001
@@ -133,7 +133,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _end(self, ended: Ended) -> Ended:
+    def _end(self, ended: ExitStatus) -> ExitStatus:
         self._ended = ended
         self._process.returncode = ended.exit  # so that subprocess neither waits for it nor warns
         if self.pidfd >= 0:

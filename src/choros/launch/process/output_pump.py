@@ -77,7 +77,7 @@ class Stream:
             self._on_line(self.rank, self.kind, line.decode(errors="replace"))
 
 
-class Keeper:
+class OutputPump:
     """The thread. It ends at ``stop``, or with the interpreter.
 
     Args:

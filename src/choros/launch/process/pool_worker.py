@@ -25,11 +25,11 @@ from choros.errors import ChorosError, InvalidInputError, PeerLostError
 from choros.launch.process.failure_report import raised
 from choros.launch.process.frame import Frame, Message
 from choros.launch.process.hidden_packages import lean_keras_import
-from choros.launch.process.unix_socket import Wire
-from choros.launch.process.worker_connection import Dismissed, Link
+from choros.launch.process.unix_socket import UnixConnection
+from choros.launch.process.worker_connection import ShutdownRequested, WorkerConnection
 
 
-def serve(link: Link) -> None:
+def serve(link: WorkerConnection) -> None:
     """Answer calls until the caller asks to end, or has gone.
 
     Args:
@@ -77,12 +77,12 @@ def find(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _call(link: Link, frame: Frame) -> Message | None:
+def _call(link: WorkerConnection, frame: Frame) -> Message | None:
     """Run one call; the event that tells of its failure, or None."""
     message, blobs, fds = frame
     try:
         find(str(message.get("call")))(link, message, blobs, fds)
-    except Dismissed:
+    except ShutdownRequested:
         raise
     except BaseException as error:
         return raised(error)
@@ -101,12 +101,12 @@ def main(argv: list[str]) -> int:
     fd, rank, size = (int(each) for each in argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to judge
     os.set_inheritable(fd, False)
-    wire = Wire(socket.socket(fileno=fd), "the caller")
-    link = Link(wire, rank, size)
+    wire = UnixConnection(socket.socket(fileno=fd), "the caller")
+    link = WorkerConnection(wire, rank, size)
     try:
         link.send({"event": "hello", "rank": rank, "pid": os.getpid()})
         serve(link)
-    except (PeerLostError, Dismissed):
+    except (PeerLostError, ShutdownRequested):
         return 0
     finally:
         wire.close()

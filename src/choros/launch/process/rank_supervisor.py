@@ -21,9 +21,9 @@ from types import FrameType
 
 from choros.errors import AGAIN, InvalidInputError
 from choros.launch.process import exec_stub
-from choros.launch.process.child_process import Child, Ended
+from choros.launch.process.child_process import Child, ExitStatus
 from choros.launch.process.failure_report import signalled
-from choros.launch.process.output_pump import Keeper
+from choros.launch.process.output_pump import OutputPump
 from choros.launch.process.rank_output import Output
 
 GRACE = 5.0
@@ -32,7 +32,7 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, which ranks end by
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """The outcome of a run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Outcome:
 
     code: int
     signal: int = 0
-    failed: tuple[tuple[int, Ended, str], ...] = ()
+    failed: tuple[tuple[int, ExitStatus, str], ...] = ()
 
 
 def run(
@@ -60,10 +60,10 @@ def run(
     output: Output | None = None,
     announce: bool = True,
     on_end: Callable[[int], None] | None = None,
-    on_failure: Callable[[Ended], None] | None = None,
+    on_failure: Callable[[ExitStatus], None] | None = None,
     first: int = 0,
     total: int | None = None,
-) -> Outcome:
+) -> JobResult:
     """Run ``size`` ranks of a command until all have ended, or one has failed.
 
     The first rank that exits with a code other than 0, or by a signal, ends the others: SIGTERM, then SIGKILL after
@@ -103,7 +103,7 @@ def run(
             raise InvalidInputError(f"{len(given)} {what} were given for {size} ranks")
     token = secrets.token_hex(8)
     total = size if total is None else total
-    ranks = Ranks(grace, output or Output(size), announce, on_end, on_failure, (first, total))
+    ranks = RankSupervisor(grace, output or Output(size), announce, on_end, on_failure, (first, total))
     with ranks.signals():
         try:
             for rank in range(size):
@@ -124,11 +124,11 @@ def run(
             ranks.end()
 
 
-def fate(ended: Ended) -> tuple[str, str]:
+def fate(ended: ExitStatus) -> tuple[str, str]:
     """Return how a rank ended, and what to do, in words.
 
     Example:
-        >>> fate(Ended(3, "", 3, 0))
+        >>> fate(ExitStatus(3, "", 3, 0))
         ('exited with code 3', '')
     """
     cause, remedy = signalled(ended.signal)
@@ -136,7 +136,7 @@ def fate(ended: Ended) -> tuple[str, str]:
     return how + (f" ({cause})" if cause else ""), remedy
 
 
-class Ranks:
+class RankSupervisor:
     """The ranks of one run, and what has become of them; ``run`` says what the arguments are."""
 
     def __init__(
@@ -145,14 +145,14 @@ class Ranks:
         output: Output,
         announce: bool = True,
         on_end: Callable[[int], None] | None = None,
-        on_failure: Callable[[Ended], None] | None = None,
+        on_failure: Callable[[ExitStatus], None] | None = None,
         among: tuple[int, int] = (0, 0),
         on_line: Callable[[int, str, str], None] | None = None,
     ) -> None:
         self.grace, self.output, self.announce, self.on_end = grace, output, announce, on_end
         self.on_failure, (self.first, self.total) = on_failure, among
-        self.ended: dict[int, Ended] = {}
-        self.failed: list[tuple[int, Ended, str]] = []
+        self.ended: dict[int, ExitStatus] = {}
+        self.failed: list[tuple[int, ExitStatus, str]] = []
         self._asked: list[int] = []  # the signals that this process was sent
         self._warned: list[int] = []  # those that it has yet to hand on
         self._deadline = float("inf")  # when those that are left are killed
@@ -164,7 +164,7 @@ class Ranks:
         self._forwarded = False
         self._broken = False
         output.on_broken = self._nobody_reads
-        self.keeper = Keeper(on_line or output.line)
+        self.keeper = OutputPump(on_line or output.line)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -198,7 +198,7 @@ class Ranks:
 
         self.keeper.call(lambda: self.keeper.start(rank, make, split=True), timeout=60.0)
 
-    def watch(self) -> Outcome:
+    def watch(self) -> JobResult:
         """Wait until every rank has ended; what has become of the run."""
         children = self.keeper.children
         while len(self.ended) < len(children):
@@ -223,10 +223,10 @@ class Ranks:
                 self._signal(signal.SIGKILL)
         if self._asked:
             codes = {ended.code for ended in self.ended.values()}
-            return Outcome(AGAIN if codes in ({AGAIN}, {0, AGAIN}) else 128 + self._asked[0], self._asked[0])
+            return JobResult(AGAIN if codes in ({AGAIN}, {0, AGAIN}) else 128 + self._asked[0], self._asked[0])
         if self.failed:
-            return Outcome(self.failed[0][1].code, 0, tuple(self.failed))
-        return Outcome(128 + signal.SIGPIPE if self._broken else 0)
+            return JobResult(self.failed[0][1].code, 0, tuple(self.failed))
+        return JobResult(128 + signal.SIGPIPE if self._broken else 0)
 
     def end(self) -> None:
         """Leave nothing: processes, threads, pipes."""
@@ -242,7 +242,7 @@ class Ranks:
             os.close(self._wake_in)
             self._wake_in = self._wake_out = -1
 
-    def _judge(self, found: list[tuple[int, Ended]]) -> None:
+    def _judge(self, found: list[tuple[int, ExitStatus]]) -> None:
         """The first failure decides; what follows from it, or from a signal to this process, does not count."""
         failed = [(rank, ended) for rank, ended in found if ended.code != 0]
         if not failed or self.failed or self._asked or self._broken:

@@ -27,7 +27,7 @@ _QUIET = getattr(socket, "MSG_NOSIGNAL", 0)
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-class Wire:
+class UnixConnection:
     """One end of a connection. Any thread may send; one receives at a time.
 
     Args:
@@ -35,7 +35,7 @@ class Wire:
         peer: the other end in words, for messages.
 
     Example:
-        >>> left, right = Wire.pair()
+        >>> left, right = UnixConnection.pair()
         >>> left.send({"call": "x"}, [b"abc"])
         >>> right.receive(1.0)
         ({'call': 'x'}, [bytearray(b'abc')], [])
@@ -57,7 +57,7 @@ class Wire:
         keep_from_children(self._sock)
 
     @classmethod
-    def pair(cls) -> tuple[Wire, Wire]:
+    def pair(cls) -> tuple[UnixConnection, UnixConnection]:
         """Two wires that are connected to each other."""
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(left), cls(right)

@@ -6,38 +6,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from choros.launch.process.frame import Frame, Message
-from choros.launch.process.unix_socket import Wire
+from choros.launch.process.unix_socket import UnixConnection
 
 
-class Dismissed(SystemExit):
-    """The caller asks this worker to end; raised out of ``Link.receive``, also within a call."""
+class ShutdownRequested(SystemExit):
+    """The caller asks this worker to end; raised out of ``WorkerConnection.receive``, also within a call."""
 
 
-class Link:
+class WorkerConnection:
     """A worker's connection with the caller.
 
     Attributes:
         rank, size: int. This worker among the pool's.
     """
 
-    def __init__(self, wire: Wire, rank: int, size: int) -> None:
+    def __init__(self, wire: UnixConnection, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self._wire = wire
 
     def send(self, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
-        """Send an event to the caller; see ``Wire.send``."""
+        """Send an event to the caller; see ``UnixConnection.send``."""
         self._wire.send(message, blobs, fds)
 
     def receive(self, timeout: float | None) -> Frame:
-        """The caller's next message, its blobs and its descriptors; see ``Wire.receive``.
+        """The caller's next message, its blobs and its descriptors; see ``UnixConnection.receive``.
 
         Raises:
             Dismissed: the caller asks this worker to end; let it pass.
         """
         frame = self._wire.receive(timeout)
         if frame[0].get("call") == "exit":
-            raise Dismissed(0)
+            raise ShutdownRequested(0)
         return frame
 
     def fileno(self) -> int:

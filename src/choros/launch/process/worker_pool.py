@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
-from choros.launch.process.child_process import Child, Ended, python_variables
+from choros.launch.process.child_process import Child, ExitStatus, python_variables
 from choros.launch.process.failure_report import failure, is_echo
 from choros.launch.process.frame import Message
-from choros.launch.process.output_pump import Keeper
-from choros.launch.process.unix_socket import Wire
+from choros.launch.process.output_pump import OutputPump
+from choros.launch.process.unix_socket import UnixConnection
 
 Event = tuple[int, Message, list[bytearray]]
 
@@ -84,7 +84,7 @@ class Pool:
             )
         self.size = size
         self._events: deque[Event] = deque()
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, ExitStatus] = {}
         self._hung_up: dict[int, float] = {}
         self._watched: dict[int, tuple[int, Message]] = {}
         self._poll: select.poll | None = None  # of all that is waited for; None where that has changed
@@ -351,10 +351,10 @@ class _Crew:
     """The parts of a pool, apart from it, so that they can be ended when the pool has been collected."""
 
     def __init__(self, echo: Callable[[int, str], None] | None) -> None:
-        self.wires: list[Wire] = []
+        self.wires: list[UnixConnection] = []
         self._hired: dict[int, tuple[Mapping[str, str], tuple[int, ...]]] = {}
         self._owner = os.getpid()
-        self.keeper = Keeper(None if echo is None else lambda rank, _, line: echo(rank, line))
+        self.keeper = OutputPump(None if echo is None else lambda rank, _, line: echo(rank, line))
 
     @property
     def children(self) -> list[Child]:
@@ -366,7 +366,7 @@ class _Crew:
         environment = {name: value for name, value in environment.items() if name not in _NOT_FOR_WORKERS}
         environment |= {"CHOROS_WORKER": "1", **python_variables()}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.wires.append(Wire(ours, f"worker {rank} of {size}"))
+        self.wires.append(UnixConnection(ours, f"worker {rank} of {size}"))
         with theirs:
             argv = [
                 sys.executable,

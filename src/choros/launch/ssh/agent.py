@@ -18,8 +18,8 @@ from typing import Any
 
 from choros.cluster.hardware import raise_descriptors
 from choros.errors import ChorosError
-from choros.launch.local_job import Part, Wish, start
-from choros.launch.process.child_process import Ended
+from choros.launch.local_job import HostShare, LaunchOptions, start
+from choros.launch.process.child_process import ExitStatus
 
 _AWAY = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_", "SHLVL")
 _FAMILIES = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", "SLURM_", "PMI_", "PMIX_", "OMPI_", "CHOROS_RUN")
@@ -45,7 +45,7 @@ def main() -> int:
     told: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     os.environ.update(told["environ"])
 
-    def failed(ended: Ended) -> None:
+    def failed(ended: ExitStatus) -> None:
         print(f"{told['note']} {ended.code}", file=sys.stderr, flush=True)
 
     def watch() -> None:
@@ -61,7 +61,7 @@ def main() -> int:
         return 1
     threading.Thread(target=watch, name="choros-watch", daemon=True).start()
     try:
-        wish, part = Wish(**told["wish"]), Part(**told["part"], on_failure=failed)
+        wish, part = LaunchOptions(**told["wish"]), HostShare(**told["part"], on_failure=failed)
         code = start(
             told["command"], wish, verbose=told["verbose"], part=part, announce=told.get("announce", True)
         ).code

@@ -14,9 +14,9 @@ from typing import Any
 from choros.cluster import Slots, is_this_machine
 from choros.errors import InvalidInputError
 from choros.launch.call_io import create
-from choros.launch.local_job import Wish
+from choros.launch.local_job import LaunchOptions
 from choros.launch.process.rank_output import Output
-from choros.launch.process.rank_supervisor import Outcome
+from choros.launch.process.rank_supervisor import JobResult
 from choros.launch.process.rank_supervisor import run as run_hosts
 from choros.launch.ssh.agent import carried
 
@@ -43,13 +43,13 @@ def divide(size: int, slots: Slots) -> list[tuple[str, int]]:
 
 def start_on_hosts(
     command: Sequence[str],
-    wish: Wish,
+    wish: LaunchOptions,
     slots: Slots,
     *,
     ssh: str = SSH,
     network: str = "",
     verbose: bool = False,
-) -> Outcome:
+) -> JobResult:
     """Run a command as the ranks of a job on several hosts; see ``choros.launch.local_job.start``.
 
     All hosts have this directory, this Python and what it has installed. The variables of this process go along. The
@@ -72,13 +72,13 @@ def start_on_hosts(
     """
     from choros.cluster.hardware.network_address import head_address
     from choros.comm.bootstrap.rendezvous import Rendezvous
-    from choros.comm.tcp.auth_socket import Door
+    from choros.comm.tcp.auth_socket import AuthListener
 
     hosts = divide(wish.size, slots)
     secret = secrets.token_bytes(32)
     memories: list[int] = []
     here = any(is_this_machine(host) for host, _ in hosts)
-    with Door(head_address(network, here), secret) as door:
+    with AuthListener(head_address(network, here), secret) as door:
         Rendezvous(door, wish.size)
         common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": door.place, "CHOROS_NODES": str(len(hosts))}
         common |= {"CHOROS_HOSTS": ",".join(host for host, _ in hosts), "CHOROS_NETWORK": network}
@@ -107,7 +107,7 @@ def start_on_hosts(
 
 
 def told_agent(
-    host: str, ssh: str, wish: Wish, part: dict[str, Any], command: Sequence[str], verbose: bool = False
+    host: str, ssh: str, wish: LaunchOptions, part: dict[str, Any], command: Sequence[str], verbose: bool = False
 ) -> dict[str, Any]:
     """Return the message to ``choros.launch.ssh.agent_client``: how to start an agent, and what the agent runs."""
     local = is_this_machine(host)
@@ -136,7 +136,7 @@ def memory(data: bytes) -> int:
     return fd
 
 
-def _first(outcome: Outcome, answers: Sequence[int]) -> Outcome:
+def _first(outcome: JobResult, answers: Sequence[int]) -> JobResult:
     """The failure that was told first, where one was: the others may have followed from it."""
     told: list[dict[str, Any]] = [json.loads(text) for fd in answers if (text := os.pread(fd, 1 << 12, 0))]
     if outcome.signal or not told:

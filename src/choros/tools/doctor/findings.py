@@ -43,7 +43,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observations:
     """Everything that is known of a job.
 
     Attributes:
@@ -69,7 +69,7 @@ class Seen:
         return list(found.values())
 
 
-Rule = Callable[[Seen], Iterable[Finding]]
+Rule = Callable[[Observations], Iterable[Finding]]
 
 
 def spell(ranks: Iterable[int]) -> str:

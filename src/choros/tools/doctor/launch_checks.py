@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from choros.launch.call_io import create
-from choros.launch.local_job import Wish, check_outside, start
-from choros.launch.process.rank_supervisor import Outcome
-from choros.tools.doctor.findings import Seen
+from choros.launch.local_job import LaunchOptions, check_outside, start
+from choros.launch.process.rank_supervisor import JobResult
+from choros.tools.doctor.findings import Observations
 from choros.tools.doctor.rank_check import HAND
 from choros.tools.doctor.report import summary
 
@@ -37,7 +37,7 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
         memories += [create("choros-doctor") for _ in range(size)]
         outcome = start(
             [sys.executable, "-P", "-m", "choros", "doctor", *options],
-            Wish(size),
+            LaunchOptions(size),
             own=[{HAND: str(fd)} for fd in memories],
             own_fds=[[fd] for fd in memories],
             announce=False,
@@ -51,7 +51,7 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
             os.close(fd)
 
 
-def _put_together(size: int, outcome: Outcome, left: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _put_together(size: int, outcome: JobResult, left: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rank 0's report, if it has one and nobody died; else one of what the ranks left."""
     whole = left[0].get("report")
     died = [
@@ -72,7 +72,7 @@ def _put_together(size: int, outcome: Outcome, left: Sequence[dict[str, Any]]) -
     ranks = next((one["ranks"] for one in left if len(one.get("ranks", ())) == size), None)
     own = [each for one in left for each in one.get("ranks", ())[:1]] if ranks is None else ranks
     troubles = [trouble for one in left for trouble in one.get("troubles", ())]
-    return summary(Seen(size, own, troubles=[*died, *troubles]))
+    return summary(Observations(size, own, troubles=[*died, *troubles]))
 
 
 def _read(fd: int) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def links(group: Group, leaders: list[int], room: int) -> dict[str, float]:
         where there is one host, or the group makes no smaller ones.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> links(LocalGroup(), [0], 1 << 20)
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> links(SingleRankGroup(), [0], 1 << 20)
         {}
     """
     part = getattr(group, "part", None)

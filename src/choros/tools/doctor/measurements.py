@@ -40,8 +40,8 @@ def measure(group: Group, room: int, engines: dict[str, Group]) -> Measures:
         (for each ``gather``, seconds, and ``sum``, seconds by bytes), ``wrong`` (the ranks with a wrong sum).
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> found = measure(LocalGroup(), 1 << 24, {})
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> found = measure(SingleRankGroup(), 1 << 24, {})
         >>> len(found["work"]), found["clock"], found["engines"]
         (1, [[0.0, 0.0]], {})
     """
@@ -59,8 +59,8 @@ def tell(group: Group, what: Any) -> list[Any]:
     """Return what every rank sends, in the order of the ranks, as JSON.
 
     Example:
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> tell(LocalGroup(), {"a": 1})
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> tell(SingleRankGroup(), {"a": 1})
         [{'a': 1}]
     """
     return [json.loads(text) for text in group.gather(json.dumps(what).encode())]

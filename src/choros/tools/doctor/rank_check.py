@@ -13,7 +13,7 @@ from choros.comm.bootstrap.discover_rank import find_place
 from choros.errors import ChorosError
 from choros.tools.doctor import smoke_processes
 from choros.tools.doctor.facts import Facts, look
-from choros.tools.doctor.findings import NEED, Seen, room
+from choros.tools.doctor.findings import NEED, Observations, room
 
 if TYPE_CHECKING:
     from choros.comm.group import Group
@@ -22,7 +22,7 @@ HAND = "CHOROS_DOCTOR"  # the descriptor of memory in which whoever started this
 
 
 @dataclass(frozen=True)
-class Wish:
+class CheckOptions:
     """The options of one diagnosis.
 
     Attributes:
@@ -38,19 +38,19 @@ class Wish:
     smoke_timeout: float = smoke_processes.SECONDS
 
 
-class Visit:
+class RankCheck:
     """The facts that one rank knows so far; ``seen`` is valid at any time.
 
     Args:
-        wish: Wish.
+        wish: CheckOptions.
 
     Attributes:
         rank: int. Which this is; 0 where that is unknown.
-        seen: Seen. What is known: of this rank alone until the ranks have met.
+        seen: Observations. What is known: of this rank alone until the ranks have met.
         broken: bool. Whether the ranks did not meet, or not to the end.
     """
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: CheckOptions) -> None:
         self.wish = wish
         self.rank, self.size, self.broken = 0, 1, False
         self._ranks: list[Facts] = []
@@ -59,18 +59,18 @@ class Visit:
         self._troubles: list[Mapping[str, Any]] = []
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Observations:
         """Everything that is known here."""
-        return Seen(self.size, self._ranks, self._measures, self._smoke, self._troubles)
+        return Observations(self.size, self._ranks, self._measures, self._smoke, self._troubles)
 
-    def run(self) -> Seen:
+    def run(self) -> Observations:
         """Do it all, and end it where something does not work.
 
         Returns:
             What is known then.
 
         Example:
-            >>> Visit(Wish(train=False)).run().size >= 1
+            >>> RankCheck(CheckOptions(train=False)).run().size >= 1
             True
         """
         try:
@@ -112,11 +112,11 @@ class Visit:
     def _together(self, own: Facts) -> None:
         """Everything for which the ranks meet."""
         from choros.comm.host_identity import machine
-        from choros.comm.single_rank_group import LocalGroup
+        from choros.comm.single_rank_group import SingleRankGroup
 
         own["machine"] = machine()
         try:
-            group: Group = LocalGroup()
+            group: Group = SingleRankGroup()
             if self.size > 1:
                 from choros.comm.bootstrap.init import join
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from choros.launch.process.failure_report import amount
 from choros.tools.doctor.facts import Facts
-from choros.tools.doctor.findings import ERROR, Finding, Seen, alike, spell
+from choros.tools.doctor.findings import ERROR, Finding, Observations, alike, spell
 from choros.tools.doctor.rules import judge
 from choros.tools.doctor.rules.speed import slowest
 
 _WIDTH = 12
 
 
-def summary(seen: Seen) -> dict[str, Any]:
+def summary(seen: Observations) -> dict[str, Any]:
     """Everything that was seen and found, as JSON holds it.
 
     Args:
@@ -24,7 +24,7 @@ def summary(seen: Seen) -> dict[str, Any]:
         ``size``, ``healthy`` (no findings), ``findings``, ``ranks``, ``measures``, ``smoke``, ``troubles``.
 
     Example:
-        >>> summary(Seen(1, []))["healthy"]
+        >>> summary(Observations(1, []))["healthy"]
         True
     """
     found = judge(seen)
@@ -59,7 +59,7 @@ def text(report: dict[str, Any]) -> str:
         Lines: facts, measures, findings.
 
     Example:
-        >>> text(summary(Seen(1, []))).splitlines()[-1]
+        >>> text(summary(Observations(1, []))).splitlines()[-1]
         'nothing to change'
     """
     lines = [*_facts(report["ranks"]), *_measures(report), *_trainings(report), ""]

@@ -16,7 +16,7 @@ import numpy as np
 from choros.comm.shm.segment import Segment, align
 from choros.data import serialization
 from choros.training.async_control.center_snapshots import SLOTS
-from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.control_block import ControlBlock
 from choros.types import Array
 
 _HEAD = 16  # words: bytes of a slot, then of each slot its epoch + 1, the member's rank and its score
@@ -29,11 +29,11 @@ class Best:
     Args:
         segment: Segment. Made by ``create``, or attached.
         entries: layout of what ``Replica.snapshot`` returns.
-        board: Noticeboard, whose lock guards the slots.
+        board: ControlBlock, whose lock guards the slots.
 
     Example:
         >>> entries, nbytes = packing.layout([np.zeros(2)])
-        >>> board = Noticeboard.create(2, 1, 1)
+        >>> board = ControlBlock.create(2, 1, 1)
         >>> kept = Best(Best.create(nbytes), entries, board)
         >>> kept.put(3, 0, 0.5, lambda: [np.ones(2)])
         >>> kept.put(3, 1, 0.7, lambda: [np.zeros(2)])
@@ -44,7 +44,7 @@ class Best:
         >>> board.close()
     """
 
-    def __init__(self, segment: Segment, entries: Any, board: Noticeboard) -> None:
+    def __init__(self, segment: Segment, entries: Any, board: ControlBlock) -> None:
         self.segment, self.entries, self.board = segment, entries, board
         self._head = segment.array(np.float64, _HEAD, 0)
         each = int(self._head[0])

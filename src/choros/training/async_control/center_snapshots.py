@@ -22,7 +22,7 @@ def has_room(board: Any, first: int, epoch: int) -> bool:
     """Tell whether the slot of an epoch may be written: callbacks have seen what is in it, or never will.
 
     Args:
-        board: Noticeboard.
+        board: ControlBlock.
         first: int. The first epoch of the run.
         epoch: int. Whose center is to be kept.
     """

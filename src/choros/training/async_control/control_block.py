@@ -18,7 +18,7 @@ from choros.comm.shm.futex import fence
 from choros.comm.shm.group_header import holder
 from choros.comm.shm.segment import Segment
 from choros.errors import CommTimeoutError
-from choros.training.spec import Orders
+from choros.training.spec import TrainerControl
 from choros.types import Array
 
 # Before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch, halt, has a rate
@@ -28,11 +28,11 @@ _NOW = 16  # values before a rank's metric state: epoch, batch, iterations of th
 DONE = float(1 << 52)  # at rest for good
 
 
-class Noticeboard:
+class ControlBlock:
     """A view of the board's segment.
 
     Args:
-        segment: Segment. Made by ``Noticeboard.create``.
+        segment: Segment. Made by ``ControlBlock.create``.
         workers: int. Ranks.
         epochs: int. Rows of the tables.
         values: int. Metric values of one rank, or more: a model that was compiled again may keep metrics that the
@@ -61,7 +61,7 @@ class Noticeboard:
         return _HEAD + 9 * workers + workers * 2 * (_NOW + values) + epochs * workers * (1 + 2 * values)
 
     @classmethod
-    def create(cls, workers: int, epochs: int, values: int) -> Noticeboard:
+    def create(cls, workers: int, epochs: int, values: int) -> ControlBlock:
         """Make a board, all zeros."""
         return cls(Segment.create(8 * cls._count(workers, epochs, values), "choros-notices"), workers, epochs, values)
 
@@ -79,11 +79,11 @@ class Noticeboard:
         return self._beats.copy()
 
     # -- orders
-    def order(self, orders: Orders, epoch: int | None = None) -> None:
+    def order(self, orders: TrainerControl, epoch: int | None = None) -> None:
         """Give orders to workers that look when they meet the centre.
 
         Args:
-            orders: Orders.
+            orders: TrainerControl.
             epoch: int. Where they stop in the middle of an epoch, which: its end is still reported.
         """
         if orders.stop:
@@ -92,7 +92,7 @@ class Noticeboard:
         if orders.learning_rate is not None:
             self._head[2] = orders.learning_rate
             self._head[9] = 1.0  # zero is a rate too
-        if orders != Orders():
+        if orders != TrainerControl():
             self._head[0] += 1
 
     @property
@@ -215,7 +215,7 @@ class Noticeboard:
             rank: int.
             place: its epoch, and how many of the epoch's batches are done.
             iterations: its optimizer's count of steps.
-            tally: figures of its ``Tally``.
+            tally: figures of its ``WorkerStats``.
             state: of its metrics.
         """
         turn = int(self._turns[rank])

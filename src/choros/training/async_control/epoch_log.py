@@ -9,23 +9,23 @@ import numpy as np
 
 from choros.comm.shm.segment import Segment
 from choros.training.async_control.center_snapshots import Snapshots
-from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.control_block import ControlBlock
 
 LINE = 1 << 14  # bytes for the logs of an epoch
 Line = tuple[int, dict[str, float], float, list[float]]
 _FEW = 256  # values of metrics go along, no more
 
 
-class Mail:
+class EpochLog:
     """Logs of epochs, left by whichever rank ended an epoch last, taken by rank 0.
 
     Args:
         segment: Segment. For the logs.
-        board: Noticeboard.
+        board: ControlBlock.
         snapshots: Snapshots of the center at epochs' ends, or None where no callback reads them.
     """
 
-    def __init__(self, segment: Segment, board: Noticeboard, snapshots: Snapshots | None = None) -> None:
+    def __init__(self, segment: Segment, board: ControlBlock, snapshots: Snapshots | None = None) -> None:
         self.segment, self.board, self.snapshots = segment, board, snapshots
         self.area = segment.array(np.uint8, segment.nbytes, 0)
         self.taken = 0

@@ -26,7 +26,7 @@ class Hangs:
     an epoch, where that is asked for, or, in an Ensemble, for callbacks of an epoch that others have yet to end.
 
     Args:
-        board: Noticeboard.
+        board: ControlBlock.
         job: Job.
     """
 
@@ -97,7 +97,7 @@ class JobHangs:
     """Detection of hung asynchronous ranks by another rank of their job.
 
     Args:
-        board: Noticeboard or FarBoard.
+        board: ControlBlock or RemoteControlBlock.
         job: Job.
         rank: int. This rank.
         hosts: names of the ranks' hosts.

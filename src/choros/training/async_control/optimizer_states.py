@@ -14,7 +14,7 @@ from choros.types import Array
 _ROOM = 1 << 28
 
 
-class Ended:
+class EpochOptimizerStates:
     """The state by rank and epoch, and the latest.
 
     Args:

@@ -8,14 +8,14 @@ from typing import Any
 
 from choros.errors import CommTimeoutError
 from choros.training.async_control.control_block import DONE
-from choros.training.async_control.supervisor import CentreKeeper
+from choros.training.async_control.supervisor import AsyncCheckpointer
 
 _LOOK = 0.01  # seconds between two looks
 _COME = 60.0  # seconds in which all are at rest: a step or a validation may be going on
 _GO = 5.0  # seconds in which all have seen that they are to end
 
 
-class HostsKeeper(CentreKeeper):
+class ShardedCheckpointer(AsyncCheckpointer):
     """Rank 0's. Where the others do not come to rest in time, nothing is kept this time, which is told."""
 
     number, told = 0, False
@@ -50,11 +50,11 @@ class HostsKeeper(CentreKeeper):
             time.sleep(_LOOK)
 
 
-class Resting:
+class QuiesceClient:
     """The work of the other ranks.
 
     Args:
-        board: Noticeboard, or FarBoard.
+        board: ControlBlock, or RemoteControlBlock.
         rank: int. This rank.
         timeout: float. Seconds that a rest may take.
     """

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from choros.param_server import sharded_snapshot, snapshot
-from choros.param_server.shared_memory import SharedCentre
-from choros.training.spec import Tally
-from choros.training.worker.context import Run
+from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.training.spec import WorkerStats
+from choros.training.worker.context import WorkerContext
 
 
-def leave(run: Run, place: tuple[int, int]) -> None:
+def leave(run: WorkerContext, place: tuple[int, int]) -> None:
     """Leave on the board what a new process would need, before the first step and right after each exchange.
 
     Args:
-        run: Run.
+        run: WorkerContext.
         place: the epoch, and how many of its batches are done.
     """
     begun = time.thread_time()
@@ -27,7 +27,7 @@ def leave(run: Run, place: tuple[int, int]) -> None:
     run.tally.keeping += time.thread_time() - begun
 
 
-def take_up(run: Run) -> bool:
+def take_up(run: WorkerContext) -> bool:
     """Begin where the last exchange was, or where the run begins; True where metrics of that epoch go on.
 
     What was trained after that exchange was never brought to the centre, and is trained again. The optimizer's count
@@ -43,7 +43,7 @@ def take_up(run: Run) -> bool:
     if run.replica.averages:
         begin_average(run.replica)
     if run.job.counts_on:
-        figures = zip(fields(Tally)[1:-1], tally.tolist(), strict=False)
+        figures = zip(fields(WorkerStats)[1:-1], tally.tolist(), strict=False)
         counted: dict[str, Any] = {field.name: int(v) if field.type == "int" else v for field, v in figures}
         run.tally = replace(run.tally, **counted)
         run.before = run.tally.seconds
@@ -53,7 +53,7 @@ def take_up(run: Run) -> bool:
     return True
 
 
-def between(run: Run, start: tuple[int, int], end: tuple[int, int]) -> int:
+def between(run: WorkerContext, start: tuple[int, int], end: tuple[int, int]) -> int:
     """Return the steps from one place to another: a worker may have ended between its exchange and ``leave``."""
     steps = run.job.steps or run.source.steps(run.job.batch_size)
     if start[0] != end[0] and not steps:
@@ -72,4 +72,4 @@ def begin_average(replica: Any) -> None:
 
 def state_of(centre: Any) -> Any:
     """Return what takes and puts back a centre's state: ``centre_state``, or the same for one between hosts."""
-    return snapshot if isinstance(centre, SharedCentre) else sharded_snapshot
+    return snapshot if isinstance(centre, SharedMemoryParameterServer) else sharded_snapshot

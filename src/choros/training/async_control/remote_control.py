@@ -12,16 +12,16 @@ import numpy as np
 
 from choros.training.async_control.center_snapshots import FarSnapshots
 from choros.training.async_control.center_snapshots import answer as answer_snapshots
-from choros.training.async_control.control_block import Noticeboard
-from choros.training.async_control.epoch_log import Line, Mail, read_lines
+from choros.training.async_control.control_block import ControlBlock
+from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
 
 _FRESH = 0.05  # seconds for which the orders that were read hold
 _NONE = np.zeros(0)
 
 
-class FarBoard:
-    """A ``Noticeboard`` for a worker of another host, over a channel.
+class RemoteControlBlock:
+    """A ``ControlBlock`` for a worker of another host, over a channel.
 
     Args:
         line: Channel to the host that has the board.
@@ -67,7 +67,7 @@ class FarBoard:
         self._read = 0.0
 
     def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
-        """Keep what ``Noticeboard.leave`` takes of this rank for the next rest."""
+        """Keep what ``ControlBlock.leave`` takes of this rank for the next rest."""
         self._own = place, iterations, tally, np.array(state, np.float64)
 
     def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
@@ -128,8 +128,8 @@ class FarBoard:
         """Hold nothing: the channel is the centre's."""
 
 
-class FarMail:
-    """A ``Mail`` for a worker of another host.
+class RemoteEpochLog:
+    """A ``EpochLog`` for a worker of another host.
 
     Args:
         line: Channel to the host that has it.
@@ -154,8 +154,8 @@ class FarMail:
         """Hold nothing."""
 
 
-def answer(board: Noticeboard, mail: Mail, head: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
-    """Answer one question of a ``FarBoard`` or a ``FarMail``; None where it is none of theirs.
+def answer(board: ControlBlock, mail: EpochLog, head: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
+    """Answer one question of a ``RemoteControlBlock`` or a ``RemoteEpochLog``; None where it is none of theirs.
 
     Args:
         board: this host's.

@@ -22,15 +22,15 @@ from typing import Any
 from choros import algorithms
 from choros.cluster.hardware import raise_descriptors
 from choros.comm.shm.segment import Segment
-from choros.comm.tcp.auth_socket import Door, listener
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.auth_socket import AuthListener, listener
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import PeerLostError
 from choros.launch.process.failure_report import signalled
 from choros.param_server import sharded_snapshot
-from choros.param_server.shard_service import ServedCentre
+from choros.param_server.shard_service import ParameterShard
 from choros.training.async_control.center_snapshots import Snapshots
-from choros.training.async_control.control_block import Noticeboard
-from choros.training.async_control.epoch_log import Mail
+from choros.training.async_control.control_block import ControlBlock
+from choros.training.async_control.epoch_log import EpochLog
 from choros.training.async_control.remote_control import answer
 
 _ENDS = 5.0  # seconds in which a server ends
@@ -38,7 +38,7 @@ _LOOK = 1.0  # seconds between two looks whether it lives, where its pipe does n
 _AGAIN = 3  # how often another one is started
 
 
-class Server:
+class ShardServerProcess:
     """The server of this host, as the rank that started it holds it; another one, where that has died.
 
     Args:
@@ -187,14 +187,14 @@ def main() -> int:
     rule = algorithms.from_config(told["algorithm"])
     segment, kept = Segment(told["centre"]), Segment(told["kept"])
     workers, lock = int(told["workers"]), threading.Lock()
-    notes: tuple[Noticeboard, Mail] | None = None
+    notes: tuple[ControlBlock, EpochLog] | None = None
     if told["board"] is not None:
-        board = Noticeboard(Segment(told["board"]), workers, told["epochs"], told["values"])
+        board = ControlBlock(Segment(told["board"]), workers, told["epochs"], told["values"])
         kept_epochs = Snapshots(Segment(told["snapshots"])) if told["snapshots"] is not None else None
-        notes = board, Mail(Segment(told["mail"]), board, kept_epochs)
+        notes = board, EpochLog(Segment(told["mail"]), board, kept_epochs)
 
-    def guest(rank: int, channel: Channel) -> None:
-        centre = ServedCentre(segment, rule, rank, workers, kept, told["timeout"])
+    def guest(rank: int, channel: RpcConnection) -> None:
+        centre = ParameterShard(segment, rule, rank, workers, kept, told["timeout"])
 
         def reply(head: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
             if notes is not None:
@@ -206,14 +206,16 @@ def main() -> int:
 
         channel.answer(reply)
 
-    def welcome(door: Door) -> None:
+    def welcome(door: AuthListener) -> None:
         while True:
             hello, end = door.next(threading.TIMEOUT_MAX)
             rank = int(hello["rank"])
-            channel = Channel(end, f"rank {rank} on {hello['host']}", told["timeout"])
+            channel = RpcConnection(end, f"rank {rank} on {hello['host']}", told["timeout"])
             threading.Thread(target=guest, args=(rank, channel), daemon=True).start()
 
-    door = Door(told["address"], bytes.fromhex(told["secret"]), heard=told["heard"])  # never closed: the rank's too
+    door = AuthListener(
+        told["address"], bytes.fromhex(told["secret"]), heard=told["heard"]
+    )  # never closed: the rank's too
     threading.Thread(target=welcome, args=(door,), daemon=True).start()
     print(door.place, flush=True)
     sys.stdin.buffer.read()

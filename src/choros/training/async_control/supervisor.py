@@ -11,21 +11,21 @@ import numpy as np
 
 from choros.errors import WorkerFailedError
 from choros.param_server import snapshot
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.recovery import state_of
 from choros.training.checkpoint.manager import kept_rate
-from choros.training.checkpoint.snapshot import Part, State, to_blobs
-from choros.training.spec import Orders
+from choros.training.checkpoint.snapshot import Part, Snapshot, to_blobs
+from choros.training.spec import TrainerControl
 
 _HUNG = 0.8  # of the timeout: before others give up waiting for the centre that one holds
 
 
-class CentreKeeper:
+class AsyncCheckpointer:
     """Keeps what workers that train alone need to go on; they are not stopped but for a copy of the centre.
 
     Args:
         centre: a hold on the centre, of a controller or of rank 0; no worker has met it yet.
-        board: Noticeboard.
+        board: ControlBlock.
         saver: Saver.
         job: Job.
         conductor: of the callbacks.
@@ -42,7 +42,7 @@ class CentreKeeper:
             _, groups = saver.latest.parts[0]
             state_of(centre).put(centre, groups["header"][0], groups["centre"])
             board.put_back(groups["board"])
-            board.order(Orders(learning_rate=kept_rate(saver.latest.facts)))
+            board.order(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
 
     def look(self) -> None:
         """Keep the state, if it is time."""
@@ -75,14 +75,14 @@ class CentreKeeper:
         parts[0] = own, {"centre": vectors, "header": [header], "board": board, **groups}
         stopped = over and self.board.stopped
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.board.ordered_rate}
-        self.saver.kept(State(facts, parts), asked)
+        self.saver.kept(Snapshot(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun
 
     def let_go(self) -> None:
         """All have been told to end."""
 
 
-class Nurse(CentreKeeper):
+class AsyncSupervisor(AsyncCheckpointer):
     """Of one run. Nobody waits for a worker that dies: its new process goes on from what it last brought to the centre.
 
     Args:
@@ -90,7 +90,7 @@ class Nurse(CentreKeeper):
         centre: a controller's hold on the centre.
     """
 
-    def __init__(self, engine: Any, centre: SharedCentre) -> None:
+    def __init__(self, engine: Any, centre: SharedMemoryParameterServer) -> None:
         super().__init__(centre, engine.board, engine.saver, engine.job, engine.conductor)
         self.near = centre
         self.slots_of, self.ranks = engine.slots_of, engine.ranks

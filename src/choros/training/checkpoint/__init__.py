@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from choros.training.checkpoint.policy import Checkpoint
-from choros.training.checkpoint.store import Saved, Store
+from choros.training.checkpoint.store import CheckpointStore, StoredCheckpoint
 
-__all__ = ["Checkpoint", "Saved", "Store"]
+__all__ = ["Checkpoint", "CheckpointStore", "StoredCheckpoint"]

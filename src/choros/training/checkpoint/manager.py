@@ -20,8 +20,8 @@ from choros.consistency.rank_agreement import digest, optimizer_of
 from choros.data.array_source import ArraySource
 from choros.errors import CheckpointError, InvalidInputError
 from choros.training.checkpoint import Checkpoint
-from choros.training.checkpoint.snapshot import Part, State
-from choros.training.spec import Job
+from choros.training.checkpoint.snapshot import Part, Snapshot
+from choros.training.spec import FitConfig
 from choros.types import Array
 
 # Of a job, what must not change.
@@ -30,35 +30,35 @@ _WORDS = {"metric_values": "numbers that its metrics keep"}
 _WRITTEN = 600.0  # seconds in which a state is on the disk
 
 
-class Saver:
+class CheckpointManager:
     """One fit's. The state in which all ranks left off last is at ``latest``.
 
     Args:
         checkpoint: Checkpoint, or None: states are kept in memory only.
 
     Attributes:
-        latest: State, or None.
+        latest: Snapshot, or None.
         asked: bool. Whether the latest state is the one with which this process was asked to end.
         busy: float. Seconds of a processor that writing took.
     """
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self.checkpoint = checkpoint
-        self.latest: State | None = None
+        self.latest: Snapshot | None = None
         self.asked = False
         self.busy = 0.0
         self._run: dict[str, Any] = {}
         self._epochs = 0
         self._coming: dict[tuple[int, int], dict[int, Part]] = {}
-        self._waiting: State | None = None
+        self._waiting: Snapshot | None = None
         self._error: BaseException | None = None
         self._wake, self._ending = threading.Condition(), False
         self._thread: threading.Thread | None = None
 
     # -- before training
     def begin(
-        self, job: Job, facts: Callable[[], dict[str, Any]], resume: bool, restarts: int, lead: bool = True
-    ) -> Job:
+        self, job: FitConfig, facts: Callable[[], dict[str, Any]], resume: bool, restarts: int, lead: bool = True
+    ) -> FitConfig:
         """Return the job as it is to be run: what is kept when, and from where it goes on.
 
         Args:
@@ -87,7 +87,7 @@ class Saver:
         saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None
         if saved is not None:
             self.check(saved.facts["run"], saved.path)
-            self.latest = State.of(saved.facts, saved.arrays)
+            self.latest = Snapshot.of(saved.facts, saved.arrays)
             if job.fold_seed not in (None, saved.facts["seed"]):
                 raise InvalidInputError(
                     f"{saved.path} is of a training with seed={saved.facts['seed']!r}; this one has {job.fold_seed!r}. "
@@ -127,7 +127,7 @@ class Saver:
                     "and data, or give another directory."
                 )
 
-    def onward(self, job: Job, again: bool = True) -> Job:
+    def onward(self, job: FitConfig, again: bool = True) -> FitConfig:
         """Return the job that goes on from the latest state."""
         if self.latest is None:
             return job
@@ -184,14 +184,14 @@ class Saver:
             return False
         self._coming = {at: parts for at, parts in self._coming.items() if at > place}
         facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
-        self.kept(State(facts, coming), asked)
+        self.kept(Snapshot(facts, coming), asked)
         return True
 
     def forget(self) -> None:
         """Forget what came of a state that will never be whole."""
         self._coming = {}
 
-    def kept(self, state: State, asked: bool = False) -> None:
+    def kept(self, state: Snapshot, asked: bool = False) -> None:
         """Keep a whole state, and have it written.
 
         Raises:

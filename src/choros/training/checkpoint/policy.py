@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from choros.errors import AGAIN, InvalidInputError
-from choros.training.checkpoint.store import Store
+from choros.training.checkpoint.store import CheckpointStore
 
 
 class Checkpoint:
@@ -57,7 +57,7 @@ class Checkpoint:
         keep: int = 3,
         signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGUSR2"),
     ) -> None:
-        self.store = Store(directory, keep)
+        self.store = CheckpointStore(directory, keep)
         self.signals = tuple(dict.fromkeys(signals))
         unknown = [name for name in self.signals if name not in signal.Signals.__members__]
         if unknown:

@@ -17,7 +17,7 @@ _LENGTH, _ALIGNED = struct.Struct("<Q"), 64  # the header's length; alignment of
 
 
 @dataclass
-class State:
+class Snapshot:
     """The state of all ranks at one place of a run.
 
     Attributes:
@@ -44,7 +44,7 @@ class State:
         return {**self.facts, "ranks": heads}, arrays
 
     @classmethod
-    def of(cls, facts: dict[str, Any], arrays: list[Array]) -> State:
+    def of(cls, facts: dict[str, Any], arrays: list[Array]) -> Snapshot:
         """Return the state of which ``flat`` returned the metadata and arrays."""
         parts, rest = {}, list(arrays)
         for place, entry in enumerate(facts["ranks"]):
@@ -126,7 +126,7 @@ def packed(part: Part) -> Array:
         ({'epoch': 1}, {'model': [array([0., 1., 2.])]})
         >>> unpacked(packed(({"epoch": 1}, {})))
         ({'epoch': 1}, {})
-        >>> State.of(*State({}, {0: ({}, {}), 2: ({"epoch": 1}, {})}).flat()).parts
+        >>> Snapshot.of(*State({}, {0: ({}, {}), 2: ({"epoch": 1}, {})}).flat()).parts
         {0: ({}, {}), 2: ({'epoch': 1}, {})}
     """
     head, blobs = to_blobs(part)

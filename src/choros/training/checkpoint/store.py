@@ -33,7 +33,7 @@ _STALE = 86_400.0  # seconds after which another host's temporary file counts as
 _BLOCK = 4096  # bytes
 
 
-class Saved(NamedTuple):
+class StoredCheckpoint(NamedTuple):
     """The content of one checkpoint file.
 
     Attributes:
@@ -47,7 +47,7 @@ class Saved(NamedTuple):
     arrays: list[Array]
 
 
-class Store:
+class CheckpointStore:
     """The checkpoint files of one training.
 
     A file is written under a temporary name, flushed to disk (fsync) and then given its name. A killed process or a
@@ -64,7 +64,7 @@ class Store:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as room:
-        ...     store = Store(room, keep=2)
+        ...     store = CheckpointStore(room, keep=2)
         ...     for epoch in range(3):
         ...         written = store.save({"epoch": epoch}, [np.full(2, epoch)])
         ...     latest = store.latest()
@@ -136,7 +136,7 @@ class Store:
         except OSError as error:
             raise self._failed(error, "nothing was trained") from error
 
-    def latest(self) -> Saved | None:
+    def latest(self) -> StoredCheckpoint | None:
         """Return the content of the newest undamaged file, or None. Report damaged files on stderr.
 
         Raises:
@@ -196,7 +196,7 @@ class Store:
         )
 
 
-def read(path: Path) -> Saved:
+def read(path: Path) -> StoredCheckpoint:
     """Read a checkpoint file.
 
     Args:
@@ -235,7 +235,7 @@ def read(path: Path) -> Saved:
             array = np.ndarray(tuple(shape), dtype_of(kind), content, offset)
             array.flags.writeable = False
             arrays.append(array)
-        return Saved(path, dict(header["facts"]), arrays)
+        return StoredCheckpoint(path, dict(header["facts"]), arrays)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"its header cannot be read ({type(error).__name__}: {error})") from error
 

@@ -8,20 +8,20 @@ from typing import Any
 
 from choros.backends import replica_state
 from choros.training.checkpoint.snapshot import Part
-from choros.training.spec import Tally
+from choros.training.spec import WorkerStats
 
 _LOOK = 0.25  # seconds between two times that the ranks tell each other whether it is time
 _MOST = 1 << 16
 
 
-class Keeper:
+class SyncCheckpointer:
     """Leaves this rank's state at places at which all the others leave theirs.
 
     After so many batches, and at the end of an epoch, all know by themselves that it is time. The clock is rank 0's and
     a signal may have come to any rank: so now and then, where they have just met anyway, all tell each other.
 
     Args:
-        loop: ``TogetherLoop``.
+        loop: ``SyncLoop``.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -111,7 +111,7 @@ class Keeper:
         """Go on from a part.
 
         Args:
-            loop: ``TogetherLoop``, at its beginning.
+            loop: ``SyncLoop``, at its beginning.
             part: what this rank left.
             rate: the learning rate that callbacks have set since, or None.
         """
@@ -124,6 +124,6 @@ class Keeper:
             loop.meeting.restore({"centre": centre, "seen": seen, "memory": memory, "exchanges": 0, "seconds": 0.0})
         loop.schedule.pending, loop.rows = facts["pending"], facts["rows"]
         if loop.run.job.counts_on:
-            loop.run.tally = Tally(**facts["tally"])
+            loop.run.tally = WorkerStats(**facts["tally"])
             loop.run.before = loop.run.tally.seconds
         loop.rows_before = loop.run.tally.rows - facts["epoch_rows"]

@@ -13,7 +13,7 @@ import select
 import struct
 from contextlib import suppress
 
-from choros.launch.process.worker_connection import Link
+from choros.launch.process.worker_connection import WorkerConnection
 
 Logs = dict[str, float]
 
@@ -71,11 +71,11 @@ class WorkerBatchLine:
     """The end of rank 0.
 
     Args:
-        link: Link. The connection with the caller's process.
+        link: WorkerConnection. The connection with the caller's process.
         fds: two descriptors, as ``BatchLine.fds`` has them; closed by ``close``.
     """
 
-    def __init__(self, link: Link, fds: list[int]) -> None:
+    def __init__(self, link: WorkerConnection, fds: list[int]) -> None:
         self._link, (self._records, self._answers) = link, fds
         self._names: tuple[str, ...] = ()
         self._format = _format(0)

@@ -17,22 +17,22 @@ import numpy as np
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
 from choros.cluster.hardware.network_address import head_address
-from choros.comm.tcp.auth_socket import Door
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.auth_socket import AuthListener
+from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
-from choros.training.callback_runner import Conductor
+from choros.training.callback_runner import CallbackRunner
 from choros.training.payload import put, shown
-from choros.training.spec import Job
+from choros.training.spec import FitConfig
 
 Told = tuple[dict[str, Any], list[Any]]
 
 
-class Line(ABC):
+class CallbackServer(ABC):
     """The caller's end. Ranks are spoken with in threads; what is for the callbacks waits for ``next`` and ``obey``.
 
     Args:
         model: the given model.
-        job: Job.
+        job: FitConfig.
         conductor: of the callbacks.
 
     Attributes:
@@ -41,7 +41,7 @@ class Line(ABC):
         begun: bool. Whether training has begun.
     """
 
-    def __init__(self, model: Any, job: Job, conductor: Conductor) -> None:
+    def __init__(self, model: Any, job: FitConfig, conductor: CallbackRunner) -> None:
         self.model, self.job, self.conductor = model, job, conductor
         self.latest: list[Any] = []
         self.hosts: dict[int, str] = {}
@@ -80,11 +80,11 @@ class Line(ABC):
         """Let ranks in, some of them on this host or not; gives what they need to come: place, secret and timeout."""
         secret = secrets.token_bytes(32)
         self.hosts, self._came = {}, queue.Queue()
-        with Door(head_address(network, here), secret) as door:
+        with AuthListener(head_address(network, here), secret) as door:
             threading.Thread(target=self._welcome, args=(door,), name="choros-home", daemon=True).start()
             yield {"place": door.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
 
-    def _welcome(self, door: Door) -> None:
+    def _welcome(self, door: AuthListener) -> None:
         while True:
             try:
                 hello, end = door.next(threading.TIMEOUT_MAX)
@@ -92,11 +92,11 @@ class Line(ABC):
                 return
             rank, host = int(hello["rank"]), str(hello["host"])
             self.hosts[rank] = host
-            channel = Channel(end, f"rank {rank} on {host}", self.job.first_timeout)
+            channel = RpcConnection(end, f"rank {rank} on {host}", self.job.first_timeout)
             guest = (rank, channel, self._came, bool(hello.get("aside")))
             threading.Thread(target=self._guest, args=guest, name="choros-rank", daemon=True).start()
 
-    def _guest(self, rank: int, channel: Channel, came: queue.Queue[Any], aside: bool) -> None:
+    def _guest(self, rank: int, channel: RpcConnection, came: queue.Queue[Any], aside: bool) -> None:
         def reply(head: dict[str, Any], arrays: list[Any]) -> Told:
             if "said" in head:
                 self.heard(rank, str(head["said"]))

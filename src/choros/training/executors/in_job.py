@@ -26,24 +26,24 @@ from choros.comm.bootstrap.init import give_up, join
 from choros.comm.gather_bytes import collect
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.consistency.rank_agreement import agree, facts_of
 from choros.data import FileSource
 from choros.errors import PeerLostError
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.center_snapshots import SLOTS
 from choros.training.async_control.hang_detection import JobHangs
-from choros.training.async_control.optimizer_states import Ended
-from choros.training.async_control.quiesce import HostsKeeper, Resting
+from choros.training.async_control.optimizer_states import EpochOptimizerStates
+from choros.training.async_control.quiesce import QuiesceClient, ShardedCheckpointer
 from choros.training.async_control.recovery import state_of
-from choros.training.async_control.supervisor import CentreKeeper
-from choros.training.callback_runner import Conductor
-from choros.training.checkpoint.manager import Saver
-from choros.training.checkpoint.snapshot import Part, State, packed, unpacked
+from choros.training.async_control.supervisor import AsyncCheckpointer
+from choros.training.callback_runner import CallbackRunner
+from choros.training.checkpoint.manager import CheckpointManager
+from choros.training.checkpoint.snapshot import Part, Snapshot, packed, unpacked
 from choros.training.run_record import RunRecord
-from choros.training.spec import Job, Orders, Plan, Show, Tally
+from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl, WorkerStats
 from choros.training.worker.comm_setup import meet
-from choros.training.worker.context import Held, Run, vectors
+from choros.training.worker.context import Held, WorkerContext, vectors
 from choros.training.worker.loops import mean_average, train
 from choros.training.worker.setup import adding, build_replica, met_in, seed_replica
 from choros.types import Array
@@ -54,13 +54,15 @@ _LOOK = 0.05  # seconds between two looks of rank 0 at what other ranks have lef
 _REST = 5.0  # seconds without a step of any rank of this host, after which rank 0 waits for all as the others do
 
 
-class JoinedReporter:
+class InJobCallbackChannel:
     """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
 
-    def __init__(self, run: Run, conductor: Conductor, base: Group, mail: Any, saver: Any = None) -> None:
-        self.saver: Saver = saver or Saver(None)
-        self.keeper: CentreKeeper | None = None  # rank 0's, of the centre
-        self.resting: Resting | None = None  # another rank's, where the centre is between hosts
+    def __init__(
+        self, run: WorkerContext, conductor: CallbackRunner, base: Group, mail: Any, saver: Any = None
+    ) -> None:
+        self.saver: CheckpointManager = saver or CheckpointManager(None)
+        self.keeper: AsyncCheckpointer | None = None  # rank 0's, of the centre
+        self.resting: QuiesceClient | None = None  # another rank's, where the centre is between hosts
         self.hangs: JobHangs | None = None  # of asynchronous ranks
         self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
@@ -69,19 +71,19 @@ class JoinedReporter:
         self.metrics: list[Array] = []  # likewise what its metrics hold
         self.show: Show | None = None  # writes the weights of the middle of an epoch
         self.set: list[Array] = []  # rank 0's variables as the callbacks left them
-        self.orders = Orders()  # what the callbacks of the last batch decided
+        self.orders = TrainerControl()  # what the callbacks of the last batch decided
         self.looked = 0.0
-        self.ended = Ended()  # what rank 0's optimizer held at epochs' ends
+        self.ended = EpochOptimizerStates()  # what rank 0's optimizer held at epochs' ends
 
-    def begin(self) -> Orders:
+    def begin(self) -> TrainerControl:
         """All are ready: training begins."""
         with self.aside():
             orders = self.conductor.begin(self.run.job.initial_epoch)
         return self.obey(self.spread([vars(orders), None])[0])
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> Orders:
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
         """Rank 0 has done a step; together, where callbacks want each, all do what they decide."""
-        orders = Orders()
+        orders = TrainerControl()
         if logs is not None:
             self.show = show
             with self.aside(lazy=True):
@@ -101,23 +103,23 @@ class JoinedReporter:
             self.orders = self.conductor.batch(epoch, step, logs)
         self.show = None
 
-    def decided(self, show: Show) -> Orders:
+    def decided(self, show: Show) -> TrainerControl:
         """Return what they decided."""
         return self.orders
 
-    def spread_orders(self, orders: Orders) -> Orders:
+    def spread_orders(self, orders: TrainerControl) -> TrainerControl:
         """Take rank 0's orders, and return them."""
         return self.obey(self.spread([vars(orders), None])[0])
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
         """An epoch has ended: together all wait for the orders, alone the logs are left for all to read."""
         if not self.together:
             if logs is not None:
                 self.mail.leave(epoch, logs, seconds, held)
             if self.lead:
                 self.read_mail()
-            return Orders()
-        orders = Orders()
+            return TrainerControl()
+        orders = TrainerControl()
         if self.lead and logs is not None:
             orders = self.record(epoch, logs, seconds, held)
         told, logs, seconds = self.spread([vars(orders), logs, seconds])
@@ -125,7 +127,7 @@ class JoinedReporter:
             self.record(epoch, logs, seconds, [])
         return self.obey(told)
 
-    def record(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> Orders:
+    def record(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> TrainerControl:
         """Keep an epoch's loss, and run the callbacks of its end."""
         if "loss" in logs:
             self.losses.append((seconds, epoch, logs["loss"]))
@@ -170,7 +172,7 @@ class JoinedReporter:
             if self.show is not None:
                 self.conductor.show_metrics(self.show())
 
-    def command(self, orders: Orders) -> None:
+    def command(self, orders: TrainerControl) -> None:
         """Give rank 0's orders to those who wait for nobody."""
         if orders.weights and self.run.centre is not None:
             with self.run.aside():
@@ -198,7 +200,7 @@ class JoinedReporter:
         parts = collect(group, packed(part))
         if self.lead:
             facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
-            self.saver.kept(State(facts, {rank: unpacked(each) for rank, each in enumerate(parts)}), asked)
+            self.saver.kept(Snapshot(facts, {rank: unpacked(each) for rank, each in enumerate(parts)}), asked)
         if asked:
             leaving = self.saver.leave() if self.lead else SystemExit(0)
             code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
@@ -282,9 +284,9 @@ class JoinedReporter:
             group.timeout = before
         return said
 
-    def obey(self, told: dict[str, Any]) -> Orders:
+    def obey(self, told: dict[str, Any]) -> TrainerControl:
         """Take the variables that rank 0's orders are about, and return the orders, of which the loop does the rest."""
-        orders = Orders(**told)
+        orders = TrainerControl(**told)
         if orders.variables:
             group = self.run.group if self.together else self.base
             mine = self.set if self.lead else self.run.replica.snapshot()
@@ -296,7 +298,7 @@ class JoinedReporter:
         return orders
 
 
-def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
+def fit(plan: FitRequest, rank: int, replica: Any = None) -> RunRecord:
     """Train as one rank of a job; every rank ends with the same weights in its model, and the record of the run.
 
     Args:
@@ -308,9 +310,11 @@ def fit(plan: Plan, rank: int, replica: Any = None) -> RunRecord:
     return RunRecord.of(plan.algorithm, plan.job.meet, tallies, 0.0, losses, met)
 
 
-def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
+def run(
+    plan: FitRequest, rank: int, replica: Any = None
+) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
     """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
-    saver = plan.saver or Saver(None)
+    saver = plan.saver or CheckpointManager(None)
     base, job = _join(plan, rank)
     made = None
     if replica is None:
@@ -320,11 +324,11 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     meeting = meet(base, job, plan.algorithm, *buffers)
     for each in (base, meeting.group):
         each.warn_after = min(each.warn_after, _STALL)
-    one = Run(
+    one = WorkerContext(
         rank, job, plan.algorithm, replica, plan.source, plan.validation, meeting.group, None, meeting.board, None,  # type: ignore[arg-type]
         meeting.centre, plan.begun,
     )  # fmt: skip
-    one.reporter = reporter = JoinedReporter(one, plan.conductor, base, meeting.mail, saver)
+    one.reporter = reporter = InJobCallbackChannel(one, plan.conductor, base, meeting.mail, saver)
     if saver.latest is not None and not job.alone:
         one.state = saver.latest.of_rank(rank)
     if job.alone:
@@ -348,11 +352,11 @@ def run(plan: Plan, rank: int, replica: Any = None) -> tuple[list[Tally], list[t
     return tallies, reporter.losses, met
 
 
-def _join(plan: Plan, rank: int) -> tuple[Group, Job]:
+def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
     """Join the other ranks and compare their arguments. Return the group and the common job."""
     job = plan.job
     if job.workers == 1:
-        return LocalGroup(), job
+        return SingleRankGroup(), job
     base = join(rank, job.workers, job.first_timeout)
     base.timeout = job.first_timeout
     facts = facts_of(plan.model, plan.source, plan.validation, job.batch_size)
@@ -362,7 +366,7 @@ def _join(plan: Plan, rank: int) -> tuple[Group, Job]:
     return base, job
 
 
-def _build_replica(plan: Plan, job: Job, rank: int) -> Any:
+def _build_replica(plan: FitRequest, job: FitConfig, rank: int) -> Any:
     devices = choose_devices(job.devices[rank]) if job.devices else []
     return build_replica(
         plan.model,
@@ -374,7 +378,7 @@ def _build_replica(plan: Plan, job: Job, rank: int) -> Any:
     )
 
 
-def _start_alike(replica: Any, base: Group, job: Job, rank: int, saver: Saver) -> None:
+def _start_alike(replica: Any, base: Group, job: FitConfig, rank: int, saver: CheckpointManager) -> None:
     """Give all ranks the variables of rank 0, and each rank random numbers of its own."""
     if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
         replica.set_optimizer_state(optimizer)
@@ -382,25 +386,25 @@ def _start_alike(replica: Any, base: Group, job: Job, rank: int, saver: Saver) -
     seed_replica(replica, job, rank)
 
 
-def _keep_states(reporter: JoinedReporter, centre: Any) -> None:
+def _keep_states(reporter: InJobCallbackChannel, centre: Any) -> None:
     """Have rank 0 write checkpoints of the center; begin at the latest one, where there is one."""
     one, saver = reporter.run, reporter.saver
-    between = not isinstance(centre, SharedCentre)
+    between = not isinstance(centre, SharedMemoryParameterServer)
     if one.rank == 0:
-        kind = HostsKeeper if between else CentreKeeper
+        kind = ShardedCheckpointer if between else AsyncCheckpointer
         reporter.keeper = kind(centre, one.board, saver, one.job, reporter.conductor)
         reporter.keeper.slots_of = lambda rank: (
             {"rows": one.tally.rows},
             {"optimizer": one.replica.optimizer_state()},
         )
     elif between:
-        reporter.resting = Resting(one.board, one.rank, one.job.timeout)
+        reporter.resting = QuiesceClient(one.board, one.rank, one.job.timeout)
     reporter.base.barrier()
     state_of(centre).look_again(centre)
     one.again = saver.latest is not None
 
 
-def _fetch(reporter: JoinedReporter, model: Any, buffers: tuple[Array, Array], epoch: int | None) -> None:
+def _fetch(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array], epoch: int | None) -> None:
     """Bring the weights of an epoch's end into the model for callbacks, or the latest ones for None."""
     one = reporter.run
     reporter.fetching()
@@ -416,7 +420,7 @@ def _fetch(reporter: JoinedReporter, model: Any, buffers: tuple[Array, Array], e
             variable.assign(value)
 
 
-def _wait_for_the_others(reporter: JoinedReporter) -> None:
+def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
     """Wait until all ranks have trained; rank 0 runs callbacks meanwhile."""
     if reporter.resting is not None:
         reporter.resting.done()
@@ -429,7 +433,7 @@ def _wait_for_the_others(reporter: JoinedReporter) -> None:
         raise
 
 
-def _end(reporter: JoinedReporter, model: Any, buffers: tuple[Array, Array]) -> list[Tally]:
+def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array]) -> list[WorkerStats]:
     """Leave the trained weights and the history in every rank; return the tallies of all ranks."""
     one, base, saver = reporter.run, reporter.base, reporter.saver
     replica, centre = one.replica, one.centre
@@ -455,7 +459,7 @@ def _end(reporter: JoinedReporter, model: Any, buffers: tuple[Array, Array]) -> 
     _share_history(base, reporter.conductor)
     if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
         raise SystemExit(left)
-    return [Tally(**json.loads(text)) for text in base.gather(json.dumps(one.tally.json()).encode())]
+    return [WorkerStats(**json.loads(text)) for text in base.gather(json.dumps(one.tally.json()).encode())]
 
 
 class Leaving(SystemExit):
@@ -480,7 +484,7 @@ def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
         raise
 
 
-def _ending(conductor: Conductor) -> int | None:
+def _ending(conductor: CallbackRunner) -> int | None:
     """Run the last callbacks; return the code with which one of them ends this process, for all ranks to do alike."""
     try:
         conductor.end()

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,66 +28,43 @@ from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
 from choros.data import StreamSource, serialization
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.best_member import Best, best_of
 from choros.training.async_control.center_snapshots import Snapshots
-from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.hang_detection import Hangs, hung_rank
-from choros.training.async_control.optimizer_states import Ended
-from choros.training.async_control.supervisor import Nurse
-from choros.training.checkpoint.manager import Saver, mean_of
+from choros.training.async_control.optimizer_states import EpochOptimizerStates
+from choros.training.async_control.supervisor import AsyncSupervisor
+from choros.training.checkpoint.manager import CheckpointManager, mean_of
 from choros.training.checkpoint.snapshot import Part, from_blobs, to_blobs
 from choros.training.executors.batch_channel import BatchLine
-from choros.training.executors.restart_policy import Mender
+from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.executors.shared_weights import SharedWeights
-from choros.training.executors.stream_feeder import Feeder
+from choros.training.executors.stream_feeder import StreamFeeder
 from choros.training.executors.worker_pool import WorkerPool
-from choros.training.model_io.serialization import PackedModel, copy_model
+from choros.training.model_io.serialization import copy_model
+from choros.training.payload import FitPayload
 from choros.training.run_record import RunRecord
-from choros.training.spec import GO_ON, Job, Orders, Plan, Tally
+from choros.training.spec import GO_ON, FitRequest, TrainerControl, WorkerStats
 from choros.training.worker.setup import create_meeting
 from choros.types import Array
 
-_SECOND_HAND = (
-    "choros.errors.PeerLostError",
-    "choros.errors.CommTimeoutError",
-)  # errors that only tell of another rank's failure
+# Errors that only report another rank's failure.
+_SECOND_HAND = ("choros.errors.PeerLostError", "choros.errors.CommTimeoutError")
 _LOOK = 0.25  # seconds between two looks at heartbeats while records of batches come
 
 
-@dataclass(frozen=True)
-class Cargo:
-    """The data of a job: the model's pickle, arrays of the model and then of the sources, and sources' blobs."""
-
-    model: PackedModel
-    arrays: list[Array]
-    blobs: list[bytes]
-
-    def load(self, plan: Plan, here: bool = True) -> Job:
-        """Take a plan's sources apart; returns its job, which then says where their parts are.
-
-        Args:
-            plan: what to do.
-            here: whether it is for workers of this machine, with which files share what they decode.
-        """
-        source, *_ = serialization.pack(plan.source, self.arrays, self.blobs, here)
-        validation = None
-        if plan.validation is not None:
-            validation, *_ = serialization.pack(plan.validation, self.arrays, self.blobs, here)
-        return replace(plan.job, source=source, validation=validation)
-
-
-class Engine:
+class LocalExecutor:
     """One run. Make it, ``run()`` it once.
 
     Args:
         plan: what to do, its job knowing where the parts of its sources are.
-        cargo: Cargo.
+        cargo: FitPayload.
         pool: WorkerPool with at least ``job.workers`` workers.
         restarts: how often failed workers may be started again.
     """
 
-    def __init__(self, plan: Plan, cargo: Cargo, pool: WorkerPool, restarts: int = 0) -> None:
+    def __init__(self, plan: FitRequest, cargo: FitPayload, pool: WorkerPool, restarts: int = 0) -> None:
         self.model, self.algorithm, self.job, self.conductor = plan.model, plan.algorithm, plan.job, plan.conductor
         self.first_job, self.started = plan.job, 0.0
         self.cargo, self.workers, self.begun, self.ranks = cargo, pool, plan.begun, range(plan.job.workers)
@@ -96,12 +73,15 @@ class Engine:
         self.losses: dict[int, tuple[float, int, float]] = {}
         self.slots: dict[int, list[Array]] = {}  # by rank, of asynchronous ones: their optimizers' variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
-        self.ended, self.goes_on = Ended(), False  # the same, as it was at epochs' ends; from a checkpoint
-        self.saver: Saver = plan.saver or Saver(None)
-        self.mender = Mender(restarts, plan.job.workers)
+        self.ended, self.goes_on = (
+            EpochOptimizerStates(),
+            False,
+        )  # the same, as it was at epochs' ends; from a checkpoint
+        self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
+        self.mender = RestartPolicy(restarts, plan.job.workers)
         self.given: list[Array] = []
         self.kept = False  # whether ``given`` stays as it is when the model changes
-        self.nurse: Nurse | None = None
+        self.nurse: AsyncSupervisor | None = None
         self.hangs: Hangs | None = None  # where workers do not wait for each other
         self.ready: set[int] = set()
         self.asking: int | None = None  # the rank that waits for what callbacks of a batch decide
@@ -125,10 +105,10 @@ class Engine:
             initial = [np.array(array) for array in initial]
         self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
         self.averages = self.saver.averages()
-        self.ended, self.goes_on = Ended(), self.saver.latest is not None
+        self.ended, self.goes_on = EpochOptimizerStates(), self.saver.latest is not None
         for index, array in zip(self.places, self.slots[0], strict=True):
             now[index] = array
-        self.board = Noticeboard.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
+        self.board = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
         self.weights = SharedWeights.create(now, [place[id(variable)] for variable in large_frozen(self.model)])
         if not job.alone:
             self.slots = {}
@@ -137,14 +117,14 @@ class Engine:
         for entry, array in zip(self.entries, self.cargo.arrays, strict=True):
             self.data.write(array, entry["offset"])
         self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
-        self.feeder = None if self.stream is None else Feeder(self.stream, job)
+        self.feeder = None if self.stream is None else StreamFeeder(self.stream, job)
         self.line = BatchLine() if job.together and job.per_batch else None
         self.hangs = None if job.together else Hangs(self.board, job)
-        self.centre: SharedCentre | None = None
+        self.centre: SharedMemoryParameterServer | None = None
         self.snapshots: Snapshots | None = None
         if job.alone and self.meeting is not None:
-            self.centre = SharedCentre(self.meeting, self.algorithm, None, job.workers)
-            self.nurse = Nurse(self, self.centre)
+            self.centre = SharedMemoryParameterServer(self.meeting, self.algorithm, None, job.workers)
+            self.nurse = AsyncSupervisor(self, self.centre)
             if job.watched:
                 self.snapshots = Snapshots.create(*flat_vectors(self.model))
         self.best = Best(Best.create(self.weights.nbytes), self.weights.entries, self.board) if job.ensemble else None
@@ -220,7 +200,13 @@ class Engine:
         finally:
             self.conductor.lazy.disarm()
             self.close()
-        made = SharedCentre if self.job.alone else SharedGroup if self.job.together and self.job.workers > 1 else None
+        made = (
+            SharedMemoryParameterServer
+            if self.job.alone
+            else SharedGroup
+            if self.job.together and self.job.workers > 1
+            else None
+        )
         met = made.kind if made is not None else "nothing"
         startup, losses = self.started - self.begun, list(self.losses.values())
         record = RunRecord.of(self.algorithm, self.job.meet, tallies, startup, losses, met)
@@ -267,10 +253,10 @@ class Engine:
         if self.feeder is not None:
             self.feeder.start()
 
-    def follow(self) -> list[Tally]:
+    def follow(self) -> list[WorkerStats]:
         """Follow the run to its end: start all when all are ready, drive the callbacks, notice who fails or hangs."""
         self.ready, all_told = set(), False
-        tallies: dict[int, Tally] = {}
+        tallies: dict[int, WorkerStats] = {}
         beats, moved = self.board.beats(), time.monotonic()
         looked = 0.0
         while len(tallies) < self.job.workers:
@@ -338,7 +324,7 @@ class Engine:
             elif event == "optimizer":
                 self.take_optimizer(rank, *from_blobs(message["part"], blobs))
             elif event == "done":
-                tallies[rank] = Tally(**message["tally"])
+                tallies[rank] = WorkerStats(**message["tally"])
                 if blobs:
                     self.members[rank] = (message["score"], self.unpack(blobs))
             moved = time.monotonic()
@@ -382,7 +368,7 @@ class Engine:
         except CommTimeoutError:
             return None
 
-    def tell(self, orders: Orders, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
+    def tell(self, orders: TrainerControl, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Give orders: to all who wait for them, and on the board for those who never wait."""
         if orders.weights and self.job.ensemble and not everyone:
             raise InvalidInputError(
@@ -520,7 +506,7 @@ class Engine:
         rows, average = self.averages.get(rank, (0, None))
         return {"rows": rows}, {"optimizer": self.slots[rank], "average": [] if average is None else [average]}
 
-    def read(self, centre: SharedCentre) -> tuple[Array, Array]:
+    def read(self, centre: SharedMemoryParameterServer) -> tuple[Array, Array]:
         """Return the centre as it is: the trainable vector and the moving statistics."""
         trainable, others = flat_vectors(self.model)
         centre.read(trainable, others)
@@ -562,7 +548,7 @@ class Engine:
             self.pool.unwatch(self.line.records)
         if self.meeting is not None and self.centre is None:
             SharedGroup.abort(self.meeting, reason)
-        self.board.order(Orders(stop=True))
+        self.board.order(TrainerControl(stop=True))
         self.later.extend(self.departed)
         first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
         gone -= {other for other, *_ in self.departed}  # their events are read again: one may be the cause
@@ -582,7 +568,7 @@ class Engine:
             if event["event"] in ("failed", "died") and first[1].get("type") in _SECOND_HAND:
                 first = (other, event)
             if event["event"] in ("ready", "epoch_end"):
-                self.tell(Orders(stop=True), everyone=True)
+                self.tell(TrainerControl(stop=True), everyone=True)
         self.mender.unfit = died | (set(self.ranks) - gone)
         self.mender.judge(first[1])
         raise self.pool.failure(*first, weights=self.last())

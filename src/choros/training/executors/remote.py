@@ -18,15 +18,14 @@ from choros.backends.optimizers import model_variables
 from choros.data import serialization
 from choros.errors import WorkerFailedError
 from choros.launch.process.failure_report import failure, is_echo
-from choros.launch.specs import How, Launcher, Started
-from choros.training.checkpoint.manager import Saver
-from choros.training.checkpoint.snapshot import State, read_raw, to_blobs
-from choros.training.executors.callback_server import Line, Told
-from choros.training.executors.local import Cargo
-from choros.training.executors.restart_policy import Mender
-from choros.training.payload import HOME, CodeFolder, put, shown
+from choros.launch.specs import LaunchedJob, Launcher, LaunchPreferences
+from choros.training.checkpoint.manager import CheckpointManager
+from choros.training.checkpoint.snapshot import Snapshot, read_raw, to_blobs
+from choros.training.executors.callback_server import CallbackServer, Told
+from choros.training.executors.restart_policy import RestartPolicy
+from choros.training.payload import HOME, FitPayload, SharedCodeFolder, put, shown
 from choros.training.run_record import RunRecord
-from choros.training.spec import Plan, Tally
+from choros.training.spec import FitRequest, WorkerStats
 
 _CAUSE = 5.0  # seconds in which the rank that failed first is heard of, after one that only lost it
 _ENDS = 10.0  # seconds that ranks take to end when they have done their work
@@ -34,18 +33,20 @@ _SAID = 30  # lines that are kept of what the ranks print
 _POLL = 20.0  # seconds after which rank 0 is told that nobody has asked for the end yet
 
 
-class Home(Line):
+class RemoteExecutor(CallbackServer):
     """One run. Make it, ``run()`` it once.
 
     Args:
         plan: what to do, its job knowing where the parts of its sources are.
-        cargo: Cargo.
+        cargo: FitPayload.
         launcher: what starts the ranks.
         how: what is wished of it.
         restarts: int. How often the ranks may be started again.
     """
 
-    def __init__(self, plan: Plan, cargo: Cargo, launcher: Launcher, how: How, restarts: int = 0) -> None:
+    def __init__(
+        self, plan: FitRequest, cargo: FitPayload, launcher: Launcher, how: LaunchPreferences, restarts: int = 0
+    ) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
         self.plan, self.cargo, self.launcher, self.how = plan, cargo, launcher, how
         self.variables = model_variables(self.model)
@@ -53,8 +54,8 @@ class Home(Line):
         self.said: deque[str] = deque(maxlen=_SAID)
         self.patience = 0.0  # seconds that ranks may take to end by themselves
         self.entries, self.nbytes = serialization.layout(cargo.arrays)
-        self.saver: Saver = plan.saver or Saver(None)
-        self.mender, self.first_job = Mender(restarts, plan.job.workers), plan.job
+        self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
+        self.mender, self.first_job = RestartPolicy(restarts, plan.job.workers), plan.job
         self.asked = threading.Event()
 
     def run(self) -> RunRecord:
@@ -64,7 +65,10 @@ class Home(Line):
             WorkerFailedError: a rank raised, died or could not be started; the model is as it was.
         """
         startup = time.perf_counter() - self.plan.begun
-        with CodeFolder([self.cargo.model.code, *self.cargo.blobs]) as folder, self.saver.listening(self.asked.set):
+        with (
+            SharedCodeFolder([self.cargo.model.code, *self.cargo.blobs]) as folder,
+            self.saver.listening(self.asked.set),
+        ):
             self.folder = folder
             while True:
                 try:
@@ -77,7 +81,7 @@ class Home(Line):
         record = RunRecord.of(self.plan.algorithm, self.job.meet, tallies, startup, losses, met)
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
-    def _attempt(self) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
+    def _attempt(self) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
         """Start the ranks, and follow them to their end."""
         self.patience = 0.0
         with self.opened(self.how.network, getattr(self.launcher, "here", False)) as home:
@@ -145,7 +149,7 @@ class Home(Line):
         return {"facts": latest.facts, "part": head}, blobs
 
     # -- the run
-    def follow(self, process: Started) -> tuple[list[Tally], list[tuple[float, int, float]], str]:
+    def follow(self, process: LaunchedJob) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
         """Follow the run to its end."""
         done: dict[int, dict[str, Any]] = {}
         begun = time.monotonic()
@@ -167,7 +171,7 @@ class Home(Line):
             if event == "failed":
                 self.fail(process, rank, head)
             elif event == "state":
-                self.saver.kept(State.of(head["facts"], read_raw(arrays, head["kinds"])))
+                self.saver.kept(Snapshot.of(head["facts"], read_raw(arrays, head["kinds"])))
                 back.put(({}, []))
             elif event == "left":
                 back.put(({}, []))
@@ -184,10 +188,10 @@ class Home(Line):
                 self.obey(head, arrays, back)
         self.patience = _ENDS
         losses = [(seconds, epoch, loss) for seconds, epoch, loss in done[0]["losses"]]
-        return [Tally(**tally) for tally in done[0]["tallies"]], losses, done[0]["met"]
+        return [WorkerStats(**tally) for tally in done[0]["tallies"]], losses, done[0]["met"]
 
     # -- failure
-    def fail(self, process: Started, rank: int, event: dict[str, Any]) -> None:
+    def fail(self, process: LaunchedJob, rank: int, event: dict[str, Any]) -> None:
         """Raise for the rank that failed first: not for one that only lost another."""
         until = time.monotonic() + _CAUSE
         while is_echo(event) and time.monotonic() < until:
@@ -199,7 +203,7 @@ class Home(Line):
         self.mender.judge(event)
         raise failure(rank, self.job.workers, event, self.last(), what="worker")
 
-    def gone(self, process: Started, rank: int) -> None:
+    def gone(self, process: LaunchedJob, rank: int) -> None:
         """Raise for a rank that went without a word."""
         self.dismiss()
         code = process.wait(_CAUSE)
@@ -211,7 +215,7 @@ class Home(Line):
         self.mender.judge(event)
         raise failure(rank, self.job.workers, event, self.last(), what="worker")
 
-    def ended(self, process: Started, done: dict[int, Any]) -> None:
+    def ended(self, process: LaunchedJob, done: dict[int, Any]) -> None:
         """Raise for a launcher that ended before the ranks had done their work."""
         said = "\n".join(self.said)
         self.mender.judge({})

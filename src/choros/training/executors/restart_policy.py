@@ -22,7 +22,7 @@ _OWN_FAULT = (
 )
 
 
-class Mender:
+class RestartPolicy:
     """Decides whether to restart after a failure, counts the restarts, and replaces failed workers.
 
     Args:

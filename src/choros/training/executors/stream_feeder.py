@@ -14,25 +14,25 @@ from choros.comm.shm.segment import align
 from choros.data import serialization
 from choros.data.stream_source import StreamSource, divided
 from choros.data.tree import map_leaves
-from choros.training.spec import Job
+from choros.training.spec import FitConfig
 from choros.types import Array, Batch
 
 _LEAST, _TIMES = 1 << 26, 16  # bytes of a slot, and how many times the first batch; memory is taken when written
 _HEAD = 64
 
 
-class Feeder:
+class StreamFeeder:
     """The caller's end: reads epochs of a stream, a few batches ahead of the workers.
 
     Args:
         source: StreamSource.
-        job: Job.
+        job: FitConfig.
 
     Attributes:
         error: what reading the stream raised, or None.
     """
 
-    def __init__(self, source: StreamSource, job: Job) -> None:
+    def __init__(self, source: StreamSource, job: FitConfig) -> None:
         self.error: BaseException | None = None
         self._source, self._job, self._stopped = source, job, False
         first = serialization.flat(source.sample())[1]
@@ -86,7 +86,7 @@ class _Stopped(Exception):
     """The run is over."""
 
 
-class FedSource:
+class StreamReader:
     """A worker's end: a source of what the caller reads.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 
 from choros.backends.metric_additivity import rate_stays_in_optimizer
 from choros.backends.rowwise_parts import of_keras
-from choros.training.spec import Orders
+from choros.training.spec import TrainerControl
 from choros.training.worker.gradient_tail import Tail
 from choros.types import Array, Batch
 
@@ -26,7 +26,7 @@ class Reducing:
     """The steps of one rank.
 
     Args:
-        loop: ``TogetherLoop``, which adds gradients.
+        loop: ``SyncLoop``, which adds gradients.
 
     Attributes:
         open: bool. Whether what callbacks decide after the last step has yet to be taken.
@@ -44,7 +44,7 @@ class Reducing:
             self.replica.repeats = True
         elif not of_keras(type(self.replica.model).train_step):
             self.replica.watches = True
-        self.orders: Orders | None = None  # on rank 0, what callbacks decided
+        self.orders: TrainerControl | None = None  # on rank 0, what callbacks decided
         self.mark: Any = None  # from before the gradients that may be dropped
         self.summed: Array | None = None
         self.state: Array | None = None  # on rank 0, the sum of the metric states after the last step
@@ -113,9 +113,9 @@ class Reducing:
         self.orders = None
         return True
 
-    def _follow(self) -> Orders:
+    def _follow(self) -> TrainerControl:
         """Do what rank 0 was told; every rank calls it at the same time."""
-        orders: Orders = self.run.reporter.spread_orders(self.orders or Orders())
+        orders: TrainerControl = self.run.reporter.spread_orders(self.orders or TrainerControl())
         self.orders, self.open = None, False
         self.loop.obey(orders)
         return orders
@@ -136,10 +136,10 @@ class Reducing:
             run.reporter.done(epoch, step, self.replica.peek(state), lambda: self.loop.show(self.state))
         self.summed, self.open = None, True
 
-    def settle(self) -> Orders:
+    def settle(self) -> TrainerControl:
         """Take at once what callbacks decide after the last step; every rank calls it at the same time."""
         if not self.open:
-            return Orders()
+            return TrainerControl()
         if self.run.rank == 0:
             self.orders = self.run.reporter.decided(lambda: self.loop.show(self.state))
         return self._follow()

@@ -16,20 +16,20 @@ from choros.cluster.hardware.network_address import own_address
 from choros.comm.bootstrap.init import part
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
-from choros.comm.offload.group import NativeGroup
+from choros.comm.offload.group import OffloadGroup
 from choros.comm.shm.group import share
 from choros.comm.shm.segment import Segment, align
-from choros.comm.single_rank_group import LocalGroup
-from choros.comm.tcp.reconnecting_client import Lasting
+from choros.comm.single_rank_group import SingleRankGroup
+from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.param_server.shard_service import answers
-from choros.param_server.sharded import ShardedCentre
-from choros.param_server.shared_memory import SharedCentre
+from choros.param_server.sharded import ShardedParameterServer
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.center_snapshots import Snapshots
-from choros.training.async_control.control_block import Noticeboard
-from choros.training.async_control.epoch_log import LINE, Mail
-from choros.training.async_control.remote_control import FarBoard, FarMail
-from choros.training.async_control.shard_server import Server
-from choros.training.spec import Job
+from choros.training.async_control.control_block import ControlBlock
+from choros.training.async_control.epoch_log import LINE, EpochLog
+from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog
+from choros.training.async_control.shard_server import ShardServerProcess
+from choros.training.spec import FitConfig
 from choros.training.worker.setup import create_meeting, join_meeting
 from choros.types import Array
 
@@ -37,12 +37,12 @@ _DIVIDED = 1 << 20  # bytes of a centre that is worth dividing among the hosts
 
 
 @dataclass
-class Meeting:
+class CommHandles:
     """The connections of one rank to the others.
 
     Attributes:
         group: the ranks together (one where they never meet). centre: for meetings alone, or None.
-        board: Noticeboard, or one of another host. mail: the same, None where nothing is left for rank 0.
+        board: ControlBlock, or one of another host. mail: the same, None where nothing is left for rank 0.
     """
 
     group: Group
@@ -59,50 +59,50 @@ class Meeting:
                 one.close()
 
 
-def meet(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Meeting:
+def meet(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> CommHandles:
     """Return what the ranks of a job meet in; all of them call.
 
     Args:
         base: all ranks.
-        job: Job.
+        job: FitConfig.
         algorithm: the bound algorithm.
         trainable: where the centre begins.
         others: the moving statistics.
     """
     hosts = hosts_of(base)
-    if len(hosts) == 1 and (job.alone or not isinstance(base, NativeGroup)):
+    if len(hosts) == 1 and (job.alone or not isinstance(base, OffloadGroup)):
         return _on_one(base, job, algorithm, trainable, others)
     if not job.alone:
         epochs = job.epochs - job.initial_epoch
         group = part(base, range(base.size)) or base
-        return Meeting(group, None, Noticeboard.create(job.workers, epochs, job.metric_values), None)
-    wide = base.wide if isinstance(base, NativeGroup) else base  # nothing is summed here
+        return CommHandles(group, None, ControlBlock.create(job.workers, epochs, job.metric_values), None)
+    wide = base.wide if isinstance(base, OffloadGroup) else base  # nothing is summed here
     return _between(wide, job, algorithm, trainable, others, hosts)
 
 
-def _on_one(base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Meeting:
+def _on_one(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> CommHandles:
     board, mail = _notes(base, job, trainable, others)
     segment = None
     if job.workers > 1:
         lead = base.rank == 0
         segment = share(base, create_meeting(job, algorithm, trainable, others) if lead else None)
     group, centre = join_meeting(job, algorithm, segment, base.rank)
-    return Meeting(group, centre, board, mail, [segment] if segment is not None else [])
+    return CommHandles(group, centre, board, mail, [segment] if segment is not None else [])
 
 
-def _notes(near: Group, job: Job, trainable: Array, others: Array) -> tuple[Noticeboard, Mail]:
+def _notes(near: Group, job: FitConfig, trainable: Array, others: Array) -> tuple[ControlBlock, EpochLog]:
     """The noticeboard and the mail in memory that the ranks of one host share."""
     lead, epochs = near.rank == 0, job.epochs - job.initial_epoch
-    own = Noticeboard.create(job.workers, epochs, job.metric_values) if lead else None
+    own = ControlBlock.create(job.workers, epochs, job.metric_values) if lead else None
     shared = share(near, own.segment if own else None)
-    board = own or Noticeboard(shared, job.workers, epochs, job.metric_values)
+    board = own or ControlBlock(shared, job.workers, epochs, job.metric_values)
     logs = share(near, Segment.create((epochs + 1) * LINE, "choros-mail") if lead else None)
     kept = None
     if job.alone and job.watched:
         made = Snapshots.create(trainable, others) if lead else None
         shared = share(near, made.segment if made else None)
         kept = made or Snapshots(shared)
-    return board, Mail(logs, board, kept)
+    return board, EpochLog(logs, board, kept)
 
 
 def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:
@@ -119,8 +119,8 @@ def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slic
 
 
 def _between(
-    base: Group, job: Job, algorithm: Algorithm, trainable: Array, others: Array, hosts: list[list[int]]
-) -> Meeting:
+    base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array, hosts: list[list[int]]
+) -> CommHandles:
     """A centre of which each host has a part, or the first host the whole."""
     mine = next(i for i, ranks in enumerate(hosts) if base.rank in ranks)
     near = part(base, hosts[mine])
@@ -139,10 +139,12 @@ def _between(
         made = None
         if near.rank == 0:
             vector = trainable[cut]
-            made = SharedCentre.create(vector, statistics, algorithm.start(vector, job.workers), job.workers)
+            made = SharedMemoryParameterServer.create(
+                vector, statistics, algorithm.start(vector, job.workers), job.workers
+            )
         segment = share(near, made)
         held.append(segment)
-        centre = SharedCentre(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
+        centre = SharedMemoryParameterServer(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
         segments.append(segment)
         told = {
             "algorithm": job.algorithm,
@@ -163,17 +165,21 @@ def _between(
         told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
         kept = answers(centre)
         held.append(kept)
-        server = Server({**told, "kept": kept.fd}, [one.fd for one in (*segments, kept)], base.rank)
+        server = ShardServerProcess({**told, "kept": kept.fd}, [one.fd for one in (*segments, kept)], base.rank)
         place = server.place
     places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]
-    lines: dict[int, Lasting] = {}
+    lines: dict[int, ReconnectingClient] = {}
     for i in range(len(cuts)):
         if i != mine:
             where, host = places[hosts[i][0]]
             hello = {"rank": base.rank, "host": os.uname().nodename}
-            lines[i] = Lasting(where, secret, hello, f"The centre's server on {host}", job.timeout, base.timeout)
+            lines[i] = ReconnectingClient(
+                where, secret, hello, f"The centre's server on {host}", job.timeout, base.timeout
+            )
     parts: list[tuple[slice, Any]] = [(cut, lines.get(i, centre)) for i, cut in enumerate(cuts)]
-    whole = ShardedCentre(algorithm, parts)
+    whole = ShardedParameterServer(algorithm, parts)
     if board is None or mail is None:
-        return Meeting(LocalGroup(), whole, FarBoard(lines[0]), FarMail(lines[0], job.watched), held, server)
-    return Meeting(LocalGroup(), whole, board, mail, held, server)
+        return CommHandles(
+            SingleRankGroup(), whole, RemoteControlBlock(lines[0]), RemoteEpochLog(lines[0], job.watched), held, server
+        )
+    return CommHandles(SingleRankGroup(), whole, board, mail, held, server)

@@ -17,10 +17,10 @@ from choros.comm.group import Group
 from choros.data import feed
 from choros.training.async_control.best_member import Best
 from choros.training.async_control.center_snapshots import Slots
-from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part
 from choros.training.executors.shared_weights import SharedWeights
-from choros.training.spec import Job, Orders, Reporter, Tally
+from choros.training.spec import CallbackChannel, FitConfig, TrainerControl, WorkerStats
 from choros.types import Array, Batch, aligned
 
 _SHOWN = 65_536  # values of metrics are shown to callbacks, no more
@@ -29,12 +29,12 @@ Held = tuple[list[Array], list[Array] | None]
 
 
 @dataclass
-class Run:
+class WorkerContext:
     """One rank of a run.
 
     Attributes:
         rank: int. This rank.
-        job: Job. What to do.
+        job: FitConfig. What to do.
         algorithm: the bound algorithm.
         replica: the model on its backend.
         source, validation: sources of batches; ``validation`` may be None.
@@ -51,14 +51,14 @@ class Run:
     """
 
     rank: int
-    job: Job
+    job: FitConfig
     algorithm: Any
     replica: Any
     source: Any
     validation: Any
     group: Group
-    reporter: Reporter
-    board: Noticeboard
+    reporter: CallbackChannel
+    board: ControlBlock
     weights: SharedWeights | None
     centre: Any
     arrived: float
@@ -68,7 +68,7 @@ class Run:
     best: Best | None = None
 
     def __post_init__(self) -> None:
-        self.tally = Tally(self.rank, host=platform.node())
+        self.tally = WorkerStats(self.rank, host=platform.node())
         self.begin = (self.job.initial_epoch, self.job.initial_batch)
         self.score = math.inf  # an Ensemble's member: its last loss, of validation where there is one
         self._reported = time.perf_counter()
@@ -153,7 +153,7 @@ class Run:
         self.tally.startup = self._ready - self.arrived + self._compiling
         self.tally.seconds = self.clock()
 
-    def counted(self) -> Tally:
+    def counted(self) -> WorkerStats:
         """Return the tally as of now, the batch that was just trained included."""
         more = 0 if self.open is None else self._made(self.open)
         rows = self.tally.rows + (self.open or 0)
@@ -250,7 +250,7 @@ class Run:
         self.replica.set(vector)
         self.write_weights()
 
-    def take(self, arrays: list[Array], orders: Orders) -> None:
+    def take(self, arrays: list[Array], orders: TrainerControl) -> None:
         """Set what callbacks have set, from what ``snapshot`` gave.
 
         These are the model's variables and the rates of its held optimizers, where orders say so, and the variables of
@@ -268,7 +268,7 @@ class Run:
         if ahead is not None:
             self.replica.set_ahead(ahead)
 
-    def obey(self, orders: Orders) -> None:
+    def obey(self, orders: TrainerControl) -> None:
         """Take a new learning rate, new values of variables and of settings."""
         if orders.learning_rate is not None:
             self.replica.learning_rate = orders.learning_rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from choros.training.spec import Job, Orders
+from choros.training.spec import FitConfig, TrainerControl
 from choros.types import Array
 
 _WORDS = 4  # numbers of 16 bits that a float64 is written as; a float32 holds each of them exactly
@@ -29,8 +29,8 @@ class Tail:
     Example:
         >>> tail = Tail(0, 1, 2)
         >>> slot = np.empty(tail.size, np.float32)
-        >>> tail.write(slot, Orders(learning_rate=0.1), np.array([1 / 3, 2.0]))
-        >>> tail.orders(slot) == Orders(learning_rate=0.1), (tail.metrics(slot) == [1 / 3, 2.0]).all()
+        >>> tail.write(slot, TrainerControl(learning_rate=0.1), np.array([1 / 3, 2.0]))
+        >>> tail.orders(slot) == TrainerControl(learning_rate=0.1), (tail.metrics(slot) == [1 / 3, 2.0]).all()
         (True, np.True_)
     """
 
@@ -40,12 +40,12 @@ class Tail:
         self.size = self._metrics + _WORDS * ranks * values
 
     @classmethod
-    def of(cls, job: Job, rank: int) -> Tail:
+    def of(cls, job: FitConfig, rank: int) -> Tail:
         """Return the layout of a job."""
         carried = not job.repeats and job.metric_values * job.workers * _WORDS <= _LARGE
         return cls(rank, job.workers, job.metric_values if carried else 0)
 
-    def write(self, out: Array, orders: Orders | None, state: Array) -> None:
+    def write(self, out: Array, orders: TrainerControl | None, state: Array) -> None:
         """Write this rank's values.
 
         Args:
@@ -54,20 +54,24 @@ class Tail:
             state: the metric state, float64.
         """
         out[:] = 0
-        if orders is not None and orders != Orders():
-            alone = self.rate_alone and orders == Orders(learning_rate=orders.learning_rate)
+        if orders is not None and orders != TrainerControl():
+            alone = self.rate_alone and orders == TrainerControl(learning_rate=orders.learning_rate)
             out[0] = _RATE if alone else _MORE
             out[1 : self._metrics] = np.array([orders.learning_rate or 0.0]).view(np.uint16)
         if self.values:
             begin = self._metrics + _WORDS * self.rank * self.values
             out[begin : begin + _WORDS * state.size] = state.view(np.uint16)
 
-    def orders(self, summed: Array) -> Orders | None:
+    def orders(self, summed: Array) -> TrainerControl | None:
         """Return rank 0's note: nothing, or a new learning rate; None where there is more, which rank 0 has."""
         note = summed.item(0)
         if note == _MORE:
             return None
-        return Orders(learning_rate=_joined(summed[1 : self._metrics]).item()) if note == _RATE else Orders()
+        return (
+            TrainerControl(learning_rate=_joined(summed[1 : self._metrics]).item())
+            if note == _RATE
+            else TrainerControl()
+        )
 
     def metrics(self, summed: Array) -> Array:
         """Return the sum of all ranks' metric states, in the order of the ranks."""

@@ -13,27 +13,27 @@ from choros.backends.loss_recheck import Recheck
 from choros.backends.replica import Replica
 from choros.backends.replica_state import Groups
 from choros.comm.group import Group
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.consistency import replica_divergence
-from choros.consistency.nonfinite import Finite
+from choros.consistency.nonfinite import NonFiniteDetector
 from choros.errors import CommTimeoutError, PeerLostError, RankMismatchError
 from choros.param_server.snapshot import word
 from choros.training.async_control.center_snapshots import SLOTS, has_room
 from choros.training.async_control.recovery import leave, take_up
-from choros.training.checkpoint.sync_checkpointer import Keeper
-from choros.training.spec import Orders
+from choros.training.checkpoint.sync_checkpointer import SyncCheckpointer
+from choros.training.spec import TrainerControl
 from choros.training.worker.allreduce_steps import Reducing
-from choros.training.worker.context import Run
-from choros.training.worker.exchange import Alone, Schedule, Together
+from choros.training.worker.context import WorkerContext
+from choros.training.worker.exchange import AsyncExchange, Schedule, SyncExchange
 from choros.training.worker.setup import adding, dividing
 from choros.types import Array, Batch
 
 _LOOK = 0.02  # seconds between two looks of a worker that waits for all at an epoch's end
 
 
-def train(run: Run) -> None:
+def train(run: WorkerContext) -> None:
     """Train one rank to the end; what is left in the weights segment is the last centre, also when a peer fails."""
-    loop = TogetherLoop(run) if run.job.together else AloneLoop(run)
+    loop = SyncLoop(run) if run.job.together else AsyncLoop(run)
     try:
         loop.train()
     except (PeerLostError, CommTimeoutError):
@@ -43,13 +43,13 @@ def train(run: Run) -> None:
     loop.finish()
 
 
-def late_check(run: Run, length: int | None) -> Recheck | None:
+def late_check(run: WorkerContext, length: int | None) -> Recheck | None:
     """Return the check of the loss while training, where several models divide a step's batch."""
     parts = dividing(run.job, run.algorithm, run.rank)
     return Recheck(run.replica, run.rank, run.job.workers, length, parts=parts) if parts > 1 else None
 
 
-def check_epoch(recheck: Recheck | None, run: Run, epoch: int, last: bool) -> None:
+def check_epoch(recheck: Recheck | None, run: WorkerContext, epoch: int, last: bool) -> None:
     """Check the loss at the end of the first epoch, and of the last one of a stream."""
     if recheck is None:
         return
@@ -59,10 +59,10 @@ def check_epoch(recheck: Recheck | None, run: Run, epoch: int, last: bool) -> No
         recheck.end()
 
 
-class TogetherLoop:
+class SyncLoop:
     """Every global batch is sliced among the ranks, and all go through the epochs together."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: WorkerContext) -> None:
         self.run, self.replica = run, run.replica
         self.gradients = adding(run.job, run.algorithm) > 1
         length = run.job.steps or run.source.steps(run.job.batch_size)
@@ -70,13 +70,13 @@ class TogetherLoop:
         self.local, _ = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0
-        self.meeting: Together | None = None
+        self.meeting: SyncExchange | None = None
         self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
         self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
-        self.keeper = None if run.job.keep is None else Keeper(self)
+        self.keeper = None if run.job.keep is None else SyncCheckpointer(self)
         self.reducing = Reducing(self) if self.gradients else None
         if run.algorithm.level == "parameters" and run.job.meet != "never":
-            self.meeting = Together(run.algorithm, run.group, self.local.copy())
+            self.meeting = SyncExchange(run.algorithm, run.group, self.local.copy())
 
     def train(self) -> None:
         """Go through the epochs."""
@@ -87,7 +87,7 @@ class TogetherLoop:
         if self.meeting is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         if run.state is not None:
-            Keeper.go_on(self, run.state, orders.learning_rate)
+            SyncCheckpointer.go_on(self, run.state, orders.learning_rate)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
             if run.state is None or not run.first(epoch):
                 self.replica.reset_metrics()
@@ -125,12 +125,12 @@ class TogetherLoop:
         if self.meeting is not None and self.schedule.pending:
             self.meet()
 
-    def report(self, epoch: int, step: int) -> Orders:
+    def report(self, epoch: int, step: int) -> TrainerControl:
         """Report a step; where callbacks want each batch, all ranks wait for what they decide and do it."""
         run, replica = self.run, self.replica
         if not run.job.per_batch:
             run.progress(epoch, step)
-            return Orders()
+            return TrainerControl()
         state = run.group.sum(replica.metric_state())
         logs = replica.peek(state) if run.rank == 0 else None
         orders = run.reporter.batch(epoch, step, logs, lambda: self.show(state))
@@ -267,7 +267,7 @@ class TogetherLoop:
                 self.replica.set(shared)
         return said
 
-    def obey(self, orders: Orders) -> None:
+    def obey(self, orders: TrainerControl) -> None:
         """Take orders; new weights are a new centre."""
         self.run.obey(orders)
         if orders.weights and self.meeting is not None:
@@ -291,15 +291,15 @@ class TogetherLoop:
             self.run.write_weights()
 
 
-class AloneLoop:
+class AsyncLoop:
     """Each worker goes through its own batches and meets the centre in its own time, or never (Ensemble)."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: WorkerContext) -> None:
         self.run, self.replica = run, run.replica
         self.local, self.others = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
-        self.meeting = None if run.centre is None else Alone(run.centre, self.local.copy())
-        self.solo = LocalGroup()
+        self.meeting = None if run.centre is None else AsyncExchange(run.centre, self.local.copy())
+        self.solo = SingleRankGroup()
         self.at = run.begin  # the epoch, and how many of its batches are done
         self.values = len(run.replica.metric_state())  # without the tally of evaluated batches, of which there are none
         self.finite = finite(run)
@@ -530,7 +530,7 @@ class AloneLoop:
         run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))
 
 
-def trial_window(run: Run, epoch: int, pending: int) -> int:
+def trial_window(run: WorkerContext, epoch: int, pending: int) -> int:
     """Return the steps of a window by which a trial in the middle of it divides, for rules that take the mean step.
 
     They are those of the whole window, of which this much has been learnt; by the few steps of one that has just begun
@@ -539,12 +539,12 @@ def trial_window(run: Run, epoch: int, pending: int) -> int:
     return pending if epoch + 1 == run.job.epochs else max(pending, int(run.algorithm.window))
 
 
-def finite(run: Run) -> Finite:
+def finite(run: WorkerContext) -> NonFiniteDetector:
     """Return what sees where this rank's numbers first are not finite."""
-    return Finite(lambda: run.tally, run.job.workers, run.replica.model.optimizer, lambda: run.vectors()[0])
+    return NonFiniteDetector(lambda: run.tally, run.job.workers, run.replica.model.optimizer, lambda: run.vectors()[0])
 
 
-def mean_others(run: Run, rows: int) -> Array:
+def mean_others(run: WorkerContext, rows: int) -> Array:
     """Return the mean of the moving statistics over the ranks, weighted by the rows that each trained."""
     own = np.empty(run.replica.others, run.replica.dtype)
     run.replica.get_others(own)

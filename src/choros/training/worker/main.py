@@ -29,15 +29,15 @@ from choros.data import serialization
 from choros.errors import InvalidInputError
 from choros.training.async_control.best_member import Best
 from choros.training.async_control.center_snapshots import Snapshots
-from choros.training.async_control.control_block import Noticeboard
+from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part, from_blobs, to_blobs
 from choros.training.executors.batch_channel import WorkerBatchLine
 from choros.training.executors.shared_weights import SharedWeights
-from choros.training.executors.stream_feeder import FedSource
+from choros.training.executors.stream_feeder import StreamReader
 from choros.training.model_io.redraw import redraw
 from choros.training.model_io.serialization import PackedModel
-from choros.training.spec import Job, Orders, Show
-from choros.training.worker.context import Run
+from choros.training.spec import FitConfig, Show, TrainerControl
+from choros.training.worker.context import WorkerContext
 from choros.training.worker.loops import train
 from choros.training.worker.setup import adding, build_replica, join_meeting, seed_replica
 
@@ -46,7 +46,7 @@ _FORGETS = 16  # jobs after which a worker gives back what was compiled for them
 _jobs = count(1)
 
 
-class PipeReporter:
+class PipeCallbackChannel:
     """Reports over the worker's own pipe to the caller that started it."""
 
     def __init__(
@@ -55,14 +55,14 @@ class PipeReporter:
         self.link, self.group, self.together, self.per_batch = link, group, together, per_batch
         self.line = line
 
-    def begin(self) -> Orders:
+    def begin(self) -> TrainerControl:
         """Say ready; all start at the caller's word."""
         self.link.send({"event": "ready"})
         return self._orders()
 
-    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> Orders:
+    def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
         """Report a step; where callbacks want each batch, all ranks that are together do what rank 0 is told."""
-        orders = Orders()
+        orders = TrainerControl()
         if logs is not None:
             self.done(epoch, step, logs)
             orders = self.decided(show) if self.per_batch else orders
@@ -73,24 +73,24 @@ class PipeReporter:
         if self.line is None or not self.line.report(epoch, step, logs):
             self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
 
-    def decided(self, show: Show | None) -> Orders:
+    def decided(self, show: Show | None) -> TrainerControl:
         """Wait for the answer."""
         while self.line is None or not self.line.may_go_on():
             orders = self._message(show)
             if orders is not None:
                 return orders
-        return Orders()
+        return TrainerControl()
 
-    def spread_orders(self, orders: Orders) -> Orders:
+    def spread_orders(self, orders: TrainerControl) -> TrainerControl:
         """Return rank 0's orders."""
-        return Orders(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
+        return TrainerControl(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> Orders:
+    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
         """Report the end of an epoch; together, wait for orders."""
         if logs is not None:
             ended = {"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held}
             self.link.send(ended)
-        return self._orders() if self.together else Orders()
+        return self._orders() if self.together else TrainerControl()
 
     def keep(self, part: Part, asked: bool) -> None:
         """Give the caller a copy, which it writes."""
@@ -105,16 +105,16 @@ class PipeReporter:
     def look(self) -> None:
         """The callbacks run in the caller."""
 
-    def _orders(self) -> Orders:
+    def _orders(self) -> TrainerControl:
         while (orders := self._message(None)) is None:
             pass
         return orders
 
-    def _message(self, show: Show | None) -> Orders | None:
+    def _message(self, show: Show | None) -> TrainerControl | None:
         """Receive orders, or serve a callback that touches weights."""
         message, _, _ = self.link.receive(None)
         if "orders" in message:
-            return Orders(**message["orders"])
+            return TrainerControl(**message["orders"])
         self.link.send({"event": "weights", "held": [] if show is None else show()})
         return None
 
@@ -130,7 +130,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             the group's or the centre's where there is one; then those of ``BatchLine`` where ``line`` says so.
     """
     arrived = time.perf_counter()
-    job = Job(**message["job"])
+    job = FitConfig(**message["job"])
     count, state = len(message["state"]["kinds"]) if message["state"] else 0, None
     if message["state"]:
         blobs, kept = blobs[: len(blobs) - count], blobs[len(blobs) - count :]
@@ -145,7 +145,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         held.append(line)
     weights, data = SharedWeights.attach(message["weights"], fds[1], fds[2]), Segment.attach(fds[3])
     held += [weights, data]
-    board = Noticeboard(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
+    board = ControlBlock(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
     held.append(board)
     stack = ExitStack()
     stack.enter_context(deaf((job.keep or {}).get("signals", ())))
@@ -158,7 +158,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             redraw_member(model, job.seed, link.rank)
         if message["depth"]:
             ring = Ring(Segment.attach(fds[4]), job.workers, message["depth"])
-            source = FedSource(source, ring, link.rank, job.timeout, message["ahead"])
+            source = StreamReader(source, ring, link.rank, job.timeout, message["ahead"])
             held.append(source)
         if job.ensemble:
             source = source.part(link.rank, job.workers, job.seed)
@@ -185,7 +185,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             held.insert(0, best)
         group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
         held[:0] = [part for part in (group, centre) if part is not None]
-        one = Run(
+        one = WorkerContext(
             rank=link.rank,
             job=job,
             algorithm=algorithm,
@@ -193,7 +193,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             source=source,
             validation=validation,
             group=group,
-            reporter=PipeReporter(link, group, together=job.together, per_batch=job.per_batch, line=line),
+            reporter=PipeCallbackChannel(link, group, together=job.together, per_batch=job.per_batch, line=line),
             board=board,
             weights=weights,
             centre=centre,
@@ -257,7 +257,7 @@ def deaf(names: Sequence[str]) -> Iterator[None]:
             signal.signal(signal.Signals[name], handler)
 
 
-def parts(job: Job, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any, PackedModel]:
+def parts(job: FitConfig, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any, PackedModel]:
     """Return the sources of batches to train on and to validate with (None where there is none), and the model."""
     arrays = serialization.views(message["arrays"], data.array(np.uint8, message["data_bytes"], 0))
     model, *code = (bytes(blob) for blob in blobs)

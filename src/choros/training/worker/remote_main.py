@@ -30,34 +30,34 @@ from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
 from choros.comm.shm.group import share
 from choros.comm.shm.segment import Segment
-from choros.comm.single_rank_group import LocalGroup
+from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import dial
-from choros.comm.tcp.rpc import Channel
+from choros.comm.tcp.rpc import RpcConnection
 from choros.data import serialization
 from choros.errors import PeerLostError
 from choros.launch.process.failure_report import raised
-from choros.training.callback_runner import Conductor
-from choros.training.checkpoint.manager import Saver
+from choros.training.callback_runner import CallbackRunner
+from choros.training.checkpoint.manager import CheckpointManager
 from choros.training.executors import in_job
-from choros.training.executors.remote_callbacks import RemoteCallbackRunner, SentSaver, take_state
+from choros.training.executors.remote_callbacks import RemoteCallbackRunner, RemoteCheckpointManager, take_state
 from choros.training.model_io.serialization import PackedModel
-from choros.training.payload import HOME, Parcel, put, read_code, shown
-from choros.training.spec import Job, Plan, Tally
+from choros.training.payload import HOME, RemotePayload, put, read_code, shown
+from choros.training.spec import FitConfig, FitRequest, WorkerStats
 from choros.training.worker.main import configure_keras
 from choros.types import Array
 
 _DIAL = 60.0  # seconds to reach it for
-Result = tuple[Any, list[Tally], list[tuple[float, int, float]], str]
+Result = tuple[Any, list[WorkerStats], list[tuple[float, int, float]], str]
 
 
 def train_rank(
-    parcel: Parcel,
+    parcel: RemotePayload,
     rank: int,
     lead: Callable[[Any], Any],
     sources: tuple[Any, Any],
     weights: Callable[[], list[Array]] | None = None,
     change: Callable[[Any], None] | None = None,
-    saver: Saver | None = None,
+    saver: CheckpointManager | None = None,
 ) -> Result:
     """Train as one rank of a job that has been joined, or of one rank.
 
@@ -79,9 +79,9 @@ def train_rank(
         put(model, weights())
     if change is not None:
         change(model)
-    conductor = Conductor(model, None, 0, job.epochs, parcel.steps) if rank else lead(model)
+    conductor = CallbackRunner(model, None, 0, job.epochs, parcel.steps) if rank else lead(model)
     algorithm = algorithms.from_config(job.algorithm)
-    plan = Plan(model, algorithm, job, *sources, conductor, parcel.model, begun, saver)
+    plan = FitRequest(model, algorithm, job, *sources, conductor, parcel.model, begun, saver)
     return model, *in_job.run(plan, rank)
 
 
@@ -95,10 +95,10 @@ def main() -> int:
     home = json.loads(os.environ.pop(HOME))
     place = Place.here()
 
-    def dial_home(aside: bool = True) -> Channel:
+    def dial_home(aside: bool = True) -> RpcConnection:
         hello = {"rank": place.rank, "host": os.uname().nodename, "aside": aside}
         end = dial(home["place"], bytes.fromhex(home["secret"]), hello, _DIAL)
-        return Channel(end, "The process that called fit", home["timeout"])
+        return RpcConnection(end, "The process that called fit", home["timeout"])
 
     line = dial_home(aside=False)
     try:
@@ -114,18 +114,18 @@ def main() -> int:
     return 0
 
 
-def _work(line: Channel, place: Place, dial_home: Callable[[], Channel]) -> None:
+def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnection]) -> None:
     told, _ = line.ask({"ask": "job"})
-    job = Job(**told["job"])
+    job = FitConfig(**told["job"])
     configure_keras(job.keras)
-    group: Group = LocalGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
+    group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
     data = _data(line, group, told["bytes"])
     arrays = serialization.views(told["arrays"], data.array(np.uint8, told["bytes"], 0))
     model, *code = read_code(told["code"])
-    parcel = Parcel(job, PackedModel(model, arrays[: told["model_arrays"]]), told["steps"])
+    parcel = RemotePayload(job, PackedModel(model, arrays[: told["model_arrays"]]), told["steps"])
     saver = None
     if job.keep is not None:
-        saver = SentSaver(job, place.rank, dial_home, take_state(line, place.rank))
+        saver = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
     validation = None if job.validation is None else serialization.unpack(job.validation, arrays, code)
     trained, tallies, losses, met = train_rank(
         parcel,
@@ -139,7 +139,7 @@ def _work(line: Channel, place: Place, dial_home: Callable[[], Channel]) -> None
     line.ask(done, () if place.rank else shown(trained))
 
 
-def _data(line: Channel, group: Group, nbytes: int) -> Segment:
+def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
     """The data in memory that the ranks of a host share: the first of them fetches it."""
     near, made = group, None
     mine = next(ranks for ranks in hosts_of(group) if group.rank in ranks)

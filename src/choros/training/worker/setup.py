@@ -7,14 +7,14 @@ from typing import Any
 
 from choros.algorithms import Algorithm
 from choros.backends import make_replica
-from choros.backends.devices.mirrored import ManyReplicas
+from choros.backends.devices.mirrored import MirroredReplica
 from choros.comm.group import Group, kind_of
 from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
-from choros.comm.single_rank_group import LocalGroup
-from choros.param_server.shared_memory import SharedCentre
-from choros.training.spec import Job
+from choros.comm.single_rank_group import SingleRankGroup
+from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.training.spec import FitConfig
 from choros.training.worker.gradient_tail import Tail
 from choros.types import Array, Batch
 
@@ -42,7 +42,7 @@ def build_replica(
         clone: makes another such model, where a device has one of its own (PyTorch, TensorFlow).
     """
     if clone is not None and several_models(len(devices)):
-        replica: Any = ManyReplicas(model, workers, devices, clone)
+        replica: Any = MirroredReplica(model, workers, devices, clone)
     else:
         replica = make_replica(model, workers, devices if len(devices) > 1 else (), layout)
     replica.build(sample)
@@ -50,19 +50,19 @@ def build_replica(
     return replica
 
 
-def adding(job: Job, algorithm: Algorithm) -> int:
+def adding(job: FitConfig, algorithm: Algorithm) -> int:
     """Return how many ranks' gradients are added; 1 where none are."""
     return job.workers if algorithm.level == "gradients" else 1
 
 
-def dividing(job: Job, algorithm: Algorithm, rank: int) -> int:
+def dividing(job: FitConfig, algorithm: Algorithm, rank: int) -> int:
     """Return how many models one step's batch of a rank is divided among: all ranks' where gradients are added."""
     ranks = range(job.workers) if algorithm.level == "gradients" else [rank]
     several = job.devices and several_models(max(job.devices))
     return sum(job.devices[each] for each in ranks) if several else len(ranks)
 
 
-def first_replica(job: Job, rank: int) -> int:
+def first_replica(job: FitConfig, rank: int) -> int:
     """Return how many models the ranks before this one have: the number of its first, by which seeds differ.
 
     Args:
@@ -73,12 +73,12 @@ def first_replica(job: Job, rank: int) -> int:
     return sum(job.devices[:rank]) if several else rank
 
 
-def seed_replica(replica: Any, job: Job, rank: int, again: bool = False) -> None:
+def seed_replica(replica: Any, job: FitConfig, rank: int, again: bool = False) -> None:
     """Give a replica the random numbers of its rank.
 
     Args:
         replica: of this rank, built.
-        job: Job.
+        job: FitConfig.
         rank: int.
         again: whether a restarted rank trains on, with other numbers than the first time.
     """
@@ -96,11 +96,11 @@ def several_models(devices: int) -> bool:
     return devices > 1 and keras.backend.backend() != "jax"
 
 
-def create_meeting(job: Job, algorithm: Algorithm, trainable: Array, others: Array) -> Segment | None:
+def create_meeting(job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> Segment | None:
     """Make the segment in which a job's ranks meet: the group's, the centre's, or None where they do not."""
     if job.alone:
         memory = algorithm.start(trainable, job.workers)
-        return SharedCentre.create(trainable, others, memory, job.workers)
+        return SharedMemoryParameterServer.create(trainable, others, memory, job.workers)
     if job.together and job.workers > 1:
         more = Tail.of(job, 0).size if job.per_batch else 0
         return SharedGroup.create(job.workers, max((len(trainable) + 2 + more) * trainable.itemsize, _LEAST))
@@ -115,7 +115,7 @@ def met_in(group: Group, centre: Any) -> str:
         centre: for meetings alone, or None.
 
     Example:
-        >>> met_in(LocalGroup(), None)
+        >>> met_in(SingleRankGroup(), None)
         'nothing'
     """
     if centre is not None:
@@ -124,20 +124,20 @@ def met_in(group: Group, centre: Any) -> str:
 
 
 def join_meeting(
-    job: Job, algorithm: Algorithm, segment: Segment | int | None, rank: int
-) -> tuple[Group, SharedCentre | None]:
+    job: FitConfig, algorithm: Algorithm, segment: Segment | int | None, rank: int
+) -> tuple[Group, SharedMemoryParameterServer | None]:
     """Return the group and the centre of a rank: a group of one where it meets alone or never.
 
     Args:
-        job: Job.
+        job: FitConfig.
         algorithm: the bound algorithm.
         segment: what ``create_meeting`` made, or a descriptor of it, which is then owned.
         rank: int.
     """
     spin = SPIN if job.spin else 0.0
     if segment is None:
-        return LocalGroup(), None
+        return SingleRankGroup(), None
     if job.alone:
-        centre = SharedCentre(segment, algorithm, rank, job.workers, timeout=job.timeout, spin=spin)
-        return LocalGroup(), centre
+        centre = SharedMemoryParameterServer(segment, algorithm, rank, job.workers, timeout=job.timeout, spin=spin)
+        return SingleRankGroup(), centre
     return SharedGroup(segment, rank, timeout=job.first_timeout, spin=spin), None

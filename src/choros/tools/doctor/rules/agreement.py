@@ -7,12 +7,12 @@ from functools import partial
 
 from choros.launch.process.failure_report import signalled
 from choros.tools.doctor.facts import Facts
-from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, alike, made
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
 
 _SHOWN = 8
 
 
-def versions(seen: Seen) -> Iterator[Finding]:
+def versions(seen: Observations) -> Iterator[Finding]:
     """Libraries of different versions."""
     for name in dict.fromkeys(name for each in seen.ranks for name in each["versions"]):
         (usual, _), *others = alike(seen.ranks, partial(_version, name))
@@ -27,7 +27,7 @@ def versions(seen: Seen) -> Iterator[Finding]:
             )
 
 
-def backends(seen: Seen) -> Iterator[Finding]:
+def backends(seen: Observations) -> Iterator[Finding]:
     """Different backends, or one that is not installed."""
     if not seen.ranks:
         return
@@ -54,7 +54,7 @@ def backends(seen: Seen) -> Iterator[Finding]:
             )
 
 
-def directories(seen: Seen) -> Iterator[Finding]:
+def directories(seen: Observations) -> Iterator[Finding]:
     """Other working directories, or the same name for different ones."""
     if not seen.ranks:
         return
@@ -78,7 +78,7 @@ def directories(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def processors(seen: Seen) -> Iterator[Finding]:
+def processors(seen: Observations) -> Iterator[Finding]:
     """A processor that can do less than that of the machine that submitted the job, or than the other hosts'."""
     cause, remedy = signalled("SIGILL")
     lacking = [each for each in seen.ranks if each["features"] and _lacks(each)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from choros.tools.doctor.facts import Facts
-from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, alike, made
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
 
 _MANY = 4  # cores of a rank from which one thread is too few
 _OMP = "OMP_NUM_THREADS"
@@ -26,7 +26,7 @@ def _number(text: str | None) -> int:
     return int(first) if first.isdecimal() else 0
 
 
-def crowded(seen: Seen) -> Iterator[Finding]:
+def crowded(seen: Observations) -> Iterator[Finding]:
     """More ranks than cores, on a whole machine or on the cores that they are bound to."""
     for some in seen.machines():
         named: set[int] = set()
@@ -74,7 +74,7 @@ def union(some: list[Facts]) -> set[int]:
     return {core for each in some for core in each["cores"]["usable"]}
 
 
-def threads(seen: Seen) -> Iterator[Finding]:
+def threads(seen: Observations) -> Iterator[Finding]:
     """More threads than cores."""
     told: set[int] = set()
     for (name, value, count), some in alike(
@@ -107,7 +107,7 @@ def threads(seen: Seen) -> Iterator[Finding]:
             )
 
 
-def idle(seen: Seen) -> Iterator[Finding]:
+def idle(seen: Observations) -> Iterator[Finding]:
     """One thread, as torchrun sets it, where a rank has many cores; or ranks bound to few of those they were given."""
     for some in (part for machine in seen.machines() for part in together(machine)):
         share = len(union(some)) // len(some)
@@ -134,7 +134,7 @@ def idle(seen: Seen) -> Iterator[Finding]:
             )
 
 
-def numa(seen: Seen) -> Iterator[Finding]:
+def numa(seen: Observations) -> Iterator[Finding]:
     """Ranks that are bound across NUMA nodes though they would fit into one."""
     across = []
     for each in seen.ranks:
@@ -153,7 +153,7 @@ def numa(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def quota(seen: Seen) -> Iterator[Finding]:
+def quota(seen: Observations) -> Iterator[Finding]:
     """A control group that allows less processor time than threads would take; the affinity does not show it."""
     for some in seen.machines():
         allowed = min((each["cores"]["quota"] for each in some if each["cores"]["quota"]), default=0.0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from choros.launch.process.failure_report import signalled
-from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, made, spell
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, made, spell
 from choros.tools.doctor.smoke_processes import EXACT
 
 _SECOND = ("PeerLostError", "CommTimeoutError", "Broken pipe")  # what only follows from another rank's end
@@ -28,7 +28,7 @@ def _name(end: Mapping[str, Any], otherwise: str) -> str:
     return str(end.get("signal") or otherwise).lower()
 
 
-def troubles(seen: Seen) -> Iterator[Finding]:
+def troubles(seen: Observations) -> Iterator[Finding]:
     """Ranks without a place, that cannot load what they need, that do not meet, or that died."""
     died = [one for one in seen.troubles if one["kind"] in ("died", "probe")]
     met: dict[str, list[Mapping[str, Any]]] = {}
@@ -55,7 +55,7 @@ def troubles(seen: Seen) -> Iterator[Finding]:
         yield Finding(ERROR, name, f"{what[0].upper()}{what[1:].rstrip('.')}.", remedy or _MEET, ranks, hosts)
 
 
-def trainings(seen: Seen) -> Iterator[Finding]:
+def trainings(seen: Observations) -> Iterator[Finding]:
     """Trainings that died, failed, took too long or gave other weights than numpy."""
     bad: dict[tuple[str, str], list[tuple[int, Mapping[str, Any]]]] = {}
     for rank, ends in seen.smoke.items():
@@ -96,7 +96,7 @@ def _fault(end: Mapping[str, Any]) -> str:
     return "" if end["difference"] <= EXACT else "differs"
 
 
-def sums(seen: Seen) -> Iterator[Finding]:
+def sums(seen: Observations) -> Iterator[Finding]:
     """Sums of the group that are wrong."""
     wrong = [each for each in seen.ranks if each["rank"] in seen.measures.get("wrong", ())]
     if wrong:
@@ -109,7 +109,7 @@ def sums(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def alone(seen: Seen) -> Iterator[Finding]:
+def alone(seen: Observations) -> Iterator[Finding]:
     """One process in an allocation for several."""
     for each in seen.ranks:
         under = each["scheduler"]

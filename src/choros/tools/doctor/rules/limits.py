@@ -7,14 +7,14 @@ from typing import Any
 
 from choros.launch.process.failure_report import amount
 from choros.tools.doctor.facts import Facts
-from choros.tools.doctor.findings import ERROR, NEED, WARNING, Finding, Rule, Seen, made, room
+from choros.tools.doctor.findings import ERROR, NEED, WARNING, Finding, Observations, Rule, made, room
 
 _SPACE = 16_000_000_000  # bytes of addresses: the libraries reserve far more than they take
 _SHM = 128_000_000  # bytes for each rank in /dev/shm: a container has 64 MB unless told otherwise
 _FILES, _FILES_A_RANK = 256, 8
 
 
-def memory(seen: Seen) -> Iterator[Finding]:
+def memory(seen: Observations) -> Iterator[Finding]:
     """Less memory for each rank than a training takes."""
     peaks = [int(end["peak"]) for ends in seen.smoke.values() for end in ends]
     need = max([NEED // 2 if peaks else NEED, *peaks])
@@ -56,7 +56,7 @@ def _least(some: list[Facts]) -> tuple[str, str]:
     )
 
 
-def shared_memory(seen: Seen) -> Iterator[Finding]:
+def shared_memory(seen: Observations) -> Iterator[Finding]:
     """A small /dev/shm: MPI libraries, NCCL and PyTorch's loaders die of SIGBUS when it is full."""
     for some in seen.machines():
         small = [each for each in some if each["shm"] is not None and each["shm"]["free"] < _SHM * len(some)]
@@ -74,7 +74,7 @@ def shared_memory(seen: Seen) -> Iterator[Finding]:
             )
 
 
-def open_files(seen: Seen) -> Iterator[Finding]:
+def open_files(seen: Observations) -> Iterator[Finding]:
     """Too few open files for a job of this size."""
     need = _FILES + _FILES_A_RANK * seen.size
     few = [each for each in seen.ranks if 0 <= each["files"]["soft"] < need]
@@ -91,7 +91,7 @@ def open_files(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def devices(seen: Seen) -> Iterator[Finding]:
+def devices(seen: Observations) -> Iterator[Finding]:
     """Several ranks of a machine that were given the same GPU."""
     for some in seen.machines():
         for name in dict.fromkeys(name for each in some for name in each["devices"]):
@@ -117,7 +117,7 @@ def devices(seen: Seen) -> Iterator[Finding]:
             )
 
 
-def unseen(seen: Seen) -> Iterator[Finding]:
+def unseen(seen: Observations) -> Iterator[Finding]:
     """GPUs of a host that the backend in use does not see, as it was installed for processors alone."""
     blind = []
     for each in seen.ranks:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from choros.tools.doctor.facts import Facts
-from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, alike, made
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
 
 # Variables that hold names of interfaces; those of NCCL and RCCL hold the beginnings of names.
 _BEGINNINGS = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")
@@ -65,7 +65,7 @@ def _within(word: str, addresses: list[str]) -> bool:
     return False
 
 
-def interfaces(seen: Seen) -> Iterator[Finding]:
+def interfaces(seen: Observations) -> Iterator[Finding]:
     """Variables that name an interface that is not there, is down, or leads nowhere."""
     several = len(seen.machines()) > 1
     for variable in _NAMES:
@@ -96,7 +96,7 @@ def _wrong(variable: str, several: bool, each: Facts) -> tuple[str, str]:
     return value, "names the loopback, which reaches no other host" if alone else ""
 
 
-def names(seen: Seen) -> Iterator[Finding]:
+def names(seen: Observations) -> Iterator[Finding]:
     """Names of hosts that cannot be looked up, or lead back to where one is."""
     several = len(seen.machines()) > 1
     for each in (some[0] for some in seen.machines()):
@@ -133,7 +133,7 @@ def _back(each: Facts) -> list[str]:
     return own if all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in own) else []
 
 
-def rate(seen: Seen) -> Iterator[Finding]:
+def rate(seen: Observations) -> Iterator[Finding]:
     """Hosts that meet by a network far below what their interfaces could do, all of them."""
     speeds = [_fastest(each) for each in seen.ranks]
     found = seen.measures.get("links", {})
@@ -152,7 +152,7 @@ def rate(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def links(seen: Seen) -> Iterator[Finding]:
+def links(seen: Observations) -> Iterator[Finding]:
     """A host whose network is far slower than that of most others."""
     found: dict[int, float] = {int(rank): rate for rank, rate in seen.measures.get("links", {}).items()}
     if len(found) < 3:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from choros.tools.doctor.findings import ERROR, WARNING, Finding, Rule, Seen, made
+from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, made
 from choros.tools.doctor.rules.cores import crowded
 
 SLOW_WALL, SLOW_CPU = 1.8, 1.6  # times the others: from here on a rank is looked at again,
@@ -25,7 +25,7 @@ def slowest(seconds: Sequence[float]) -> tuple[int, float]:
     return rank, seconds[rank] / max(statistics.median_low(seconds), 1e-9)
 
 
-def slow(seen: Seen) -> Iterator[Finding]:
+def slow(seen: Observations) -> Iterator[Finding]:
     """A rank for which all others wait."""
     attempts = seen.measures.get("work", [])
     busy = {rank for finding in crowded(seen) for rank in finding.ranks}
@@ -59,7 +59,7 @@ def slow(seen: Seen) -> Iterator[Finding]:
             return
 
 
-def clock(seen: Seen) -> Iterator[Finding]:
+def clock(seen: Observations) -> Iterator[Finding]:
     """Clocks that differ by more than anything that measures them."""
     bounds = seen.measures.get("clock", [])
     for each in seen.ranks:

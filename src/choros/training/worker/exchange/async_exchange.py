@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from choros.comm.group import Centre
+from choros.comm.group import ParameterServer
 from choros.types import Array
 
 
-class Alone:
+class AsyncExchange:
     """One worker's asynchronous exchanges with a center that all workers share.
 
     Args:
-        centre: Centre. Runs propose, merge and adopt under one lock, and returns the staleness.
+        centre: ParameterServer. Runs propose, merge and adopt under one lock, and returns the staleness.
         seen: flat float array. The center when this worker began. It is kept, and changed in place.
 
     Attributes:
@@ -25,14 +25,15 @@ class Alone:
     Example:
         >>> import numpy as np
         >>> from choros.algorithms import AEASGD
-        >>> from choros.param_server.in_memory import MemoryCentre
-        >>> alone = Alone(MemoryCentre(AEASGD(alpha=0.25), np.zeros(1), workers=2).at(0), np.zeros(1))
+        >>> from choros.param_server.in_memory import InMemoryParameterServer
+        >>> server = InMemoryParameterServer(AEASGD(alpha=0.25), np.zeros(1), workers=2)
+        >>> alone = AsyncExchange(server.at(0), np.zeros(1))
         >>> local = np.ones(1)
         >>> alone.meet(local, window=8, others=np.zeros(0)), local.tolist()
         (0, [0.75])
     """
 
-    def __init__(self, centre: Centre, seen: Array) -> None:
+    def __init__(self, centre: ParameterServer, seen: Array) -> None:
         self.centre, self.seen = centre, seen
         self.exchanges = 0
         self.staleness = 0

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from choros.algorithms import Algorithm, Meeting
+from choros.algorithms import Algorithm, ExchangeInfo
 from choros.comm.group import Group
 from choros.param_server.blocks import blocks
 from choros.types import Array
 
 
-class Together:
+class SyncExchange:
     """The center is replicated: every rank merges the same sum into its own copy, so all copies are bit-equal.
 
     ::
@@ -36,8 +36,8 @@ class Together:
     Example:
         >>> import numpy as np
         >>> from choros.algorithms import EASGD
-        >>> from choros.comm.single_rank_group import LocalGroup
-        >>> together = Together(EASGD(alpha=0.25), LocalGroup(), np.zeros(2))
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> together = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(2))
         >>> local = np.ones(2)
         >>> together.meet(local, window=8, rows=256)
         >>> local.tolist(), together.centre.tolist()
@@ -83,12 +83,12 @@ class Together:
         Example:
             >>> import numpy as np
             >>> from choros.algorithms import EASGD
-            >>> from choros.comm.single_rank_group import LocalGroup
-            >>> together = Together(EASGD(alpha=0.25), LocalGroup(), np.zeros(1))
+            >>> from choros.comm.single_rank_group import SingleRankGroup
+            >>> together = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(1))
             >>> together.trial(np.ones(1), window=8, rows=256), together.centre
             (array([0.25]), array([0.]))
         """
-        centre, meeting = self.centre.copy(), Meeting(workers=self.group.size)
+        centre, meeting = self.centre.copy(), ExchangeInfo(workers=self.group.size)
         for part, message in self._messages(local, window, rows):
             held = tuple(vector[part] for vector in self.memory)
             centre[part], _ = self.algorithm.merge(self.centre[part], message, meeting, held)
@@ -130,7 +130,7 @@ class Together:
         """Merge the message into one block of the center, and update the same block of ``local``."""
         algorithm, old = self.algorithm, self.centre[part]
         held = tuple(vector[part] for vector in self.memory)
-        new, memory = algorithm.merge(old, message, Meeting(workers=self.group.size), held)
+        new, memory = algorithm.merge(old, message, ExchangeInfo(workers=self.group.size), held)
         shown = old if algorithm.shows == "before" else new
         if shown is old and new is message:  # with one worker the message may be a view of ``local``
             new = message.copy()
