@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from choros.hvd.alltoall import alltoall
+from choros.hvd.alltoall_rows import alltoall
 from choros.hvd.collectives import (
     Adasum,
     Average,

@@ -244,6 +244,8 @@ class SharedMemoryParameterServer:
         self._fit(local, others)
         self._fit(seen, others)
         with self._lock.hold(self.timeout, "an exchange with the centre"):
+            # All changes go into a copy of the header and into spare buffers. A worker that is killed before the commit
+            # leaves the center as it was; the next holder of the lock writes the same spare buffers again.
             commit = self._words[at.COMMIT]
             header = self._headers[commit % 2].copy()
             if header[self._sent_at] != self._sent:
@@ -275,6 +277,8 @@ class SharedMemoryParameterServer:
             raise InvalidInputError(
                 "A controller reads the centre; only a worker, which has a rule and a rank, leaves a message."
             )
+        # A sequence lock: the count is odd while the message is written. Readers take no lock, so a worker that leaves
+        # a message does not wait for one that makes a trial.
         head, (message, mean) = self._pending[self.rank], self._messages[self.rank]
         head[0] += 1 + head[0] % 2  # also where one was killed here
         fence()
@@ -334,7 +338,7 @@ class SharedMemoryParameterServer:
         head, limit = self._pending[rank], time.monotonic() + _WRITES
         while self._counts_still(header, rank):
             turn, seen = int(head[0]), int(head[at.LEFT_SEEN])
-            fence()
+            fence()  # the count is read before the values and after them: equal and even means no write in between
             message[:], mean[:] = self._messages[rank]
             fence()
             if turn % 2 == 0 and int(head[0]) == turn:
@@ -351,7 +355,7 @@ class SharedMemoryParameterServer:
     def _commit(self, commit: int, header: Array) -> None:
         """Make a new header, and the buffers that it names, the centre: by one store, which is never half done."""
         self._headers[(commit + 1) % 2][:] = header
-        fence()
+        fence()  # buffers and header are in memory before the word that makes them the center
         self._words[at.COMMIT] = commit + 1
 
     def replace(self, centre: Array, others: Array, after: int | None = None) -> None:
@@ -466,6 +470,9 @@ class SharedMemoryParameterServer:
             int. The clock of what was copied.
         """
         self._fit(out, others)
+        # Without the lock first: a reader would delay every worker. The commit word is read before and after the copy.
+        # The merge after the next commit overwrites the copied buffers; a busy center could do so again and again, so
+        # the last attempt takes the lock.
         for _ in range(_OPTIMISTIC):
             commit = self._words[at.COMMIT]
             copied = self._copy(commit, out, others)

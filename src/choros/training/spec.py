@@ -84,7 +84,7 @@ class FitRequest:
         conductor: of the callbacks.
         written: PackedModel, for workers.
         begun: float. ``time.perf_counter()`` when ``fit`` was called.
-        saver: Saver of what the ranks leave, or None.
+        saver: CheckpointManager of what the ranks leave, or None.
     """
 
     model: Any

@@ -112,5 +112,7 @@ class Waiter:
             return
         whole = int(seconds)
         span = _Time(whole, int((seconds - whole) * 1e9))
+        # The kernel compares the word again under its own lock. A change since the caller looked ends the sleep at
+        # once, so no wake-up is lost.
         low = value & 0xFFFFFFFF
         self._call(_NUMBER, self._address + 8 * index, _FUTEX_WAIT, low, ctypes.addressof(span), None, 0)

@@ -53,7 +53,7 @@ def stamp(segment: Segment, kind: int, wake_first: int, wake_step: int, wake_cou
     words = segment.words
     words[_KIND] = kind
     words[_WAKE_FIRST], words[_WAKE_STEP], words[_WAKE_COUNT] = wake_first, wake_step, wake_count
-    words[_MAGIC] = MAGIC
+    words[_MAGIC] = MAGIC  # last: a reader that sees it sees the words above, too
 
 
 def open_stamped(segment_or_fd: Segment | int, kind: int) -> tuple[Segment, bool]:
@@ -95,11 +95,13 @@ def abort(segment: Segment, reason: str) -> None:
     if words[_MAGIC] != MAGIC:
         raise InvalidInputError(f"Descriptor {segment.fd} holds no segment of a group or a centre: nothing to give up.")
     if not words[_ABORT]:
+        # Two processes may write a reason at once. Either text may win; both are causes of the same end.
         room = 8 * (LINES - _TEXT)
         text = reason.encode()[:room]
         segment.array("uint8", len(text), 8 * _TEXT)[:] = list(text)
         words[_REASON] = len(text)
         Waiter(words, segment.address).publish(_ABORT, 1)
+    # Ranks sleep on words of their own, which this call does not change. They look at the abort word when they wake.
     waiter = Waiter(words, segment.address)
     for k in range(words[_WAKE_COUNT]):
         waiter.wake(words[_WAKE_FIRST] + k * words[_WAKE_STEP])
@@ -219,6 +221,8 @@ class GroupHeader:
 
     def post(self, what: tuple[int, int, int, int]) -> None:
         """Write what this rank is about to do; the others read it after the next barrier."""
+        # Two places in turn: a fast rank posts its next call while a slow one still reads the last one. It cannot be
+        # two calls ahead, as the barrier between needs the slow rank.
         at = self._mine + POSTED + 4 * (self.meetings % 2)
         words = self.words
         words[at], words[at + 1], words[at + 2], words[at + 3] = what
@@ -243,6 +247,8 @@ class GroupHeader:
             raise PeerLostError(
                 f"{self.where}: this group failed before, so it cannot meet at {self._at(what)}: {self.broken}"
             )
+        # Counters only grow, and each rank writes its own. So no rank resets a barrier, and a late rank still finds the
+        # others at or above its target.
         self.meetings += 1
         target = self.meetings
         begin = 0 if self.trace is None else time.monotonic_ns()
@@ -313,6 +319,7 @@ class GroupHeader:
         state, pid = self.words[line + STATE], self.words[line + PID]
         if state == JOINED and (pid == os.getpid() or holder(self._fd, other)):
             return
+        # It may have arrived and ended after the first look. Then it is not missing here; the next barrier reports it.
         if not state or self.words[line] >= target:
             return
         fate = "left" if self.words[line + STATE] == LEFT else "died"
@@ -377,7 +384,7 @@ class GroupHeader:
     def leave(self) -> None:
         """Say that this rank will not come again, and let its byte go."""
         if self.words[self._mine + PID] == os.getpid() and self.words[self._mine + STATE] == JOINED:
-            self.words[self._mine + STATE] = LEFT
+            self.words[self._mine + STATE] = LEFT  # before the unlock: else others would take this rank for dead
             if not self._segment.closed:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self.rank)
             self.waiter.wake(self._mine + ARRIVED)

@@ -66,6 +66,8 @@ class Ring:
                 f"A batch takes {nbytes / 1e6:.1f} MB, and {(self._slot - _LENGTH) / 1e6:.1f} were set aside for one, "
                 "going by the first: give batches of more equal size."
             )
+        # The slot is free when every reader has let go of the message in it. A slow reader holds the writer up, and no
+        # message is lost.
         number = self._words[_WRITTEN]
         for reader in range(self.readers):
             self._waiter.wait(_TAKEN + reader, number - self.depth + 1, 1.0, check)
@@ -100,7 +102,7 @@ class Ring:
     def leave(self) -> None:
         """Let the readers know that no message will come any more."""
         self._waiter.publish(_GONE, 1)
-        self._waiter.wake(_WRITTEN)
+        self._waiter.wake(_WRITTEN)  # on which the readers sleep
 
     def close(self) -> None:
         """Let the memory go."""

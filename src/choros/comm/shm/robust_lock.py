@@ -19,7 +19,9 @@ from choros.comm.shm.group_header import given_up, holder
 from choros.comm.shm.segment import Segment
 from choros.errors import CommTimeoutError, PeerLostError
 
+# Record locks may lie beyond the end of a file. The bytes from 0 on belong to the ranks (``GroupHeader``).
 _BYTE: Final = 1 << 30
+# A death frees the kernel's lock, but wakes no futex. A waiter that slept without a limit would not see it.
 _SLICE: Final = 0.005
 
 
@@ -56,6 +58,7 @@ class RobustLock:
             CommTimeoutError: after ``timeout`` seconds; names the holder.
             PeerLostError: if the run was given up.
         """
+        # A record lock belongs to the process: a second thread of it would get the lock too. So threads take turns.
         acquired, threads = False, self._segment.lock
         try:
             if not threads.acquire(timeout=timeout):
@@ -81,6 +84,7 @@ class RobustLock:
     def _acquire(self, timeout: float, what: str) -> None:
         begin = time.perf_counter()
         while True:
+            # Read before the attempt: a release between attempt and sleep changes the word, so the sleep ends at once.
             count = self._words[self._released]
             try:
                 fcntl.lockf(self._segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _BYTE)
@@ -90,6 +94,7 @@ class RobustLock:
                 if waited >= self._waiter.spin:
                     self._waiter.sleep(self._released, count, min(_SLICE, max(timeout - waited, 0.001)))
             else:
+                # The holder may have given up the run while it held the lock; what it left must not be used.
                 if (reason := given_up(self._words)) is not None:
                     fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _BYTE)
                     raise PeerLostError(f"{self._who}: the run was given up before {what}: {reason}")

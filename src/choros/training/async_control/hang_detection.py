@@ -27,7 +27,7 @@ class Hangs:
 
     Args:
         board: ControlBlock.
-        job: Job.
+        job: FitConfig.
     """
 
     def __init__(self, board: Any, job: Any) -> None:
@@ -98,7 +98,7 @@ class JobHangs:
 
     Args:
         board: ControlBlock or RemoteControlBlock.
-        job: Job.
+        job: FitConfig.
         rank: int. This rank.
         hosts: names of the ranks' hosts.
     """

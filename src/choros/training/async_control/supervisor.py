@@ -26,8 +26,8 @@ class AsyncCheckpointer:
     Args:
         centre: a hold on the centre, of a controller or of rank 0; no worker has met it yet.
         board: ControlBlock.
-        saver: Saver.
-        job: Job.
+        saver: CheckpointManager.
+        job: FitConfig.
         conductor: of the callbacks.
     """
 
@@ -86,7 +86,7 @@ class AsyncSupervisor(AsyncCheckpointer):
     """Of one run. Nobody waits for a worker that dies: its new process goes on from what it last brought to the centre.
 
     Args:
-        engine: ``Engine``, its segments made and no worker told of them.
+        engine: ``LocalExecutor``, its segments made and no worker told of them.
         centre: a controller's hold on the centre.
     """
 

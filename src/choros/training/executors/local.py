@@ -491,7 +491,7 @@ class LocalExecutor:
                 return
 
     def take_optimizer(self, rank: int, facts: dict[str, Any], groups: Groups) -> None:
-        """Take what an asynchronous worker's optimizer holds: see ``Reporter.optimizer``."""
+        """Take what an asynchronous worker's optimizer holds: see ``CallbackChannel.optimizer``."""
         if groups["average"]:
             self.averages[rank] = (facts["rows"], np.array(groups["average"][0]))
         if groups["optimizer"]:

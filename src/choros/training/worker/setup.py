@@ -66,7 +66,7 @@ def first_replica(job: FitConfig, rank: int) -> int:
     """Return how many models the ranks before this one have: the number of its first, by which seeds differ.
 
     Args:
-        job: Job; ``devices`` are those of each worker, which may be unequal.
+        job: FitConfig; ``devices`` are those of each worker, which may be unequal.
         rank: int. ``job.workers`` gives how many models there are in all.
     """
     several = job.devices and several_models(max(job.devices))
