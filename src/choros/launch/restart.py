@@ -24,7 +24,7 @@ def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobRes
     Example:
         >>> told = []
         >>> again(lambda more: told.append(more) or JobResult(len(told) % 3), 5), told[-1]
-        (Outcome(code=0, signal=0, failed=()), {'CHOROS_RESTART': '2'})
+        (JobResult(code=0, signal=0, failed=()), {'CHOROS_RESTART': '2'})
     """
     for turn in range(restarts + 1):
         outcome = start({TURN: str(turn)} if restarts else {})

@@ -91,11 +91,10 @@ def check_choice(choice: Any, name: str) -> None:
     """Refuse what is no name, list of names, or dict of them.
 
     Example:
-        >>> check_choice(3, "y")
+        >>> check_choice(3, "y")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        choros.errors.InvalidDataError: y=3: give the name of a column, a list of names (side by side), or a dict of
-        those.
+        choros.errors.InvalidDataError: y=3: give the name of a column, a list of names (side by side), or a dict ...
     """
     fine = choice is None or isinstance(choice, str) or _is_names(choice)
     if isinstance(choice, Mapping):

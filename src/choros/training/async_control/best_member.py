@@ -32,7 +32,7 @@ class Best:
         board: ControlBlock, whose lock guards the slots.
 
     Example:
-        >>> entries, nbytes = packing.layout([np.zeros(2)])
+        >>> entries, nbytes = serialization.layout([np.zeros(2)])
         >>> board = ControlBlock.create(2, 1, 1)
         >>> kept = Best(Best.create(nbytes), entries, board)
         >>> kept.put(3, 0, 0.5, lambda: [np.ones(2)])

@@ -126,7 +126,7 @@ def packed(part: Part) -> Array:
         ({'epoch': 1}, {'model': [array([0., 1., 2.])]})
         >>> unpacked(packed(({"epoch": 1}, {})))
         ({'epoch': 1}, {})
-        >>> Snapshot.of(*State({}, {0: ({}, {}), 2: ({"epoch": 1}, {})}).flat()).parts
+        >>> Snapshot.of(*Snapshot({}, {0: ({}, {}), 2: ({"epoch": 1}, {})}).flat()).parts
         {0: ({}, {}), 2: ({'epoch': 1}, {})}
     """
     head, blobs = to_blobs(part)
