@@ -46,16 +46,16 @@ def test_ranks_that_share_their_cores_with_as_many_threads_each(doctor, two_core
 
 @pytest.mark.long
 def test_a_rank_that_a_busy_process_slows(doctor, two_cores):
-    """The bound rank gets a tenth of its core; where all cores are busy with something else, it is looked at again."""
+    """The bound rank gets a twentieth of its core. Other tests slow the other rank, too: then the doctor runs again."""
     core = plan(2)[1].cores[0]
     text = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     if len(plan(2)[1].cores) > 1:
         pytest.skip("each rank has several cores here, so a busy one does not slow it")
-    busy = [subprocess.Popen([sys.executable, "-c", text], start_new_session=True) for _ in range(9)]
+    busy = [subprocess.Popen([sys.executable, "-c", text], start_new_session=True) for _ in range(19)]
     try:
-        for _ in range(3):
+        for _ in range(4):
             report = doctor(2)
-            if any(finding["name"] == "slow-rank" for finding in report.findings):
+            if any(finding["name"] == "slow-rank" and finding["kind"] == "error" for finding in report.findings):
                 break
         found = report.one("slow-rank", [1])
     finally:
