@@ -153,7 +153,9 @@ class CallbackRunner:
                 self._begin_batch(step + 1)  # which trains this batch also where it stops, as in Keras
         finally:
             self.lazy.rest()
-        quiet = watched and not (self._before or self._eager or self.lazy.rate_used)
+        quiet = watched and not (self._before or self._eager)
+        # Loggers read the rate after each batch. On JAX this comparison of an unchanged rate reads no array.
+        quiet = quiet and (not self.lazy.rate_used or self._rate() == rate)
         if quiet and (self._settings is None or self._settings.glance() == self._glance):
             return TrainerControl(True) if stop else GO_ON
         return replace(self._orders((rate, self._before)), stop=stop, reset=self._were_reset())
