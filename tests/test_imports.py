@@ -174,7 +174,7 @@ def test_packages_are_there_after_import_choros_alone_and_load_no_framework():
 import choros, sys
 print(choros.hvd.Sum is not None, choros.data.files is choros.files)
 print(choros.errors.InvalidInputError is choros.InvalidInputError)
-print(choros.spark.__name__, choros.launch.__name__, choros.native.__name__, choros.algorithms.__name__)
+print(choros.spark.__name__, choros.Ssh is choros.launch.specs.Ssh, choros.native.__name__, choros.algorithms.__name__)
 print({"keras", "jax", "torch", "tensorflow", "pyspark"} & set(sys.modules))
 print(choros.callbacks.__name__, choros.parallel.__name__)
 """,
@@ -182,7 +182,7 @@ print(choros.callbacks.__name__, choros.parallel.__name__)
     assert lines == [
         "True True",
         "True",
-        "choros.spark choros.launch choros.native choros.algorithms",
+        "choros.spark True choros.native choros.algorithms",
         "set()",
         "choros.callbacks choros.parallel",
     ]

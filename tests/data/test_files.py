@@ -357,7 +357,7 @@ def test_files_that_differ_or_are_written_anew_are_refused(folder, tmp_path):
     source = files(first, y="b")
     make_source(source)
     pa.parquet.write_table(pa.table({"a": [2.0], "b": [1]}), first)
-    with pytest.raises(InvalidDataError, match=r"1.parquet was written anew since choros.files looked at it"):
+    with pytest.raises(InvalidDataError, match=r"1.parquet has changed since choros.files read it"):
         make_source(source)
     first.unlink()
     with pytest.raises(InvalidDataError, match=r"1.parquet cannot be read any more: No such file"):

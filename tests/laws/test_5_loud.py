@@ -149,10 +149,7 @@ def test_a_pool_that_is_silent_names_its_ranks(pools):
 ENDLESS = {  # waits without a limit of their own, and what ends them
     ("launch/process/pool_worker.py", "receive"): "an idle worker, until its caller calls or has gone",
     ("hvd/collectives.py", "join"): "a collective, whose group has a limit",
-    (
-        "launch/ssh/agent_client.py",
-        "wait",
-    ): "the agent of a host, which ends with its ranks, or when this process is told to end",
+    ("launch/ssh/agent_client.py", "wait"): "a host's agent, which ends with its ranks or with this process",
     ("launch/mpi/rank_wrapper.py", "wait"): "a rank, whose launcher ends it",
     ("training/worker/main.py", "receive"): "orders after callbacks, which may take any time, or the caller has gone",
 }

@@ -93,9 +93,8 @@ def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
 
 def test_sockets_with_an_address_are_in_one_file():
     calls = {"bind", "listen", "accept", "connect", "connect_ex", "create_server", "create_connection", "socketserver"}
-    asks_the_kernel = (
-        "cluster/hardware/interfaces.py"  # by ioctl, for the address of an interface: its socket is bound to nothing
-    )
+    # By ioctl, for the address of an interface: its socket is bound to nothing.
+    asks_the_kernel = "cluster/hardware/interfaces.py"
     wrong = []
     for path in FILES:
         if named(path) == "comm/tcp/auth_socket.py":

@@ -68,7 +68,8 @@ def run(ssh, tmp_path):
 
     yield start
     time.sleep(0.2)
-    left = subprocess.run(["pgrep", "-fa", r"choros.launch|script\.py"], capture_output=True, text=True).stdout
+    ours = r"choros\.launch\.(ssh|mpi|call_entry)|script\.py"
+    left = subprocess.run(["pgrep", "-fa", ours], capture_output=True, text=True).stdout
     assert not left
 
 

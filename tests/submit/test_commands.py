@@ -71,7 +71,7 @@ REFUSED = {
     "--on spark --signal 0": "--signal is for --on",
     "--on spark --threads-per-core 2": "--threads-per-core is for --on",
     "--on spark --master sc://head --nodes 2": "--nodes is for the cluster's own server",
-    "--on lsf --signal 60": "--signal is told before the limit, and the script for lsf knows none: give --time too",
+    "--on lsf --signal 60": "--signal counts back from the time limit, and the script for lsf has none: give --time",
     "--threads-per-core 9": "no processor has more than 8 hardware threads in a core",
 }
 

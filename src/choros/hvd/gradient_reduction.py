@@ -43,7 +43,8 @@ class ReductionConfig:
         fitting: bool. True in ``fit``, which sees itself that the ranks' epochs are equally long.
         taken: int. Sets of gradients taken in so far; each is one step of the optimizer.
         made: int. Reductions so far.
-        finite: NonFiniteDetector, which looks at what is summed, or None. at: (epoch, step) that is told then.
+        finite: NonFiniteDetector that checks the values to be summed, or None.
+        at: (epoch, step) that it reports.
         passing: bool. True while gradients that were reduced already pass through the optimizer.
     """
 

@@ -12,11 +12,11 @@ The meeting in its own time is that of DOWNPOUR (Dean et al. 2012, NIPS, section
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
+from choros.algorithms import ExchangeInfo
 from choros.comm.dtypes import blocks, dtype_code, dtype_name, read_only
 from choros.comm.group import Rule
 from choros.comm.shm.futex import SPIN, fence
@@ -34,14 +34,6 @@ _OPTIMISTIC = 3
 _WRITES = 1.0  # seconds in which a worker has written what it leaves
 
 
-class ExchangeInfo(NamedTuple):
-    """The arguments of a rule's merge: the fields of ``choros.algorithms.base.ExchangeInfo``."""
-
-    workers: int = 1
-    staleness: int = 0
-    sender: int = 0
-
-
 class SharedMemoryParameterServer:
     """One worker's (or a controller's) hold on the centre; implements ``choros.comm.group.ParameterServer``.
 
@@ -52,7 +44,6 @@ class SharedMemoryParameterServer:
         workers: int. How many contribute; None takes it from the segment.
         timeout: float. Seconds to wait for the lock.
         spin: float. Seconds to try before sleeping.
-        meeting: callable(workers=, staleness=, sender=) that makes what ``rule.merge`` is told.
 
     Attributes:
         timeout: float. May be set between calls.
@@ -89,12 +80,11 @@ class SharedMemoryParameterServer:
         timeout: float = 300.0,
         *,
         spin: float = SPIN,
-        meeting: Callable[..., Any] = ExchangeInfo,
     ) -> None:
         self._segment, self._owned = open_stamped(segment_or_fd, CENTRE)
         self._words = self._segment.words
         self.workers, self.count, self.others = self._words[at.WORKERS], self._words[at.COUNT], self._words[at.OTHERS]
-        self.rank, self.timeout, self._rule, self._meeting = rank, timeout, rule, meeting
+        self.rank, self.timeout, self._rule = rank, timeout, rule
         self._who = "the controller" if rank is None else f"rank {rank}"
         try:
             self._check_place(rule, rank, workers)
@@ -257,7 +247,7 @@ class SharedMemoryParameterServer:
                 self._commit(commit, header)
                 return 0
             staleness = int(header[at.CLOCK]) - self._last_seen
-            told = self._meeting(workers=1, staleness=staleness, sender=self.rank)
+            told = ExchangeInfo(workers=1, staleness=staleness, sender=self.rank)
             self._merge(self._rule, header, local, seen, window, told)
             self._average(header, others)
             header[at.CLOCK] += 1
@@ -315,7 +305,7 @@ class SharedMemoryParameterServer:
             seen = self._copy_left(header, rank, message, mean)
             if seen is None:  # it has exchanged meanwhile
                 continue
-            told = self._meeting(workers=1, staleness=clock - seen, sender=rank)
+            told = ExchangeInfo(workers=1, staleness=clock - seen, sender=rank)
             with np.errstate(all="ignore"):
                 for part in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
                     was = tuple(vector[part] for vector in memory)

@@ -76,7 +76,7 @@ class Spark:
 
         Args:
             plan: choros.training.spec.FitRequest, its job knowing where the parts of its sources are.
-            cargo: choros.training.executors.local.FitPayload.
+            cargo: choros.training.payload.FitPayload.
             how: choros.launch.specs.LaunchPreferences.
 
         Raises:

@@ -416,7 +416,7 @@ def check_checkpoint(
     what = "checkpoint=" if checkpoint is not None else "restarts="
     if hasattr(launcher, "train"):
         raise InvalidInputError(
-            f"{what} is not there for tasks of Spark, which begin again by choros.Spark(max_restarts=)."
+            f"{what} is not available on Spark: give choros.Spark(max_restarts=), which restarts its tasks."
         )
     if meet == "never" and len(each) > 1:
         raise InvalidInputError(f"{what} has no meaning for workers that never meet.")

@@ -75,6 +75,6 @@ def _ask(timeout: float, signs: str, refused: InvalidInputError | None) -> Place
             )
         print("choros: CHOROS_GROUP=mpi is set, and MPI says that this process is alone", file=sys.stderr, flush=True)
         return Place()
-    mpi_runtime.abort_on_exception(mpi_runtime.library())
+    mpi_runtime.abort_on_exception(mpi_runtime.load_mpi())
     os.environ.update({f"CHOROS_MPI_{name.upper()}": str(value) for name, value in found.items()})
     return Place.here()

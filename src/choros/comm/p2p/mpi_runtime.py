@@ -23,7 +23,7 @@ from choros.errors import InvalidInputError
 _SPOKEN = 0.3  # seconds in which the launcher passes on what was printed, before the end of the job cuts it off
 
 
-def library() -> Any:
+def load_mpi() -> Any:
     """Return ``mpi4py.MPI``, not yet started unless the script itself has started it.
 
     Raises:
@@ -60,7 +60,7 @@ def start(limit: float) -> Any:
     Raises:
         InvalidInputError: mpi4py is missing, the launcher is another MPI's, or MPI has been ended in this process.
     """
-    MPI = library()
+    MPI = load_mpi()
     if MPI.Is_finalized():
         raise InvalidInputError("MPI was ended in this process (MPI.Finalize) and cannot be started again.")
     if not MPI.Is_initialized():
@@ -143,8 +143,8 @@ def remedy() -> str:
     own = Path(sys.prefix) / "bin" / "mpiexec"
     launcher = f"{own}, which" if own.exists() else "the mpiexec that"
     return (
-        f"Start the ranks with {launcher} belongs to {name(library())}, under SLURM with srun --mpi=pmix (Open MPI) or "
-        "--mpi=pmi2 (MPICH), or install mpi4py for the MPI of your launcher."
+        f"Start the ranks with {launcher} belongs to {name(load_mpi())}, under SLURM with srun --mpi=pmix (Open MPI) "
+        "or --mpi=pmi2 (MPICH), or install mpi4py for the MPI of your launcher."
     )
 
 

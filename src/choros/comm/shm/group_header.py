@@ -76,7 +76,7 @@ def open_stamped(segment_or_fd: Segment | int, kind: int) -> tuple[Segment, bool
 
 
 def abort(segment: Segment, reason: str) -> None:
-    """Give the run up: whoever waits in this segment, now or later, raises ``PeerLostError`` with the reason.
+    """End the run: every rank that waits in this segment, now or later, raises ``PeerLostError`` with the reason.
 
     A controller that maps the segment without a rank may call it. The first reason stays.
 
@@ -95,7 +95,7 @@ def abort(segment: Segment, reason: str) -> None:
     if words[_MAGIC] != MAGIC:
         raise InvalidInputError(f"Descriptor {segment.fd} holds no segment of a group or a centre: nothing to give up.")
     if not words[_ABORT]:
-        # Two processes may write a reason at once. Either text may win; both are causes of the same end.
+        # Two processes may write a reason at once and mix their texts. The run ends all the same.
         room = 8 * (LINES - _TEXT)
         text = reason.encode()[:room]
         segment.array("uint8", len(text), 8 * _TEXT)[:] = list(text)

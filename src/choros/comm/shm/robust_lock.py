@@ -94,7 +94,7 @@ class RobustLock:
                 if waited >= self._waiter.spin:
                     self._waiter.sleep(self._released, count, min(_SLICE, max(timeout - waited, 0.001)))
             else:
-                # The holder may have given up the run while it held the lock; what it left must not be used.
+                # The run may have been given up while this process waited; then nothing is merged any more.
                 if (reason := given_up(self._words)) is not None:
                     fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _BYTE)
                     raise PeerLostError(f"{self._who}: the run was given up before {what}: {reason}")

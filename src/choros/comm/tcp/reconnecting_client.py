@@ -15,13 +15,13 @@ _TRY, _PAUSE = 1.0, 0.05  # seconds of one try, and until the next
 
 
 class ReconnectingClient:
-    """The asking end of a ``RpcConnection`` that is opened anew where it broke.
+    """A client of a ``RpcConnection`` that connects again when the connection breaks.
 
-    Whoever answers must do once what it is asked twice. That nobody may be there any more is found out at once: the
-    rank that starts the servers of a host has the port open as long as it lives.
+    A request may be sent twice: the server must carry it out once. The death of the host's first rank is noticed at
+    once: it starts the servers of a host, and keeps the port open as long as it lives.
 
     Args:
-        place: str. Of the ``Door``.
+        place: str. Of the ``AuthListener``.
         secret: bytes.
         hello: dict. As ``dial`` takes it.
         who: str. Who is there, for people.

@@ -127,9 +127,7 @@ class FileSource:
         """
         for file, then in zip(self.table.files, self._stamps, strict=False):
             if stamp(file) != then:
-                raise InvalidDataError(
-                    f"{file} was written anew since choros.files looked at it: call choros.files again."
-                )
+                raise InvalidDataError(f"{file} has changed since choros.files read it: call choros.files again.")
 
     def _wanted(self, *choices: Any) -> list[str] | None:
         """The columns to read: those that are used, where no function makes them and none is left open."""

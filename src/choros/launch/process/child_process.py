@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from choros.cluster.hardware.peak_memory import peak_memory
 from choros.launch.process.exec_stub import CORES, PARENT
-from choros.launch.process.peak_memory import peak_memory
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import sys
 import traceback
 from typing import Any
 
+from choros.cluster.hardware.peak_memory import peak_memory
 from choros.errors import WorkerFailedError
 from choros.launch.process.frame import Message
-from choros.launch.process.peak_memory import peak_memory
 
 _MOST_TEXT = 1 << 17
 _SIGNALS = {

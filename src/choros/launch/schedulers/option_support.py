@@ -63,5 +63,5 @@ def check_options(on: str, asked: Mapping[str, Any]) -> None:
         raise InvalidInputError("--runtime is that of a TrainJob: give --kind trainjob too, or leave it out")
     if on in _CLOCKED and given.get("--signal") and "--time" not in given:
         raise InvalidInputError(
-            f"--signal is told before the limit, and the script for {on} knows none: give --time too"
+            f"--signal counts back from the time limit, and the script for {on} has none: give --time too"
         )

@@ -1,9 +1,8 @@
 """A host's server of its part of the center: ``python -m choros.training.async_control.shard_server``.
 
-The host's first rank starts it. A process of its own, so that it answers while that rank computes: a thread would wait
-for Python's lock. It maps the same memory as the ranks of the host, and ends when the rank that started it does. When
-it ends before, that rank starts
-another one: all that there is to know lies in that memory, and the rank has the port open meanwhile.
+The host's first rank starts it. It is a process of its own, so that it answers while that rank computes: a thread would
+wait for Python's lock. It maps the same memory as the ranks of the host, and ends with the rank that started it. If it
+ends before, that rank starts another one: its whole state lies in that memory, and the rank keeps the port open.
 """
 
 from __future__ import annotations

@@ -73,10 +73,8 @@ class LocalExecutor:
         self.losses: dict[int, tuple[float, int, float]] = {}
         self.slots: dict[int, list[Array]] = {}  # by rank, of asynchronous ones: their optimizers' variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
-        self.ended, self.goes_on = (
-            EpochOptimizerStates(),
-            False,
-        )  # the same, as it was at epochs' ends; from a checkpoint
+        self.ended = EpochOptimizerStates()  # the slots and averages, as they were at epochs' ends
+        self.goes_on = False  # from a checkpoint
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
         self.mender = RestartPolicy(restarts, plan.job.workers)
         self.given: list[Array] = []
@@ -200,14 +198,11 @@ class LocalExecutor:
         finally:
             self.conductor.lazy.disarm()
             self.close()
-        made = (
-            SharedMemoryParameterServer
-            if self.job.alone
-            else SharedGroup
-            if self.job.together and self.job.workers > 1
-            else None
-        )
-        met = made.kind if made is not None else "nothing"
+        met = "nothing"
+        if self.job.alone:
+            met = SharedMemoryParameterServer.kind
+        elif self.job.together and self.job.workers > 1:
+            met = SharedGroup.kind
         startup, losses = self.started - self.begun, list(self.losses.values())
         record = RunRecord.of(self.algorithm, self.job.meet, tallies, startup, losses, met)
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
