@@ -165,6 +165,29 @@ def test_every_way_to_set_the_rate_is_noticed(way, data, pools, same):
     same(everything(given), everything(plain))
 
 
+def test_a_logger_reads_the_rate_that_another_callback_has_just_set(data, pools):
+    x, y = data(8 * STEPS)
+
+    class Sets(K.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.optimizer.learning_rate = 0.01 / (2 + batch // 2)  # the same one twice
+
+    class Logs(K.Callback):
+        def on_train_begin(self, logs=None):
+            self.read = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            rate = self.model.optimizer.learning_rate
+            self.read.append((float(keras.ops.convert_to_numpy(rate)), float(np.asarray(rate)), float(rate)))
+            self.read.append(np.array(rate, dtype="float64").dtype.name)
+
+    runs = [Logs(), Logs()]
+    make().fit(x, y, callbacks=[Sets(), runs[0]], **HOW)
+    choros.Trainer(make(), "allreduce", workers=2, pool=pools(2)).fit(x, y, callbacks=[Sets(), runs[1]], **HOW)
+    assert runs[1].read == runs[0].read
+    assert len({each[0] for each in runs[1].read[::2]}) > 1
+
+
 def test_logs_of_a_batch_are_those_of_keras_in_names_order_and_type(data, pools):
     """They come over a pipe that carries numbers only, but for the first ones."""
     x, y = data(8 * STEPS)

@@ -15,8 +15,11 @@ from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
+import numpy as np
+
 from choros.backends.optimizers import model_variables
 from choros.object_graph import children
+from choros.types import Array
 
 # Attributes that need no weights.
 _OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})
@@ -58,6 +61,8 @@ class LazyWeights:
         self.model, self.touch = model, touch
         self._armed = self._inside = self.passing = self.rate_used = self.stays = False
         self.rate: Any = None
+        self._rate_value: Any = None  # the backend's array that was read last
+        self._rate_array: Any = None  # its copy on the host
         self._classes: dict[type, type] = {}
         self._objects: list[Any] = []
         self._own: list[type] = []  # of each object
@@ -146,6 +151,8 @@ class LazyWeights:
 
     def _watched_class(self, own: type) -> type:
         """Return the subclass of the learning rate's class that notes each use, and needs no weights."""
+        import keras
+
         lazy: LazyWeights = self
         plainly: Any = own.__getattribute__
         set_plainly: Any = own.__setattr__
@@ -160,7 +167,16 @@ class LazyWeights:
             lazy.rate_used = True
             set_plainly(self, name, value)
 
+        def __array__(self: Any, dtype: Any = None) -> Array:
+            lazy.rate_used = True
+            value = vars(self)["_value"]
+            if value is not lazy._rate_value:
+                lazy._rate_value, lazy._rate_array = value, np.array(value)
+            return np.array(lazy._rate_array, dtype=dtype)
+
         body = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__module__": own.__module__}
+        if keras.backend.backend() == "jax":  # whose arrays are immutable: loggers read the rate after each batch
+            body["__array__"] = __array__
         return types.new_class(own.__name__, (own,), exec_body=lambda room: room.update(body))
 
     def _class_of(self, own: type, names: frozenset[str]) -> type:
