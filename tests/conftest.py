@@ -27,13 +27,25 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup leaves it: job
 STARTED = time.time()
 
 
+FOLDERS = {"privileged": "privileged", "real": "slurm", "spark": "spark"}  # their tests' marker
+QUICK = {"algorithms", "cluster", "collectives", "data", "demo", "exchange", "machine", "submit"}  # not ``slow``
+HERE = pathlib.Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest takes out what its option -m does not name
 def pytest_collection_modifyitems(items):
-    """Skip the tests marked ``long`` unless CHOROS_LONG_TESTS is set."""
-    if not os.environ.get("CHOROS_LONG_TESTS"):
-        reason = "takes long: CHOROS_LONG_TESTS=1 runs it, as .ci/run does"
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason=reason))
+    """Mark the tests by the folder that they are in, and by the programs that they need."""
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        folder = item.path.relative_to(HERE).parts[0]
+        if folder in FOLDERS:
+            item.add_marker(FOLDERS[folder])
+        if "mpiexec" in getattr(item, "fixturenames", ()):
+            item.add_marker("mpi")
+        marked = {marker.name for marker in item.iter_markers()}
+        if (folder not in QUICK and "quick" not in marked) or marked & {"long", "mpi", *FOLDERS.values()}:
+            item.add_marker("slow")
 
 
 def pytest_sessionfinish():

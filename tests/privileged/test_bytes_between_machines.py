@@ -9,13 +9,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
-
 COLUMNS, ROWS = 400, (1_920, 19_200)
 DATA = """
 import sys

@@ -12,11 +12,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
-
 DOCTOR = [sys.executable, "-m", "choros", "doctor", "--json", "--no-smoke"]
 
 

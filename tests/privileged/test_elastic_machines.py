@@ -9,11 +9,6 @@ import threading
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
-
 SCRIPT = """
 import os, sys, time
 sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None

@@ -6,12 +6,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
 
 MODEL = """
 import keras

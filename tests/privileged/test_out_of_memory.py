@@ -13,11 +13,6 @@ import pytest
 import choros
 from choros.errors import WorkerFailedError
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges and control groups: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
-
 LIMIT = 256 << 20  # bytes that the worker may take from the moment it is moved
 
 

@@ -10,11 +10,6 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
-
 SCRIPT = """
 import json, os, signal, sys, time
 import numpy as np

@@ -1,16 +1,10 @@
 """A rank that raises under a bare srun, by MPI and by sockets: the step ends at once, on both nodes."""
 
-import os
 import re
 import secrets
 import sys
 
 import pytest
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges and SLURM: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
 
 
 @pytest.mark.parametrize("how", ["script", "callback", "trainer"])

@@ -1,16 +1,10 @@
 """Jobs that ``choros submit`` gives to a real SLURM: they train, fail, are cancelled, and go on in another turn."""
 
-import os
 import re
 import shutil
 import sys
 
 import pytest
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges and SLURM: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
 
 TRAIN = """
 import os, sys, time

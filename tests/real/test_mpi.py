@@ -1,15 +1,7 @@
 """The MPI that is installed here under srun: MPICH by PMI2, Open MPI by PMIx, which needs libpmix2 of the system."""
 
-import os
 import re
 import sys
-
-import pytest
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges and SLURM: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
 
 SCRIPT = """
 import sys

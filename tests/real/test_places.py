@@ -11,11 +11,6 @@ import pytest
 
 from choros.cluster import expand_hosts
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges and SLURM: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
-
 WHERE = [sys.executable, "-m", "choros", "where", "--json"]
 PLACE = """
 import json, os, sys

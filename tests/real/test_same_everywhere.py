@@ -16,11 +16,6 @@ import pytest
 from choros.algorithms import ALL
 from choros.tools.demo.datasets.higgs import load_higgs
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="needs privileges and SLURM: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
-
 HIGGS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "atlas_higgs.csv.gz"
 SCRIPT = """
 import sys

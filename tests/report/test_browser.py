@@ -21,7 +21,10 @@ QUIET = (
     "--disable-dev-shm-usage",
 )
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome on this machine")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome on this machine"),
+]
 
 
 def browse(page, tmp_path, *flags):

@@ -8,10 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CHOROS_PRIVILEGED_TESTS"),
-    reason="with the other launchers: .ci/run sets CHOROS_PRIVILEGED_TESTS=1",
-)
+pytestmark = pytest.mark.long  # .ci/run runs these with the other launchers
 
 
 @pytest.mark.parametrize(("how", "code"), [("script", 1), ("callback", 1), ("trainer", 1), ("exit", 3)])

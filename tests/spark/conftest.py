@@ -50,7 +50,7 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.fixture(scope="session")
 def spark_is_there():
     if why := _missing():
-        pytest.fail(why) if os.environ.get("CHOROS_SPARK_TESTS") else pytest.skip(why)
+        pytest.fail(why)
 
 
 def _end_with_this_process():

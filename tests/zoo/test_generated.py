@@ -12,7 +12,7 @@ from keras import layers
 import choros
 
 BACKEND = os.environ["KERAS_BACKEND"]
-EXAMPLES = 12 if os.environ.get("CHOROS_LONG_TESTS") else 3
+HOW = {"deadline": None, "derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
 ROWS = 29
 
 OPTIMIZERS = {
@@ -113,12 +113,21 @@ def grown(block, x, shared):
     return layers.Dense(6)(layers.concatenate([x, layers.multiply([x, x])]))
 
 
-@pytest.mark.timeout(1200)
-@settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=3, **HOW)
 @given(plan=plans())
-def test_a_generated_model_is_plain_keras(pools, plan):
+def test_few_generated_models_are_plain_keras(pools, plan):
+    is_plain_keras(pools, plan)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@settings(max_examples=12, **HOW)
+@given(plan=plans())
+def test_more_generated_models_are_plain_keras(pools, plan):
+    is_plain_keras(pools, plan)
+
+
+def is_plain_keras(pools, plan):
     if BACKEND == "tensorflow" and plan["embedding"]:  # TensorFlow's optimizers treat rows that repeat in their own way
         plan = {**plan, "optimizer": "schedule"}
     model, x, y, weight = made(plan)
