@@ -35,7 +35,7 @@ def measure(name: str, load: Workload, every: float, seconds: float) -> dict[str
 
     class Watch(keras.callbacks.Callback):
         def now(self) -> float:
-            return processor([os.getpid(), *trainer._pool.start().pids])
+            return processor([os.getpid(), *trainer._local.pool.start().pids])
 
         def on_epoch_end(self, epoch: int, logs: object = None) -> None:
             if epoch == 0:

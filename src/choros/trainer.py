@@ -22,7 +22,7 @@ from choros.backends.metric_additivity import not_additive
 from choros.cluster import Place
 from choros.cluster.hardware.cpu_affinity import usable_cores
 from choros.cluster.hardware.network_address import own_address
-from choros.data import StreamSource, make_source, make_validation
+from choros.data import StreamSource
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
 from choros.device_choice import SHARE, choose_device
@@ -30,14 +30,12 @@ from choros.errors import InvalidInputError
 from choros.launch.specs import LaunchPreferences, launcher_of
 from choros.training.callback_runner import CallbackRunner
 from choros.training.checkpoint.manager import CheckpointManager, facts_of
-from choros.training.executors import in_job
-from choros.training.executors.local import LocalExecutor
-from choros.training.executors.remote import RemoteExecutor
+from choros.training.executors.executor import Executor
+from choros.training.executors.standard import InJobExecutor, LocalExecutor, make_executor
 from choros.training.executors.worker_pool import WorkerPool, check_workers, default_workers, each_devices
+from choros.training.fit_arguments import FitArguments
 from choros.training.model_io.redraw import check_redraw
 from choros.training.model_io.serialization import PackedModel, pack_model
-from choros.training.payload import FitPayload
-from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest
 from choros.training.validation import (
     check_average,
@@ -53,16 +51,13 @@ from choros.training.validation import (
     check_meet,
     check_member_callbacks,
     check_model,
-    check_numbers,
     check_place,
     check_reach,
-    check_rest,
     check_restarts,
-    fixed_rows,
-    go_on,
     keras_settings,
     limits_of,
     restore_backup,
+    sample_rows,
     warn_of_sparse_gradients,
 )
 from choros.training.worker.setup import several_models
@@ -104,6 +99,9 @@ class Trainer:
             Defaults to 0: the first failure ends ``fit``.
         strict: bool. Whether settings outside an algorithm's stability bound are refused; else they warn.
             Defaults to True.
+        executor: Executor. What runs each fit, in place of workers of this machine or of ``launcher``; see
+            ``choros.training.executors.executor``. Defaults to None: chosen by ``launcher`` and by the job that this
+            process belongs to.
 
     Attributes:
         models: list of keras.Model. The members, after training by Ensemble.
@@ -140,20 +138,14 @@ class Trainer:
         first_timeout: float = 1800.0,
         restarts: int = 0,
         strict: bool = True,
+        executor: Executor | None = None,
     ) -> None:
-        try:
-            self.algorithm = algorithms.by_name(algorithm)
-        except InvalidInputError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise InvalidInputError(str(error)) from None
+        self.algorithm = _algorithm(algorithm)
         check_model(model)
-        single = isinstance(self.algorithm, algorithms.Single)
-        self._place = self._where(workers, self.algorithm, pool)
-        self._launcher, self._how = (
-            launcher_of(launcher),
-            LaunchPreferences(threads, bind, network or "", echo),
-        )
+        if executor is not None and (launcher is not None or pool is not None):
+            raise InvalidInputError("executor= decides where ranks run: leave launcher and pool out.")
+        self._place = check_place(workers, self.algorithm, pool) if executor is None else Place()
+        self._launcher = launcher_of(launcher)
         if network and self._launcher is None:
             own_address(network)  # workers on one machine need none, but one that is not there is a mistake
         if self._place.size > 1:
@@ -163,28 +155,32 @@ class Trainer:
             os.environ |= {"CHOROS_NETWORK": network} if network else {}
         if self._launcher is not None:
             workers = check_launcher(self._launcher, workers, self._place, self.algorithm, pool)
-        own = 1 if devices_per_worker is None else devices_per_worker
-        if workers is None and not single:
-            workers = pool.size if pool is not None else default_workers(backend_name(), devices, own)
-        self.workers = 1 if single else check_workers(workers)
-        if pool is not None and pool.size < self.workers:
-            raise InvalidInputError(
-                f"workers={self.workers}, but the pool has {pool.size}: give workers={pool.size} or fewer."
-            )
+        per_worker = 1 if devices_per_worker is None else devices_per_worker
+        self.workers = _count_workers(self.algorithm, workers, pool, devices, per_worker)
         self.meet = check_meet(self.algorithm, meet)
         self.model, self.models = model, list[Any]()
         self.timeout, self.first_timeout, self.strict = timeout, first_timeout, strict
         self.restarts = check_restarts(restarts, self._place, self._launcher)
-        self._pool = pool or WorkerPool(
-            self.workers, threads=threads, bind=bind, devices=devices, devices_per_worker=own, echo=echo
+        local_pool = pool or WorkerPool(
+            self.workers, threads=threads, bind=bind, devices=devices, devices_per_worker=per_worker, echo=echo
         )
-        self._own, self._kept = pool is None, False
-        self._each = each_devices(own, self.workers) if self._own else self._pool.per_worker[: self.workers]
+        self._each = each_devices(per_worker, self.workers) if pool is None else pool.per_worker[: self.workers]
         self._layout = check_devices(self._each, devices_per_worker, layout)
         if self._layout is not None and (self._place.size > 1 or self._launcher is not None):
             raise InvalidInputError(
                 "layout= is for workers that the Trainer starts on this machine: leave the launcher of ranks out."
             )
+        self._local = LocalExecutor(local_pool, self.restarts, owned=pool is None)
+        preferences = LaunchPreferences(threads, bind, network or "", echo)
+        self._executor: Executor = executor or self._choose_executor(preferences)
+
+    def _choose_executor(self, preferences: LaunchPreferences) -> Executor:
+        """Return the executor: of the job that this process belongs to, of the launcher, or of local workers."""
+        if self._place.size > 1:
+            return InJobExecutor(self._place.rank)
+        if self._launcher is not None:
+            return make_executor(self._launcher, preferences, self.restarts)
+        return self._local
 
     def fit(  # noqa: D417 - those of Keras are named together
         self,
@@ -245,85 +241,66 @@ class Trainer:
         """
         begun = time.perf_counter()
         check_fit(self.model)  # once more: a preprocessor may have been put back
-        batch_size = 32 if batch_size is None else batch_size  # as in Keras
-        together = self.meet == "together" or self.workers == 1
-        checks.check(
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            steps=steps_per_epoch,
-            validation_split=validation_split,
-        )
+        arguments = FitArguments(
+            x, y, 32 if batch_size is None else batch_size, epochs, verbose, callbacks, validation_split,
+            validation_data, shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps,
+            validation_batch_size, validation_freq, seed, initial_batch, checkpoint, resume,
+        ).checked(self._synchronous)  # fmt: skip
         check_distribution()
-        check_epochs(epochs, initial_epoch, initial_batch)
-        initial_epoch, initial_batch = go_on(callbacks, initial_epoch, initial_batch, seed if together else None)
-        check_epochs(epochs, initial_epoch, initial_batch)
-        check_numbers(seed, verbose, validation_steps, validation_batch_size, validation_freq)
-        if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = checks.split(x, y, sample_weight, validation_split)
-        import keras
+        request = self._request(arguments, begun)
+        result = self._executor.run(request)
+        history = request.conductor.history
+        history.run, self.models = result.record, result.models
+        if request.verbose:
+            print(result.record.line())
+        return history
 
-        floatx = keras.config.floatx()
-        source = make_source(x, y, sample_weight, class_weight, floatx)
-        validation = None
-        if validation_data is not None:
-            validation = make_validation(validation_data, validation_steps, floatx)
+    def _request(self, arguments: FitArguments, begun: float) -> FitRequest:
+        """Return what an executor needs; the model is built, and a checkpoint is restored.
+
+        Args:
+            arguments: checked.
+            begun: float. ``time.perf_counter()`` when ``fit`` was called.
+        """
+        source, validation = arguments.sources()
         if isinstance(source, StreamSource):
-            source.check(epochs - initial_epoch, steps_per_epoch)
             check_reach(self._launcher)
-        averaged = check_average(self.model, callbacks, alone=not together)
+        callbacks, rows = arguments.callbacks, arguments.batch_size
+        averaged = check_average(self.model, callbacks, alone=not self._synchronous)
         facts = (source, self.meet, self._each, self._launcher)
-        saver = CheckpointManager(check_checkpoint(checkpoint, resume, self.restarts, *facts))
-        steps = steps_per_epoch or source.steps(batch_size)
-        check_rest(initial_batch, steps)
+        saver = CheckpointManager(check_checkpoint(arguments.checkpoint, arguments.resume, self.restarts, *facts))
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
-            check_member_callbacks(callbacks if self.workers > 1 else None, self._apart)
+            check_member_callbacks(callbacks if self.workers > 1 else None, self._executor.remote_members)
         check_batch_shape(self.model, self._replicas)
-        sample = source.sample(fixed_rows(self.model) or min(batch_size, 32))
+        sample = source.sample(sample_rows(self.model, rows))
         algorithm, after_update = self._bind(sample, partial(spread, source, sample))
         for limit in limits_of(callbacks):
-            limit.restore(self.model, initial_batch)
-        initial_epoch = restore_backup(callbacks, self.model, initial_epoch, checkpoint)
-        check_epochs(epochs, initial_epoch, initial_batch)
+            limit.restore(self.model, arguments.initial_batch)
+        epoch = restore_backup(callbacks, self.model, arguments.initial_epoch, arguments.checkpoint)
+        check_epochs(arguments.epochs, epoch, arguments.initial_batch)
         written = self._write()
-        verbose = 1 if verbose == "auto" else verbose
+        verbose = 1 if arguments.verbose == "auto" else arguments.verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
             callbacks, verbose = None, 0
-        conductor = CallbackRunner(self.model, callbacks, verbose, epochs, steps, int(initial_batch))
+        steps = arguments.steps(source)
+        conductor = CallbackRunner(
+            self.model, callbacks, verbose, arguments.epochs, steps, int(arguments.initial_batch)
+        )
         job = FitConfig(
+            **self._of_arguments(replace(arguments, initial_epoch=epoch, verbose=verbose), source),
+            **self._of_trainer(),
             algorithm=algorithms.to_config(algorithm),
-            meet=self.meet,
-            workers=self.workers,
-            batch_size=int(batch_size),
-            epochs=int(epochs),
-            initial_epoch=int(initial_epoch),
-            initial_batch=int(initial_batch),
-            steps=_int(steps_per_epoch),
-            shuffle=checks.check_shuffle(shuffle, source),
-            seed=random.getrandbits(31) if seed is None else int(seed),
-            fold_seed=_int(seed),
-            validation_batch_size=_int(validation_batch_size),
-            validation_steps=_int(validation_steps),
-            validation_freq=list(map(int, validation_freq)) if np.iterable(validation_freq) else int(validation_freq),
             validation=None if validation is None else {},
             keras=keras_settings(),
             per_batch=conductor.per_batch,
             watched=bool(conductor.user),
-            progress=0.2 if verbose == 1 else 0.0,
-            timeout=self.timeout,
-            first_timeout=self.first_timeout,
-            metric_values=1 + sum(int(np.prod(v.shape)) for v in self.model.metrics_variables),
             averaged_metrics=not_additive(self.model, sample) if self._replicas > 1 else [],
-            spin=self.workers <= len(usable_cores()),
-            devices=self._each if max(self._each) > 1 else [],
-            layout=self._layout,
             validate_average=averaged,
             repeats=after_update is not None,
         )
         lead = not self._place.rank
-        job = saver.begin(job, lambda: facts_of(self.model, source), resume, self.restarts, lead)
+        job = saver.begin(job, lambda: facts_of(self.model, source), arguments.resume, self.restarts, lead)
         conductor.first, conductor.alone = job.initial_batch, not job.together
         if saver.latest is not None:
             conductor.kept = partial(saver.show, self.model)
@@ -331,58 +308,55 @@ class Trainer:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))
         if verbose and job.repeats:
             print(f"train_step goes on with updated weights ({after_update}): each step is calculated twice")
-        record = self._train(
-            FitRequest(self.model, algorithm, job, source, validation, conductor, written, begun, saver)
-        )
-        conductor.history.run = record
-        if verbose:
-            print(record.line())
-        return conductor.history
+        how = (conductor, written, begun, saver, bool(verbose))
+        return FitRequest(self.model, algorithm, job, source, validation, *how)
+
+    def _of_arguments(self, arguments: FitArguments, source: Any) -> dict[str, Any]:
+        """Return the fields of a FitConfig that the arguments of ``fit`` give."""
+        return {
+            "batch_size": int(arguments.batch_size),
+            "epochs": int(arguments.epochs),
+            "initial_epoch": int(arguments.initial_epoch),
+            "initial_batch": int(arguments.initial_batch),
+            "steps": _int(arguments.steps_per_epoch),
+            "shuffle": checks.check_shuffle(arguments.shuffle, source),
+            "seed": random.getrandbits(31) if arguments.seed is None else int(arguments.seed),
+            "fold_seed": _int(arguments.seed),
+            "validation_batch_size": _int(arguments.validation_batch_size),
+            "validation_steps": _int(arguments.validation_steps),
+            "validation_freq": arguments.frequency(),
+            "progress": 0.2 if arguments.verbose == 1 else 0.0,
+        }
+
+    def _of_trainer(self) -> dict[str, Any]:
+        """Return the fields of a FitConfig that this Trainer and its model give."""
+        return {
+            "meet": self.meet,
+            "workers": self.workers,
+            "timeout": self.timeout,
+            "first_timeout": self.first_timeout,
+            "metric_values": 1 + sum(int(np.prod(v.shape)) for v in self.model.metrics_variables),
+            "spin": self.workers <= len(usable_cores()),
+            "devices": self._each if max(self._each) > 1 else [],
+            "layout": self._layout,
+        }
 
     @property
-    def _apart(self) -> bool:
-        """True if each member of an Ensemble has callbacks of its own, in a task elsewhere."""
-        return hasattr(self._launcher, "train")
+    def _synchronous(self) -> bool:
+        """True if all workers go through the epochs together."""
+        return self.meet == "together" or self.workers == 1
 
     @property
     def _replicas(self) -> int:
         """The number of models among which a global batch is divided."""
         return sum(self._each) if several_models(max(self._each)) else self.workers
 
-    def _where(self, workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
-        """Return the place of this process."""
-        return check_place(workers, algorithm, pool)
-
     def _write(self) -> PackedModel:
-        """Write the model down for workers; a rank of a job has its own."""
+        """Pack the model for workers; a rank of a job has its own."""
         if isinstance(self.algorithm, algorithms.Ensemble) and self.workers > 1:
             check_redraw(self.model)
-        needed = self._place.size == 1 or self._replicas > self.workers
+        needed = self._executor.packs_model or self._replicas > self.workers
         return pack_model(self.model) if needed else PackedModel()
-
-    def _train(self, plan: FitRequest) -> RunRecord:
-        """Train on worker processes; inside a job, as one rank of it."""
-        if self._place.size > 1:
-            return in_job.fit(plan, self._place.rank)
-        cargo = FitPayload(plan.written, [*plan.written.arrays], [])
-        plan = replace(plan, job=cargo.load(plan, here=self._launcher is None))
-        if self._launcher is not None:
-            if hasattr(self._launcher, "train"):
-                trained: RunRecord
-                trained, self.models = self._launcher.train(plan, cargo, self._how)
-                return trained
-            record = RemoteExecutor(plan, cargo, self._launcher, self._how, self.restarts).run()
-            plan.conductor.end()
-            return record
-        try:
-            engine = LocalExecutor(plan, cargo, self._pool, self.restarts)
-            record = engine.run()
-            self.models = engine.gather_members()
-        finally:
-            if self._own and not self._kept:
-                self._pool.close()
-        plan.conductor.end()
-        return record
 
     def _bind(self, sample: Any, wide: Callable[[], Any]) -> tuple[Any, str | None]:
         """Build the model as ``fit`` would, and check what must hold.
@@ -420,12 +394,11 @@ class Trainer:
 
     def close(self) -> None:
         """End the workers that this Trainer started."""
-        self._kept = False
-        if self._own:
-            self._pool.close()
+        self._local.kept = False
+        self._executor.close()
 
     def __enter__(self) -> Trainer:
-        self._kept = True
+        self._local.kept = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -434,3 +407,35 @@ class Trainer:
 
 def _int(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+def _algorithm(algorithm: Any) -> Any:
+    """Return the algorithm that ``Trainer`` was given, as an object.
+
+    Raises:
+        InvalidInputError: there is none of this name, or it does not take these settings.
+    """
+    try:
+        return algorithms.by_name(algorithm)
+    except InvalidInputError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(str(error)) from None
+
+
+def _count_workers(
+    algorithm: Any, workers: int | None, pool: WorkerPool | None, devices: str, per_worker: int | Sequence[int]
+) -> int:
+    """Return the number of workers.
+
+    Raises:
+        InvalidInputError: no whole number, or more than the pool has.
+    """
+    if isinstance(algorithm, algorithms.Single):
+        return 1
+    if workers is None:
+        workers = pool.size if pool is not None else default_workers(backend_name(), devices, per_worker)
+    count = check_workers(workers)
+    if pool is not None and pool.size < count:
+        raise InvalidInputError(f"workers={count}, but the pool has {pool.size}: give workers={pool.size} or fewer.")
+    return count

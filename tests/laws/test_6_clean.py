@@ -102,7 +102,7 @@ def test_after_all_workers_were_killed(algorithm, make_mlp, data, nothing_left):
 
     def kill(epoch, logs):
         if not killed:  # a second epoch's end may have been on its way: start() would then start new workers
-            killed.extend(trainer._pool.start().pids)
+            killed.extend(trainer._local.pool.start().pids)
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
@@ -126,7 +126,7 @@ model.compile("sgd", "sparse_categorical_crossentropy")
 trainer = choros.Trainer(model, sys.argv[1], workers=2)
 def told(epoch, logs):
     if epoch == 0:
-        print(json.dumps(trainer._pool.start().pids), flush=True)
+        print(json.dumps(trainer._local.pool.start().pids), flush=True)
 trainer.fit(np.zeros((64, 8), "float32"), np.zeros(64, "int32"), batch_size=8, epochs=10**6, verbose=0,
             callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=told)])
 """

@@ -77,10 +77,10 @@ def test_keras_reads_no_file_without_its_safe_mode():
 
 def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
     """What a rank is told over the socket is JSON: where the pickles lie, and their digests."""
-    from choros.training.executors.remote import RemoteExecutor
+    from choros.training.executors.remote import RemoteRun
     from choros.training.spec import FitConfig
 
-    home = RemoteExecutor.__new__(RemoteExecutor)
+    home = RemoteRun.__new__(RemoteRun)
     code = pickle.dumps(Bomb())
     home.job, home.entries, home.nbytes = FitConfig({"name": "Single"}, "together", 2, 4, 1), [], 0
     home.cargo, home.conductor = types.SimpleNamespace(model=PackedModel(code)), types.SimpleNamespace(steps=1)

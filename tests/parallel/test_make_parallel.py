@@ -48,7 +48,7 @@ def over_single_batches_may_have_fewer_rows_than_devices(lab):
 def over_each_device_gets_its_rows_alone(lab):
     model = parallel.make_parallel(lab.make(), devices=lab.count)
     model.train_on_batch(lab.X, lab.Y)  # makes the replica
-    counted = lab.count_bytes(model._here().replica)
+    counted = lab.count_bytes(model._in_process().replica)
     model.fit(lab.X, lab.Y, **lab.HOW)
     sent = [(rows, row) for rows in (10, 10, 10, 10, 10, 10, 1) * 2 for row in (24, 4)]  # x and y of each batch
     assert list(map(max, *counted)) == [-(-rows // lab.count) * row for rows, row in sent]
@@ -139,7 +139,7 @@ def over_two_dropout_and_batch_normalization_see_the_whole_batch_on_jax(lab):
         model = lab.pair(2, make)[1]
         model.fit(lab.X, lab.Y, **lab.HOW)
         assert np.isfinite(model.evaluate(lab.X, lab.Y)).all()
-        kept = np.array([[v.numpy() for v in one.moving] for one in model._here().replica.replicas])
+        kept = np.array([[v.numpy() for v in one.moving] for one in model._in_process().replica.replicas])
         np.testing.assert_array_equal(kept[0], kept[1])
 
 

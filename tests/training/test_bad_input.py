@@ -91,7 +91,7 @@ def test_rows_without_a_target(make_model):
     trainer = choros.Trainer(make_model(), workers=2)
     with pytest.raises(InvalidInputError, match="cannot take these data .*without y"):
         trainer.fit(np.zeros((96, 8), "float32"), verbose=0)
-    assert not trainer._pool.started
+    assert not trainer._local.pool.started
 
 
 def test_hyper_parameters(refused):

@@ -129,12 +129,12 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
     """Nobody is left then to wait for: what the last one met is told, not that the pool is empty."""
     from choros.training.executors import local
 
-    done, following = local.WorkerStats, local.LocalExecutor.next
+    done, following = local.WorkerStats, local.LocalRun.next
     trainer = choros.Trainer(model(), "aeasgd", workers=2, echo=False)
     pids = {}
 
     def told(**tally):
-        pids.update(enumerate(trainer._pool.start().pids))
+        pids.update(enumerate(trainer._local.pool.start().pids))
         os.kill(pids.pop(tally["rank"]), signal.SIGKILL)
         return done(**tally)
 
@@ -145,7 +145,7 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
         return found
 
     monkeypatch.setattr(local, "WorkerStats", told)
-    monkeypatch.setattr(local.LocalExecutor, "next", seen)
+    monkeypatch.setattr(local.LocalRun, "next", seen)
     with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)
 
@@ -224,7 +224,7 @@ def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatc
     def told(**tally):
         if not killed:
             killed.append(tally["rank"])
-            os.kill(trainer._pool.start().pids[tally["rank"]], signal.SIGKILL)
+            os.kill(trainer._local.pool.start().pids[tally["rank"]], signal.SIGKILL)
         return done(**tally)
 
     monkeypatch.setattr(local, "WorkerStats", told)
@@ -241,11 +241,11 @@ def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at
 
     def told(**tally):
         killed.append(time.monotonic())
-        os.kill(trainer._pool.start().pids[1 - tally["rank"]], signal.SIGKILL)
+        os.kill(trainer._local.pool.start().pids[1 - tally["rank"]], signal.SIGKILL)
         return done(**tally)
 
     monkeypatch.setattr(local, "WorkerStats", told)
-    monkeypatch.setattr(trainer._pool, "kill", lambda: ended.append(time.monotonic()))
+    monkeypatch.setattr(trainer._local.pool, "kill", lambda: ended.append(time.monotonic()))
     ended = []
     with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Slow(), epochs=1, verbose=0)

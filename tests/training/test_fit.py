@@ -202,12 +202,12 @@ def test_with_keeps_the_workers_and_fit_alone_does_not(make_model, data):
     x, y = data()
     with choros.Trainer(make_model(), workers=1) as trainer:
         trainer.fit(x, y, verbose=0)
-        pids = trainer._pool.start().pids
+        pids = trainer._local.pool.start().pids
         trainer.fit(x, y, verbose=0)
-        assert trainer._pool.start().pids == pids
-    assert not trainer._pool.started
+        assert trainer._local.pool.start().pids == pids
+    assert not trainer._local.pool.started
     trainer.fit(x, y, verbose=0)
-    assert not trainer._pool.started
+    assert not trainer._local.pool.started
 
 
 def test_a_model_without_an_input_shape(data, pools, same):

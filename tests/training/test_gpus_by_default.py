@@ -74,7 +74,7 @@ def test_more_workers_than_gpus_are_refused_or_share(machine, make_model, data):
     trainer = choros.Trainer(make_model(), workers=3)
     with pytest.raises(InvalidInputError, match="3 workers, but 2 GPUs"):
         trainer.fit(*data(), verbose=0)
-    assert not trainer._pool.started
+    assert not trainer._local.pool.started
     with pytest.raises(InvalidInputError, match="3 workers, but 2 GPUs: .*workers=2, devices='shared' .*devices='cpu'"):
         choros.WorkerPool(3).start()
     assert shown(choros.WorkerPool(3, devices="shared")) == ["0", "1", "0"]

@@ -13,7 +13,7 @@ import pytest
 
 import choros
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.training.executors.local import LocalExecutor
+from choros.training.executors.local import LocalRun
 
 K = keras.callbacks
 
@@ -171,10 +171,8 @@ def ways(model):
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd"])
 def test_weights_are_fetched_by_every_way_to_them(algorithm, make_model, data, pools, monkeypatch):
     x, y = data(48)
-    asked, have_written = [], LocalExecutor.have_written
-    monkeypatch.setattr(
-        LocalExecutor, "have_written", lambda self, rank: (asked.append(rank), have_written(self, rank))
-    )
+    asked, have_written = [], LocalRun.have_written
+    monkeypatch.setattr(LocalRun, "have_written", lambda self, rank: (asked.append(rank), have_written(self, rank)))
     how = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     plain = make_model(keras.optimizers.SGD(0.1))
     expected = Follows(lambda: expected.model.get_weights()[0])  # with JAX Keras' loop syncs the model only by this way
@@ -205,7 +203,7 @@ class Quiet(K.Callback):
 
 def test_nothing_is_fetched_for_callbacks_that_do_not_look(make_model, data, pools, monkeypatch):
     x, y = data(48)
-    monkeypatch.setattr(LocalExecutor, "have_written", lambda self, rank: pytest.fail("weights were fetched"))
+    monkeypatch.setattr(LocalRun, "have_written", lambda self, rank: pytest.fail("weights were fetched"))
     callbacks = [Quiet(), K.TerminateOnNaN(), K.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
     given = make_model()
     history = choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, batch_size=8, callbacks=callbacks, verbose=0)

@@ -87,6 +87,11 @@ class LaunchedJob:
 class Launcher(Protocol):
     """Starts a Python module as the ranks of a job."""
 
+    @property
+    def here(self) -> bool:
+        """True if some of the ranks run on this host."""
+        ...
+
     def size(self) -> int | None:
         """Return the number of ranks that fit; None if it is not known."""
         ...

@@ -1,57 +1,55 @@
-"""A fit in this very process: the Trainer's data, callbacks and loop, on a replica that spans several devices."""
+"""An executor of fits in this process, on a replica that spans several devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from choros.algorithms import Single
 from choros.backends.base import blind
 from choros.backends.devices import place_of
 from choros.backends.driver_model import build_model
 from choros.backends.loss_exactness import check_exact
 from choros.backends.metric_additivity import not_additive
-from choros.cluster import Place
 from choros.errors import InvalidInputError
-from choros.trainer import Trainer
 from choros.training.executors import in_job
-from choros.training.model_io.serialization import PackedModel, pack_model
-from choros.training.run_record import RunRecord
+from choros.training.executors.executor import FitResult
+from choros.training.model_io.serialization import pack_model
 from choros.training.spec import FitRequest
+from choros.training.validation import sample_rows
 from choros.training.worker.setup import build_replica, several_models
 from choros.types import Batch
 
 
-class InProcessTrainer(Trainer):
+class InProcessExecutor:
     """Trains a model over devices of this process, and keeps what was compiled for it.
 
     Args:
-        model: compiled.
+        model: keras.Model, compiled.
         devices: two or more, as Keras names them.
+
+    Attributes:
+        replica: the model on the devices; None before the first batch is known.
     """
 
+    packs_model, remote_members = False, False
+
     def __init__(self, model: Any, devices: list[str]) -> None:
-        self.devices = devices
+        self.model, self.devices = model, devices
         self.replica: Any = None
-        super().__init__(model, Single(), workers=1)
 
-    def _where(self, *_: Any) -> Place:
-        return Place()
-
-    def _write(self) -> PackedModel:
-        return PackedModel()
-
-    def _bind(self, sample: Batch, wide: Callable[[], Batch]) -> tuple[Any, str | None]:
-        bound = super()._bind(sample, wide)
-        self.ready(sample)
-        return bound
-
-    def _train(self, plan: FitRequest) -> RunRecord:
+    def run(self, request: FitRequest) -> FitResult:
+        """Train; see ``choros.training.executors.executor.Executor``."""
+        self.ready(request.source.sample(sample_rows(self.model, request.job.batch_size)))
         try:
-            return in_job.fit(plan, 0, self.replica)
+            return FitResult(in_job.fit(request, 0, self.replica))
         except BaseException:
             self.replica.sync()  # as Keras leaves a model: as it was when training stopped
             raise
+
+    def close(self) -> None:
+        """Release the replica: the model was compiled anew."""
+        replica, self.replica = self.replica, None
+        if replica is not None:
+            replica.close()
 
     def ready(self, sample: Batch) -> Any:
         """Return the replica, made with the first batch, with the weights that the model has now.
@@ -61,7 +59,7 @@ class InProcessTrainer(Trainer):
         """
         if self.replica is not None and self.replica.blind and sample.y is not None:
             self.replica.sync()
-            self.forget()
+            self.close()
         if self.replica is not None:
             self.replica.refresh()
             return self.replica
@@ -79,9 +77,3 @@ class InProcessTrainer(Trainer):
 
         self.replica = build_replica(self.model, sample, 1, averaged, self.devices, None, clone)
         return self.replica
-
-    def forget(self) -> None:
-        """Let the replica go: the model was compiled anew."""
-        replica, self.replica = self.replica, None
-        if replica is not None:
-            replica.close()

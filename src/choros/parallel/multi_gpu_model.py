@@ -10,12 +10,13 @@ import numpy as np
 from choros.backends.devices import choose_devices
 from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
 from choros.errors import InvalidInputError
-from choros.parallel.in_process import InProcessTrainer
+from choros.parallel.in_process import InProcessExecutor
+from choros.trainer import Trainer
 from choros.training.validation import check_model
 from choros.training.worker.setup import several_models
 from choros.types import Batch
 
-_OWN = ("serial", "devices", "enqueue", "_trainer")  # all else is the serial model's
+_OWN = ("serial", "devices", "enqueue", "_executor")  # all else is the serial model's
 _ORDER: dict[str, Any] = {"rank": 0, "size": 1, "together": True, "seed": 0, "epoch": 0, "shuffle": False}
 
 
@@ -73,7 +74,7 @@ class ModelMGPU:
         if len(self.devices) < 2:
             raise InvalidInputError(f"devices={self.devices}: give two or more, or train the serial model itself.")
         self.enqueue = enqueue
-        self._trainer: InProcessTrainer | None = None
+        self._executor: InProcessExecutor | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "serial":  # not there yet: a copy is being made
@@ -111,7 +112,7 @@ class ModelMGPU:
         Returns:
             ``keras.callbacks.History``, with ``run`` (``choros.RunRecord``).
         """
-        trainer = self._here()
+        trainer = Trainer(self.serial, "single", workers=1, executor=self._in_process())
         if kwargs.get("verbose", 1):
             how = "a model on each" if several_models(len(self.devices)) else "one program, rows divided"
             print(f"{self!r}: {how}")
@@ -144,7 +145,7 @@ class ModelMGPU:
             make_validation((x, y, sample_weight) if y is not None else x, steps), batch_size, steps
         ):
             if replica is None:
-                replica = self._here().ready(batch)
+                replica = self._in_process().ready(batch)
                 replica.reset_metrics()
             replica.evaluate(batch)
         if replica is None:
@@ -168,7 +169,7 @@ class ModelMGPU:
         pieces: list[Any] = []
         replica: Any = None
         for batch in self._batches(make_source(without_augment(x)), batch_size, steps):
-            replica = replica or self._here().ready(batch)
+            replica = replica or self._in_process().ready(batch)
             pieces += replica.predict(batch)
         if not pieces:
             raise InvalidInputError("There are no rows to predict from.")
@@ -179,7 +180,7 @@ class ModelMGPU:
     ) -> Any:
         """One step on one batch; logs as ``keras.Model.train_on_batch``."""
         batch = _whole(make_source(x, y, sample_weight, class_weight))
-        replica = self._here().ready(batch)
+        replica = self._in_process().ready(batch)
         replica.reset_metrics()
         replica.step(batch)
         logs: dict[str, Any] = replica.metrics()
@@ -194,19 +195,19 @@ class ModelMGPU:
         """Predict one batch."""
         return self.predict(x, len(_first(x)))
 
-    def _here(self) -> InProcessTrainer:
-        if self._trainer is None:
+    def _in_process(self) -> InProcessExecutor:
+        if self._executor is None:
             check_model(self.serial)
-            self._trainer = InProcessTrainer(self.serial, self.devices)
-        return self._trainer
+            self._executor = InProcessExecutor(self.serial, self.devices)
+        return self._executor
 
     def _batches(self, source: Source, batch_size: int | None, steps: int | None) -> Iterator[Batch]:
         yield from feed(source, lambda batch: batch, **_ORDER, batch_size=batch_size or 32, steps=steps)
 
     def _forget(self) -> None:
-        if self._trainer is not None:
-            self._trainer.forget()
-            self._trainer = None
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
 
 
 def chosen(gdev_list: int | Sequence[str] | None, devices: int | Sequence[str] | None) -> list[str]:

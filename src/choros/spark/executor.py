@@ -21,6 +21,7 @@ from choros.spark.train_task import TrainTask, results
 from choros.training.async_control.best_member import best_of
 from choros.training.callback_runner import CallbackRunner
 from choros.training.executors.callback_server import CallbackServer, Told
+from choros.training.executors.executor import FitResult
 from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.model_io.serialization import copy_model
 from choros.training.payload import put, shown
@@ -48,8 +49,8 @@ class _Spoken(CallbackServer):
 
 
 @dataclass(frozen=True)
-class SparkExecutor:
-    """One run.
+class SparkRun:
+    """One fit on the tasks of a barrier stage. ``run`` is called once.
 
     Raises:
         InvalidInputError: fewer restarts than none.
@@ -82,8 +83,8 @@ class SparkExecutor:
         if self.max_restarts < 0:
             raise InvalidInputError(f"max_restarts={self.max_restarts}: give a whole number, 0 or more.")
 
-    def run(self) -> tuple[RunRecord, list[Any]]:
-        """Train; returns the record of the run and the members of an Ensemble, with the model trained.
+    def run(self) -> FitResult:
+        """Train; see ``choros.training.executors.executor.Executor``.
 
         Raises:
             WorkerFailedError: a task failed, and there was no restart left; the model's weights are as they were.
@@ -115,7 +116,7 @@ class SparkExecutor:
             put(plan.model, line.latest)
             raise
         record, models = self._result(found)
-        return replace(record, restarts=tuple(mender.done)), models
+        return FitResult(replace(record, restarts=tuple(mender.done)), models)
 
     def _rank(self, job: FitConfig, home: dict[str, Any], line: CallbackServer) -> TrainTask:
         plan = self.plan

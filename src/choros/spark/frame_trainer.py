@@ -1,22 +1,22 @@
-"""The driver's side of training on a DataFrame: a ``Trainer`` whose workers are the tasks of one barrier stage."""
+"""The driver's side of training on a DataFrame: an executor whose workers are the tasks of one barrier stage."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from choros.cluster import Place
 from choros.data import serialization
 from choros.data.partitioned_source import template
 from choros.errors import InvalidDataError, InvalidInputError
-from choros.spark.executor import SparkExecutor
+from choros.spark.executor import SparkRun
 from choros.spark.feature_columns import Columns
 from choros.spark.row_store import RowStore, local_folder
 from choros.spark.task_data import PartitionRows
 from choros.spark.task_slots import choose_workers
 from choros.trainer import Trainer
-from choros.training.run_record import RunRecord
+from choros.training.executors.executor import FitResult
 from choros.training.spec import FitRequest
 from choros.types import Batch
 
@@ -24,7 +24,7 @@ _FIRST = 32  # rows that the driver looks at
 
 
 class Frame:
-    """The ``x`` of ``FrameTrainer.fit``: the rows of a frame, which stay on the cluster.
+    """The ``x`` of the fit of a ``FrameExecutor``: the rows of a frame, which stay on the cluster.
 
     Args:
         frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it.
@@ -73,60 +73,34 @@ class Frame:
         return self
 
 
-class FrameTrainer(Trainer):
-    """A ``Trainer`` on the tasks of a Spark session.
+@dataclass(frozen=True)
+class FrameExecutor:
+    """The tasks of a Spark session, for the rows of a ``Frame``, which each task holds.
 
-    Args:
-        model: a compiled ``keras.Model``.
-        algorithm: as in ``Trainer``.
-        workers: int, or "auto" for all free task slots.
+    Attributes:
         session: SparkSession.
-        max_restarts: int. How often a run whose task failed begins again at its last epoch. Defaults to 0.
+        max_restarts: int. How often a run whose task failed begins again at its last epoch.
         profile: pyspark ResourceProfile of the tasks, or None.
-        partitioned: bool. The frames have as many partitions as there are workers, as they are to be held.
-        network: str or None. As in ``Trainer``.
-        more: of ``Trainer``: meet, timeout, first_timeout, strict.
+        partitioned: bool. Whether the frames have as many partitions as there are workers, as they are to be held.
+        network: str. As in ``Trainer``; "" is the way to the other hosts.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        algorithm: Any,
-        workers: int | str,
-        session: Any,
-        *,
-        max_restarts: int = 0,
-        profile: Any = None,
-        partitioned: bool = False,
-        network: str | None = None,
-        **more: Any,
-    ) -> None:
-        count = choose_workers(session, workers) if profile is None or workers == "auto" else int(workers)
-        self.session, self.max_restarts, self.profile, self.partitioned = session, max_restarts, profile, partitioned
-        super().__init__(model, algorithm, count, network=network, **more)
+    session: Any
+    max_restarts: int = 0
+    profile: Any = None
+    partitioned: bool = False
+    network: str = ""
+    packs_model, remote_members = True, True
 
-    def _where(self, *_: Any) -> Place:
-        return Place()
+    def run(self, request: FitRequest) -> FitResult:
+        """Train; see ``choros.training.executors.executor.Executor``."""
+        frame: Frame = request.source
+        rows = PartitionRows(serialization.flat(frame.first))
+        how = (self.partitioned, self.profile, self.max_restarts, self.network)
+        return SparkRun(request, self.session, rows, frame.frame, frame.columns, *how).run()
 
-    @property
-    def _apart(self) -> bool:
-        return True
-
-    def _train(self, plan: FitRequest) -> RunRecord:
-        frame = plan.source
-        stage = SparkExecutor(
-            plan,
-            self.session,
-            PartitionRows(serialization.flat(frame.first)),
-            frame.frame,
-            frame.columns,
-            self.partitioned,
-            self.profile,
-            self.max_restarts,
-            self._how.network,
-        )
-        record, self.models = stage.run()
-        return record
+    def close(self) -> None:
+        """Do nothing: the session is the user's."""
 
 
 def train(  # noqa: D417 - those of Trainer are named together
@@ -154,7 +128,7 @@ def train(  # noqa: D417 - those of Trainer are named together
         columns: what the frame's columns mean.
         algorithm, meet, timeout, first_timeout, strict, network: as in ``choros.Trainer``.
         workers: int, or "auto" for all free task slots.
-        max_restarts, profile, partitioned: as in ``FrameTrainer``.
+        max_restarts, profile, partitioned: as in ``FrameExecutor``.
         **fit: of ``choros.Trainer.fit``: batch_size, epochs, callbacks, verbose, seed, shuffle, steps_per_epoch,
             validation_steps, validation_batch_size, validation_freq, initial_epoch.
 
@@ -167,20 +141,11 @@ def train(  # noqa: D417 - those of Trainer are named together
     """
     import keras
 
-    trainer = FrameTrainer(
-        model,
-        algorithm,
-        workers,
-        frame.sparkSession,
-        max_restarts=max_restarts,
-        profile=profile,
-        partitioned=partitioned,
-        network=network,
-        meet=meet,
-        timeout=timeout,
-        first_timeout=first_timeout,
-        strict=strict,
-    )
+    session = frame.sparkSession
+    count = choose_workers(session, workers) if profile is None or workers == "auto" else int(workers)
+    how: dict[str, Any] = {"meet": meet, "timeout": timeout, "first_timeout": first_timeout, "strict": strict}
+    executor = FrameExecutor(session, max_restarts, profile, partitioned, network or "")
+    trainer = Trainer(model, algorithm, count, network=network, executor=executor, **how)
     rows = Frame(frame, columns, keras.config.floatx())
     history = trainer.fit(rows, validation_data=rows if columns.marked else None, **fit)
     return model, history, trainer.models

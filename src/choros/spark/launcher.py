@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from choros.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from choros.launch.specs import LaunchPreferences
+    from choros.training.executors.executor import FitResult
+    from choros.training.spec import FitRequest
 
 _CONNECT, _CLASSIC = 120 << 20, 2 << 30  # bytes of data that Spark takes along with a stage
 
@@ -34,8 +40,6 @@ class Spark:
         >>> Spark("spark://head:7077", spark_executor_memory="2g")
         Spark('spark://head:7077')
     """
-
-    members = True  # workers that never meet are tasks too
 
     def __init__(self, where: Any = None, *, max_restarts: int = 0, profile: Any = None, **settings: Any) -> None:
         if isinstance(where, str) and not where.startswith(("spark://", "sc://", "local", "yarn", "k8s://")):
@@ -71,35 +75,51 @@ class Spark:
 
         return choose_workers(self.session, "auto")
 
-    def train(self, plan: Any, cargo: Any, how: Any) -> tuple[Any, list[Any]]:
-        """Train on the cluster; returns the record of the run, and the members of an Ensemble.
+    def executor(self, preferences: LaunchPreferences) -> SparkExecutor:
+        """Return what runs the fits of a ``Trainer`` on this cluster."""
+        return SparkExecutor(self, preferences)
 
-        Args:
-            plan: choros.training.spec.FitRequest, its job knowing where the parts of its sources are.
-            cargo: choros.training.payload.FitPayload.
-            how: choros.launch.specs.LaunchPreferences.
+
+@dataclass(frozen=True)
+class SparkExecutor:
+    """The tasks of a Spark cluster, for data that travel with them.
+
+    Attributes:
+        launcher: Spark.
+        preferences: LaunchPreferences.
+    """
+
+    launcher: Spark
+    preferences: LaunchPreferences
+    packs_model, remote_members = True, True
+
+    def run(self, request: FitRequest) -> FitResult:
+        """Train; see ``choros.training.executors.executor.Executor``.
 
         Raises:
             InvalidInputError: more data than Spark takes along, or what ``choros.spark.barrier.run`` says.
             WorkerFailedError: a task failed, and there was no restart left; the model's weights are as they were.
         """
-        from choros.spark.executor import SparkExecutor
+        from choros.spark.executor import SparkRun
         from choros.spark.feature_columns import normalise
         from choros.spark.task_data import BroadcastData
         from choros.spark.task_slots import is_connect
+        from choros.training.payload import load_payload
 
-        most = _CONNECT if is_connect(self.session) else _CLASSIC
-        size = sum(array.nbytes for array in cargo.arrays) + sum(map(len, (cargo.model.code, *cargo.blobs)))
+        session, launcher = self.launcher.session, self.launcher
+        request, payload = load_payload(request, here=False)
+        most = _CONNECT if is_connect(session) else _CLASSIC
+        size = sum(array.nbytes for array in payload.arrays) + sum(map(len, (payload.model.code, *payload.blobs)))
         if size > most:
             raise InvalidInputError(
                 f"Model and data are {size >> 20} MB, of which Spark takes {most >> 20} MB along: give choros.files "
                 "that all executors see, or train on a DataFrame with choros.spark.KerasEstimator."
             )
-        workers = plan.job.workers
-        one_each = self.session.range(0, workers, 1, workers)
-        frame, columns = normalise(one_each, "id")
-        rows = BroadcastData(cargo.arrays, cargo.blobs, plan.job.seed)
-        stage = SparkExecutor(
-            plan, self.session, rows, frame, columns, True, self.profile, self.max_restarts, how.network, how.echo
-        )
-        return stage.run()
+        workers = request.job.workers
+        frame, columns = normalise(session.range(0, workers, 1, workers), "id")  # one row for each task
+        rows = BroadcastData(payload.arrays, payload.blobs, request.job.seed)
+        how = (launcher.profile, launcher.max_restarts, self.preferences.network, self.preferences.echo)
+        return SparkRun(request, session, rows, frame, columns, True, *how).run()
+
+    def close(self) -> None:
+        """Do nothing: the session is the user's."""

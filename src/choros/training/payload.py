@@ -52,6 +52,17 @@ class FitPayload:
         return replace(plan.job, source=source, validation=validation)
 
 
+def load_payload(request: FitRequest, here: bool) -> tuple[FitRequest, FitPayload]:
+    """Return a request whose job describes its data, and the data.
+
+    Args:
+        request: FitRequest.
+        here: bool. Whether all ranks run on this machine, and so share what they decode of files.
+    """
+    payload = FitPayload(request.written, [*request.written.arrays], [])
+    return replace(request, job=payload.load(request, here)), payload
+
+
 @dataclass(frozen=True)
 class RemotePayload:
     """The parts of a fit that a rank needs.

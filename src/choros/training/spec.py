@@ -85,6 +85,7 @@ class FitRequest:
         written: PackedModel, for workers.
         begun: float. ``time.perf_counter()`` when ``fit`` was called.
         saver: CheckpointManager of what the ranks leave, or None.
+        verbose: bool. Whether this process prints what the ranks did.
     """
 
     model: Any
@@ -96,6 +97,7 @@ class FitRequest:
     written: Any
     begun: float
     saver: Any = None
+    verbose: bool = False
 
 
 @dataclass(frozen=True)

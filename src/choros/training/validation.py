@@ -15,6 +15,7 @@ from choros.consistency.versions import versions
 from choros.data import StreamSource
 from choros.errors import InvalidInputError, warn
 from choros.training.checkpoint.policy import checkpoint_of
+from choros.training.executors.executor import ExecutorLauncher
 from choros.training.executors.worker_pool import WorkerPool, each_devices
 from choros.training.worker.setup import several_models
 
@@ -49,7 +50,7 @@ def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: 
         )
     if pool is not None:
         raise InvalidInputError("launcher= starts workers of its own: leave pool out.")
-    if algorithm.meets == "never" and workers != 1 and not getattr(launcher, "members", False):
+    if algorithm.meets == "never" and workers != 1 and not isinstance(launcher, ExecutorLauncher):
         name = type(algorithm).__name__
         raise InvalidInputError(f"{name} has workers that never meet, which train on this machine: leave launcher out.")
     room = launcher.size()
@@ -143,6 +144,11 @@ def fixed_rows(model: Any) -> int | None:
     inputs = getattr(model, "inputs", None) or []
     fixed = [tensor.shape[0] for tensor in inputs if len(tensor.shape) and tensor.shape[0] is not None]
     return int(fixed[0]) if fixed else None
+
+
+def sample_rows(model: Any, batch_size: int) -> int:
+    """Return the rows of the sample that a model is built and checked with."""
+    return fixed_rows(model) or min(batch_size, 32)
 
 
 def check_layers(model: Any, workers: int) -> None:
@@ -399,7 +405,7 @@ def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
             "restarts= is for workers that the Trainer starts. For ranks of a job give fit a checkpoint= and "
             "resume=True, and start the job again: choros run --restarts K."
         )
-    if restarts and hasattr(launcher, "train"):
+    if restarts and isinstance(launcher, ExecutorLauncher):
         raise InvalidInputError("restarts= is not for tasks of Spark: give choros.Spark(max_restarts=).")
     return int(restarts)
 
@@ -414,7 +420,7 @@ def check_checkpoint(
     if checkpoint is None and not restarts:
         return None
     what = "checkpoint=" if checkpoint is not None else "restarts="
-    if hasattr(launcher, "train"):
+    if isinstance(launcher, ExecutorLauncher):
         raise InvalidInputError(
             f"{what} is not available on Spark: give choros.Spark(max_restarts=), which restarts its tasks."
         )

@@ -86,7 +86,7 @@ class AsyncSupervisor(AsyncCheckpointer):
     """Of one run. Nobody waits for a worker that dies: its new process goes on from what it last brought to the centre.
 
     Args:
-        engine: ``LocalExecutor``, its segments made and no worker told of them.
+        engine: ``LocalRun``, its segments made and no worker told of them.
         centre: a controller's hold on the centre.
     """
 

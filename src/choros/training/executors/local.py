@@ -29,7 +29,7 @@ from choros.comm.shm.segment import Segment
 from choros.data import StreamSource, serialization
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.training.async_control.best_member import Best, best_of
+from choros.training.async_control.best_member import Best
 from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.hang_detection import Hangs, hung_rank
@@ -42,7 +42,6 @@ from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamFeeder
 from choros.training.executors.worker_pool import WorkerPool
-from choros.training.model_io.serialization import copy_model
 from choros.training.payload import FitPayload
 from choros.training.run_record import RunRecord
 from choros.training.spec import GO_ON, FitRequest, TrainerControl, WorkerStats
@@ -54,8 +53,8 @@ _SECOND_HAND = ("choros.errors.PeerLostError", "choros.errors.CommTimeoutError")
 _LOOK = 0.25  # seconds between two looks at heartbeats while records of batches come
 
 
-class LocalExecutor:
-    """One run. Make it, ``run()`` it once.
+class LocalRun:
+    """One fit on local workers. ``run`` is called once.
 
     Args:
         plan: what to do, its job knowing where the parts of its sources are.
@@ -82,6 +81,9 @@ class LocalExecutor:
         self.nurse: AsyncSupervisor | None = None
         self.hangs: Hangs | None = None  # where workers do not wait for each other
         self.ready: set[int] = set()
+        self.tallies: dict[int, WorkerStats] = {}  # of ranks that have done their work
+        self.begun_training = False
+        self.receiving = 0.0  # time of this thread when it began to receive the last event
         self.asking: int | None = None  # the rank that waits for what callbacks of a batch decide
         self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events that came while weights were fetched
         self.departed: list[tuple[int, dict[str, Any], Any]] = []  # deaths of workers whose work was done
@@ -250,82 +252,111 @@ class LocalExecutor:
 
     def follow(self) -> list[WorkerStats]:
         """Follow the run to its end: start all when all are ready, drive the callbacks, notice who fails or hangs."""
-        self.ready, all_told = set(), False
-        tallies: dict[int, WorkerStats] = {}
-        beats, moved = self.board.beats(), time.monotonic()
-        looked = 0.0
-        while len(tallies) < self.job.workers:
+        self.ready, self.tallies, self.begun_training = set(), {}, False
+        beats, moved, looked = self.board.beats(), time.monotonic(), 0.0
+        while len(self.tallies) < self.job.workers:
             while self.line is not None and moved - looked < _LOOK and self.record_comes():
                 moved = self.record()
-            begun = time.thread_time()
-            found = self.next(0.5)
-            self.saver.look()
-            if self.feeder is not None and self.feeder.error is not None:
-                raise self.feeder.error
-            if found is not None and found[1]["event"] == "record":
+            self.receiving = time.thread_time()
+            event = self.next(0.5)
+            if event is not None and event[1]["event"] == "record":
                 moved = self.record()
-            if self.hangs is not None:
-                self.hangs.look()
-            if self.nurse is not None:
-                self.nurse.watch(tallies)
-            if self.hangs is not None and (late := self.hangs.late(self.job.timeout, tallies)):
-                self.hung(self.hangs.beats, self.job.timeout, late[0])
+            self.look()
             looked = time.monotonic()
-            if not np.array_equal(beats, latest := self.board.beats()) or found is not None:
+            if not np.array_equal(beats, latest := self.board.beats()) or event is not None:
                 beats, moved = latest, looked
-            if found is None:
-                starting = not beats.all() or (self.hangs is not None and self.hangs.starting)
-                limit = self.job.first_timeout if starting else self.job.timeout
-                if time.monotonic() - moved > 1.1 * limit + 2.0:  # the ranks themselves know better, and first
-                    self.hung(beats, limit)
-                continue
-            rank, message, blobs = found
-            event = message["event"]
-            if event == "record":
-                continue
-            if event == "died" and rank in tallies:  # a rank that still needs its process fails
-                self.departed.append(found)
-            elif event in ("failed", "died"):
-                if rank in tallies or self.nurse is None or not self.nurse.revive(rank, message):
-                    self.fail(rank, message, tallies)
-            elif event == "ready":
-                self.ready.add(rank)
-                if all_told:  # one that was revived, while the others go on
-                    self.tell(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
-                elif all_told := len(self.ready) == self.job.workers:
-                    self.tell(self.conductor.begin(self.job.initial_epoch), everyone=True)
-            elif event == "batch":
-                if self.line is not None:
-                    self.line.learn(message["logs"])
-                if self.job.per_batch:
-                    self.batch(rank, message["epoch"], message["step"], message["logs"])
-                else:
-                    self.conductor.batch(message["epoch"], message["step"], message["logs"])
-            elif event == "epoch_end":
-                if "loss" in message["logs"]:
-                    self.losses[message["epoch"]] = (message["seconds"], message["epoch"], message["logs"]["loss"])
-                self.tell(self.conductor.epoch_end(message["epoch"], message["logs"], message["held"]))
-                self.board.open(message["epoch"] + 1)
-                if self.hangs is not None:  # nobody hung who waited for these callbacks
-                    self.hangs.forgive()
-                if self.nurse is not None:
-                    self.nurse.ended()
-            elif event == "state":
-                part = from_blobs(message["part"], blobs)
-                whole = self.saver.take(rank, part, message["asked"], self.job.workers)
-                self.saver.busy += time.thread_time() - begun
-                if whole and self.saver.asked:
-                    raise self.saver.leave()
-            elif event == "optimizer":
-                self.take_optimizer(rank, *from_blobs(message["part"], blobs))
-            elif event == "done":
-                tallies[rank] = WorkerStats(**message["tally"])
-                if blobs:
-                    self.members[rank] = (message["score"], self.unpack(blobs))
-            moved = time.monotonic()
+            if event is None:
+                self.check_progress(beats, moved)
+            elif event[1]["event"] != "record":
+                self.handle(*event)
+                moved = time.monotonic()
         if self.nurse is not None:
             self.nurse.keep()
-        return [tallies[rank] for rank in self.ranks]
+        return [self.tallies[rank] for rank in self.ranks]
+
+    def look(self) -> None:
+        """Notice what comes without an event: a signal, an error of the stream's reader, a rank that hangs."""
+        self.saver.look()
+        if self.feeder is not None and self.feeder.error is not None:
+            raise self.feeder.error
+        if self.hangs is not None:
+            self.hangs.look()
+        if self.nurse is not None:
+            self.nurse.watch(self.tallies)
+        if self.hangs is not None and (late := self.hangs.late(self.job.timeout, self.tallies)):
+            self.hung(self.hangs.beats, self.job.timeout, late[0])
+
+    def check_progress(self, beats: Array, moved: float) -> None:
+        """Fail where no rank has made a step, since the time ``moved``, for longer than ranks wait for each other."""
+        starting = not beats.all() or (self.hangs is not None and self.hangs.starting)
+        limit = self.job.first_timeout if starting else self.job.timeout
+        if time.monotonic() - moved > 1.1 * limit + 2.0:  # the ranks know better which of them hangs, and report first
+            self.hung(beats, limit)
+
+    def handle(self, rank: int, message: dict[str, Any], blobs: Any) -> None:
+        """Do what an event of a worker asks for.
+
+        Raises:
+            WorkerFailedError: a worker has failed, and cannot be replaced.
+            SystemExit: all ranks have saved their state, after a signal.
+        """
+        event = message["event"]
+        if event in ("failed", "died"):
+            self.handle_failure(rank, message, blobs)
+        elif event == "ready":
+            self.handle_ready(rank)
+        elif event == "batch":
+            self.handle_batch(rank, message)
+        elif event == "epoch_end":
+            self.handle_epoch_end(message)
+        elif event == "state":
+            whole = self.saver.take(rank, from_blobs(message["part"], blobs), message["asked"], self.job.workers)
+            self.saver.busy += time.thread_time() - self.receiving
+            if whole and self.saver.asked:
+                raise self.saver.leave()
+        elif event == "optimizer":
+            self.take_optimizer(rank, *from_blobs(message["part"], blobs))
+        elif event == "done":
+            self.tallies[rank] = WorkerStats(**message["tally"])
+            if blobs:
+                self.members[rank] = (message["score"], self.unpack(blobs))
+
+    def handle_failure(self, rank: int, message: dict[str, Any], blobs: Any) -> None:
+        """End the run, unless the worker had done its work or another one takes its place."""
+        if message["event"] == "died" and rank in self.tallies:  # a rank that still needs its process fails
+            self.departed.append((rank, message, blobs))
+        elif rank in self.tallies or self.nurse is None or not self.nurse.revive(rank, message):
+            self.fail(rank, message, self.tallies)
+
+    def handle_ready(self, rank: int) -> None:
+        """Let training begin when all ranks are ready; a rank that was started again later begins at once."""
+        self.ready.add(rank)
+        if self.begun_training:
+            self.tell(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
+        elif len(self.ready) == self.job.workers:
+            self.begun_training = True
+            self.tell(self.conductor.begin(self.job.initial_epoch), everyone=True)
+
+    def handle_batch(self, rank: int, message: dict[str, Any]) -> None:
+        """Run the callbacks of a batch."""
+        if self.line is not None:
+            self.line.learn(message["logs"])
+        if self.job.per_batch:
+            self.batch(rank, message["epoch"], message["step"], message["logs"])
+        else:
+            self.conductor.batch(message["epoch"], message["step"], message["logs"])
+
+    def handle_epoch_end(self, message: dict[str, Any]) -> None:
+        """Run the callbacks of an epoch's end, and open the next epoch to asynchronous ranks."""
+        epoch, logs = message["epoch"], message["logs"]
+        if "loss" in logs:
+            self.losses[epoch] = (message["seconds"], epoch, logs["loss"])
+        self.tell(self.conductor.epoch_end(epoch, logs, message["held"]))
+        self.board.open(epoch + 1)
+        if self.hangs is not None:  # a rank that waited for these callbacks did not hang
+            self.hangs.forgive()
+        if self.nurse is not None:
+            self.nurse.ended()
 
     def record_comes(self) -> bool:
         """Wait until there is a record to take, and nothing else to do."""
@@ -521,19 +552,6 @@ class LocalExecutor:
             np.frombuffer(bytes(blob), entry["dtype"]).reshape(entry["shape"])
             for blob, entry in zip(blobs, self.weights.entries, strict=True)
         ]
-
-    def gather_members(self) -> list[Any]:
-        """Return an Ensemble's models, and give the best one's weights to the given model; [] for all others."""
-        models = []
-        for rank in sorted(self.members):
-            models.append(copy_model(self.model))
-            for variable, value in zip(model_variables(models[-1]), self.members[rank][1], strict=True):
-                variable.assign(value)
-        if models:
-            best = best_of([self.members[rank][0] for rank in sorted(self.members)])
-            for variable, value in zip(self.variables, self.members[best][1], strict=True):
-                variable.assign(value)
-        return models
 
     # -- failure
     def fail(self, rank: int, message: dict[str, Any], done: Iterable[int] = ()) -> None:

@@ -33,8 +33,8 @@ _SAID = 30  # lines that are kept of what the ranks print
 _POLL = 20.0  # seconds after which rank 0 is told that nobody has asked for the end yet
 
 
-class RemoteExecutor(CallbackServer):
-    """One run. Make it, ``run()`` it once.
+class RemoteRun(CallbackServer):
+    """One fit on ranks that a launcher starts. ``run`` is called once.
 
     Args:
         plan: what to do, its job knowing where the parts of its sources are.
@@ -84,7 +84,7 @@ class RemoteExecutor(CallbackServer):
     def _attempt(self) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
         """Start the ranks, and follow them to their end."""
         self.patience = 0.0
-        with self.opened(self.how.network, getattr(self.launcher, "here", False)) as home:
+        with self.opened(self.how.network, self.launcher.here) as home:
             process = self.launcher.start(
                 "choros.training.worker.remote_main", self.job.workers, {HOME: json.dumps(home)}, self.how
             )

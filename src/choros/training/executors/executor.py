@@ -1,0 +1,56 @@
+"""The seam between ``Trainer`` and the processes that train: one ``Executor`` for each place where ranks run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from choros.launch.specs import LaunchPreferences
+from choros.training.run_record import RunRecord
+from choros.training.spec import FitRequest
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The result of a fit, besides the trained model and its history.
+
+    Attributes:
+        record: RunRecord. The work of all ranks.
+        models: list of keras.Model. The members of an Ensemble; empty for all other algorithms.
+    """
+
+    record: RunRecord
+    models: list[Any] = field(default_factory=list)
+
+
+class Executor(Protocol):
+    """Runs the fits of one ``Trainer``.
+
+    Attributes:
+        packs_model: bool. Whether ``FitRequest.written`` must hold the model, as the ranks are other processes.
+        remote_members: bool. Whether the members of an Ensemble run copies of the callbacks in processes elsewhere.
+    """
+
+    packs_model: bool
+    remote_members: bool
+
+    def run(self, request: FitRequest) -> FitResult:
+        """Train. At the end the model holds the trained weights, and the callbacks have run.
+
+        Raises:
+            WorkerFailedError: a rank failed, and no restart was left.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the processes that this executor has started and kept."""
+        ...
+
+
+@runtime_checkable
+class ExecutorLauncher(Protocol):
+    """A launcher with an executor of its own, as ``choros.Spark``; the others start ranks for ``RemoteExecutor``."""
+
+    def executor(self, preferences: LaunchPreferences) -> Executor:
+        """Return the executor."""
+        ...

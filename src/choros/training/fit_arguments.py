@@ -1,0 +1,94 @@
+"""The arguments of ``Trainer.fit``: checked, with defaults filled in and data made into sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from choros.data import StreamSource, make_source, make_validation
+from choros.data import validation as checks
+from choros.training.validation import check_epochs, check_numbers, check_rest, go_on
+
+
+@dataclass(frozen=True)
+class FitArguments:
+    """The arguments of one ``Trainer.fit``, in its order."""
+
+    x: Any
+    y: Any
+    batch_size: int
+    epochs: int
+    verbose: Any
+    callbacks: Any
+    validation_split: float
+    validation_data: Any
+    shuffle: bool | str
+    class_weight: dict[int, float] | None
+    sample_weight: Any
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_batch_size: int | None
+    validation_freq: int | list[int]
+    seed: int | None
+    initial_batch: int
+    checkpoint: Any
+    resume: bool
+
+    def checked(self, synchronous: bool) -> FitArguments:
+        """Return the arguments with the place where a callback resumes, and with the rows of ``validation_split``.
+
+        Args:
+            synchronous: bool. Whether all ranks go through the epochs together, so that training can resume at a batch.
+
+        Raises:
+            InvalidInputError: an argument that cannot work.
+        """
+        checks.check(
+            self.x,
+            self.y,
+            self.sample_weight,
+            batch_size=self.batch_size,
+            steps=self.steps_per_epoch,
+            validation_split=self.validation_split,
+        )
+        check_epochs(self.epochs, self.initial_epoch, self.initial_batch)
+        seed = self.seed if synchronous else None
+        epoch, batch = go_on(self.callbacks, self.initial_epoch, self.initial_batch, seed)
+        check_epochs(self.epochs, epoch, batch)
+        check_numbers(self.seed, self.verbose, self.validation_steps, self.validation_batch_size, self.validation_freq)
+        checked = replace(self, initial_epoch=epoch, initial_batch=batch)
+        if not self.validation_split or self.validation_data is not None:
+            return checked
+        (x, y, weight), held_out = checks.split(self.x, self.y, self.sample_weight, self.validation_split)
+        return replace(checked, x=x, y=y, sample_weight=weight, validation_data=held_out)
+
+    def sources(self) -> tuple[Any, Any]:
+        """Return the sources of the batches to train on and to validate with, None where there are none.
+
+        Raises:
+            InvalidInputError: data of no known kind, or too few batches.
+        """
+        import keras
+
+        floatx = keras.config.floatx()
+        source = make_source(self.x, self.y, self.sample_weight, self.class_weight, floatx)
+        validation = None
+        if self.validation_data is not None:
+            validation = make_validation(self.validation_data, self.validation_steps, floatx)
+        if isinstance(source, StreamSource):
+            source.check(self.epochs - self.initial_epoch, self.steps_per_epoch)
+        check_rest(self.initial_batch, self.steps(source))
+        return source, validation
+
+    def steps(self, source: Any) -> int | None:
+        """Return the global batches of an epoch; None where only the end of the data will tell."""
+        steps: int | None = self.steps_per_epoch or source.steps(self.batch_size)
+        return steps
+
+    def frequency(self) -> int | list[int]:
+        """Return ``validation_freq`` as JSON has it."""
+        if isinstance(self.validation_freq, Iterable):
+            return list(map(int, self.validation_freq))
+        return int(self.validation_freq)
