@@ -82,7 +82,7 @@ def main() -> None:
         more = ["--nccl"] if args.nccl else []
         command = [sys.executable, "-m", "choros", "run", "-n", str(args.ranks), __file__, "--child"]
         command += ["--rounds", str(args.rounds), "--counts", *map(str, args.counts), *more]
-        there = {**os.environ, "CHOROS_GROUP": kind, "BARE_AT": f"tcp://127.0.0.1:{free_port('127.0.0.1')}"}
+        there = {**os.environ, "CHOROS_COMM": kind, "BARE_AT": f"tcp://127.0.0.1:{free_port('127.0.0.1')}"}
         done = subprocess.run(command, env=there, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
         print("\n".join(line[4:] for line in done.stdout.splitlines() if line.startswith("[0] {")), flush=True)
 

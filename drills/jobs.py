@@ -44,7 +44,7 @@ class Job:
         self.kills, self.room, self.proxy, self.worker, self.mark = kills, room, proxy, worker, secrets.token_hex(8)
         command = [sys.executable, "-m", "choros", "run", "-n", str(WORKERS), "--restarts", str(RESTARTS)]
         script = [str(Path(__file__).with_name("job.py")), name, str(room), str(worker)]
-        meeting = {"CHOROS_GROUP": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
+        meeting = {"CHOROS_COMM": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
         self.process = subprocess.Popen(
             [*command, "--threads", "1", *script],
             stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,8 +48,8 @@ from choros.training.validation import (
     check_held,
     check_launcher,
     check_layers,
-    check_meet,
     check_member_callbacks,
+    check_mode,
     check_model,
     check_place,
     check_reach,
@@ -75,7 +75,8 @@ class Trainer:
             Defaults to ``"allreduce"``.
         workers: int. Defaults to the GPUs that the backend can use, else to min(4, physical cores), as in
             ``WorkerPool``; Single always has one.
-        meet: "together" or "alone": how the workers meet. Defaults to the algorithm's own way.
+        mode: "sync" (all workers exchange at once) or "async" (each with the parameter server). Defaults to the
+            algorithm's own.
         pool: WorkerPool to use instead of starting workers of its own.
         threads, bind, devices, echo: as in ``WorkerPool``.
         devices_per_worker: int, or one for each worker. Each batch of a worker is divided among its devices, exactly,
@@ -124,7 +125,7 @@ class Trainer:
         algorithm: Any = "allreduce",
         workers: int | None = None,
         *,
-        meet: str | None = None,
+        mode: Literal["sync", "async"] | None = None,
         pool: WorkerPool | None = None,
         threads: int | None = None,
         bind: bool = True,
@@ -157,7 +158,7 @@ class Trainer:
             workers = check_launcher(self._launcher, workers, self._place, self.algorithm, pool)
         per_worker = 1 if devices_per_worker is None else devices_per_worker
         self.workers = _count_workers(self.algorithm, workers, pool, devices, per_worker)
-        self.meet = check_meet(self.algorithm, meet)
+        self.mode = check_mode(self.algorithm, mode)
         self.model, self.models = model, list[Any]()
         self.timeout, self.first_timeout, self.strict = timeout, first_timeout, strict
         self.restarts = check_restarts(restarts, self._place, self._launcher)
@@ -267,7 +268,7 @@ class Trainer:
             check_reach(self._launcher)
         callbacks, rows = arguments.callbacks, arguments.batch_size
         averaged = check_average(self.model, callbacks, alone=not self._synchronous)
-        facts = (source, self.meet, self._each, self._launcher)
+        facts = (source, self.mode, self._each, self._launcher)
         saver = CheckpointManager(check_checkpoint(arguments.checkpoint, arguments.resume, self.restarts, *facts))
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
@@ -331,7 +332,7 @@ class Trainer:
     def _of_trainer(self) -> dict[str, Any]:
         """Return the fields of a FitConfig that this Trainer and its model give."""
         return {
-            "meet": self.meet,
+            "mode": self.mode,
             "workers": self.workers,
             "timeout": self.timeout,
             "first_timeout": self.first_timeout,
@@ -344,7 +345,7 @@ class Trainer:
     @property
     def _synchronous(self) -> bool:
         """True if all workers go through the epochs together."""
-        return self.meet == "together" or self.workers == 1
+        return self.mode == "sync" or self.workers == 1
 
     @property
     def _replicas(self) -> int:
@@ -372,7 +373,7 @@ class Trainer:
             after_update = check_exact(self.model, self._replicas, sample, wide, repeats=repeats)
             warn_of_sparse_gradients(self.model)
         check_held(self.model, self._replicas)
-        if self._replicas > 1 and self.meet != "never":
+        if self._replicas > 1 and self.mode is not None:
             check_scales(self.model.trainable_variables)
         if self._layout is not None:
             check_layout(self._layout, self.model)

@@ -172,8 +172,8 @@ PLAIN += [EASGD(1, 0.0), AEASGD(1, 0.0), DiLoCo(1, outer_rate=1.0, outer_momentu
 
 
 @pytest.mark.parametrize("algorithm", PLAIN, ids=repr)
-@pytest.mark.parametrize("meets", ["alone", "together"])
-def test_law_3_one_worker_with_a_window_of_one_is_the_plain_optimizer(algorithm, meets, house, rng):
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_law_3_one_worker_with_a_window_of_one_is_the_plain_optimizer(algorithm, mode, house, rng):
     """To an ulp a step, in float32; the elastic family's worker goes its own way where alpha is 0."""
     h = house(algorithm, rng.normal(size=6).astype("float32"), 1)
     target = rng.normal(size=6).astype("float32")
@@ -186,7 +186,7 @@ def test_law_3_one_worker_with_a_window_of_one_is_the_plain_optimizer(algorithm,
             np.testing.assert_array_equal(h.local[0], plain_gradient)
             continue
         h.local[0] = h.local[0] - np.float32(0.1) * (h.local[0] - target)
-        h.alone(0) if meets == "alone" else h.together()
+        h.alone(0) if mode == "async" else h.together()
         np.testing.assert_allclose(h.local[0], plain, rtol=(step + 1) * 1.2e-7, atol=(step + 1) * 1.2e-7)
 
 

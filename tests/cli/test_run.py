@@ -90,7 +90,7 @@ def test_ranks_meet_in_the_group_they_inherit(script):
         "from choros.cluster import Place\n"
         "from choros.comm.shm.group import SharedGroup\n"
         "here = Place.here()\n"
-        "with SharedGroup(int(os.environ['CHOROS_GROUP_FD']), here.rank, timeout=60) as group:\n"
+        "with SharedGroup(int(os.environ['CHOROS_COMM_FD']), here.rank, timeout=60) as group:\n"
         "    assert group.size == here.size == 3\n"
         "    print(group.sum(np.array([here.rank + 1.0]))[0])\n"
     )

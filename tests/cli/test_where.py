@@ -38,9 +38,9 @@ def test_the_place_of_a_slurm_rank(capsys, monkeypatch):
     assert found["place"]["launcher"] == "slurm"
     assert "SLURM_PROCID=3" in found["why"]
     assert found["group"].startswith("MPI, as slurm started the ranks; mpi4py ")
-    monkeypatch.setenv("CHOROS_GROUP", "nowhere")
+    monkeypatch.setenv("CHOROS_COMM", "nowhere")
     assert main(["where", "--json"]) == 0
-    assert "CHOROS_GROUP='nowhere' is none of: shared, mpi" in json.loads(capsys.readouterr().out)["group"]
+    assert "CHOROS_COMM='nowhere' is none of: shared, mpi" in json.loads(capsys.readouterr().out)["group"]
 
 
 def test_a_launcher_that_is_not_known_is_said(capsys, monkeypatch):
@@ -48,8 +48,8 @@ def test_a_launcher_that_is_not_known_is_said(capsys, monkeypatch):
     assert main(["where", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["place"]["launcher"], found["group"]) == ("single", "none needed: one rank")
-    assert "but PMI_FD=9: an MPI's launcher that Choros does not know; CHOROS_GROUP=mpi asks MPI" in found["why"]
-    monkeypatch.setenv("CHOROS_GROUP", "mpi")
+    assert "but PMI_FD=9: an MPI's launcher that Choros does not know; CHOROS_COMM=mpi asks MPI" in found["why"]
+    monkeypatch.setenv("CHOROS_COMM", "mpi")
     assert main(["where", "--json"]) == 0
     assert "which the ranks also ask for their places when they meet" in json.loads(capsys.readouterr().out)["group"]
 

@@ -172,7 +172,7 @@ def test_the_inner_launcher_wins(environ, launcher):
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2]"}, "2 hosts are listed but there are 3 nodes"),
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2"}, "brackets"),
         ({**PALS, "PMI_SIZE": ""}, "PMI_SIZE or PALS_LOCAL_SIZE x hosts of PBS_NODEFILE is not set"),
-        (ALPS, "PMI_SIZE is not set. Start it through alps again, set CHOROS_GROUP=mpi on all ranks, who then ask MPI"),
+        (ALPS, "PMI_SIZE is not set. Start it through alps again, set CHOROS_COMM=mpi on all ranks, who then ask MPI"),
         ({**FLUX, "FLUX_JOB_SIZE": "5"}, "FLUX_JOB_SIZE / FLUX_JOB_NNODES is not set"),
         ({**POD, "CHOROS_COMPLETIONS": "2"}, "rank 2 is not below the size 2"),
         ({"TF_CONFIG": "no"}, "TF_CONFIG tells no place (JSONDecodeError"),
@@ -228,7 +228,7 @@ def test_one_rank_needs_no_local_place():
 )
 def test_the_signs_of_a_launcher_that_is_not_known(environ, signs):
     assert strange(environ) == signs
-    assert ("CHOROS_GROUP=mpi asks MPI" in why(environ)) == bool(signs)
+    assert ("CHOROS_COMM=mpi asks MPI" in why(environ)) == bool(signs)
     if signs:
         assert Place.here(environ) == Place()
 

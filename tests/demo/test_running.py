@@ -44,7 +44,7 @@ def test_the_settings_are_those_that_were_used():
     plan = make_plan("easgd,single")
 
     def train(algorithm, seed, progress):
-        return Run(seed), algorithm.bound(2, 0.1) if algorithm.meets == "together" else algorithm
+        return Run(seed), algorithm.bound(2, 0.1) if algorithm.mode == "sync" else algorithm
 
     report = compare(plan, SETTING, train, make_display(plan)[0])
     assert report.results[0].settings == {"window": "8", "alpha": "0.45"}

@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what the classes say: names, how workers meet, parameters and their defaults."""
+"""docs/algorithms.md says what the classes say: names, modes, parameters and their defaults."""
 
 import pathlib
 import re
@@ -20,16 +20,16 @@ def test_every_algorithm_is_there_once():
     assert all(len(row) == 4 for row in rows().values())
 
 
-def test_how_they_meet():
+def test_modes():
     for name, row in rows().items():
-        assert row[0].split(",")[0] == algorithms.by_name(name).meets, name
+        assert row[0].split(",")[0] == (algorithms.by_name(name).mode or "none"), name
 
 
 def test_parameters_and_defaults():
     for name, row in rows().items():
         algorithm, text = algorithms.by_name(name), row[3].replace("as AEASGD", rows()["AEASGD"][3])
         stated = dict(re.findall(r"`(\w+)` \(([^):]+)", text))
-        if algorithm.meets == "never" or algorithm.level == "gradients":
+        if algorithm.mode is None or algorithm.level == "gradients":
             assert stated == {}, name
             continue
         assert stated.keys() == {field.name for field in fields(algorithm)}, name

@@ -50,7 +50,7 @@ def test_a_watched_descriptor_is_an_event_until_it_is_read(calls):
 def test_what_a_worker_finds(calls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CHOROS_RANK", "5")
-    monkeypatch.setenv("CHOROS_GROUP_FD", "77")
+    monkeypatch.setenv("CHOROS_COMM_FD", "77")
     usable = sorted(os.sched_getaffinity(0))
     cores = [[usable[0]], [usable[-1]]]
     with Pool(2, environment=[{"MINE": "a"}, {"MINE": "b"}], cores=cores) as pool:
@@ -60,7 +60,7 @@ def test_what_a_worker_finds(calls, tmp_path, monkeypatch):
             assert event["cores"] == cores[rank]
             assert event["env"]["MINE"] == "ab"[rank]
             assert event["env"]["CHOROS_WORKER"] == "1"
-            left = {"CHOROS_RANK", "CHOROS_GROUP_FD", "CHOROS_CORES", "CHOROS_PARENT"} & set(event["env"])
+            left = {"CHOROS_RANK", "CHOROS_COMM_FD", "CHOROS_CORES", "CHOROS_PARENT"} & set(event["env"])
             assert not left
             assert event["cwd"] == str(tmp_path)
             assert str(tmp_path) in event["path"]

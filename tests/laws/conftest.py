@@ -138,7 +138,7 @@ def kind(request):
     return getattr(choros, request.param)
 
 
-MEETING = [k.__name__ for k in choros.algorithms.ALL if k.level == "parameters" and k.meets != "never"]
+MEETING = [k.__name__ for k in choros.algorithms.ALL if k.level == "parameters" and k.mode is not None]
 
 
 @pytest.fixture(params=MEETING)

@@ -173,7 +173,7 @@ CARRIED = """
 import os, sys
 if os.environ["KERAS_BACKEND"] != "tensorflow":
     sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
-library, room = os.environ["CHOROS_GROUP"], sys.argv[1]
+library, room = os.environ["CHOROS_COMM"], sys.argv[1]
 import choros, choros.native
 if library == "jax":
     choros.native.initialize("jax")
@@ -205,9 +205,9 @@ def test_sums_by_the_backends_own_library(plain_fit, data, clean_python, backend
     if launcher == "mpiexec":
         (tmp_path / "carried.py").write_text(script)
         mpiexec = request.getfixturevalue("mpiexec")
-        mpiexec(2, sys.executable, tmp_path / "carried.py", tmp_path, timeout=200, CHOROS_GROUP=library)
+        mpiexec(2, sys.executable, tmp_path / "carried.py", tmp_path, timeout=200, CHOROS_COMM=library)
     else:
-        more = {"CHOROS_GROUP": library, "CHOROS_ROOM": str(tmp_path)}
+        more = {"CHOROS_COMM": library, "CHOROS_ROOM": str(tmp_path)}
         script = script.replace("sys.argv[1]", 'os.environ["CHOROS_ROOM"]')
         done = clean_python(script, before=("-m", "choros", "run", "-n", "2"), timeout=200, **more)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -52,7 +52,7 @@ def test_each_row_once_and_each_step_in_the_centre(pools, kind, ledger, centre_w
         assert weight(model) == pytest.approx(-RATE * sum(steps))  # the sum of all contributions
     elif kind is choros.AGN:
         assert weight(model) == pytest.approx(-RATE * run.exchanges)  # each is a mean step
-    elif trainer.meet == "alone":
+    elif trainer.mode == "async":
         assert run.exchanges == sum(-(-count // 3) for count in steps)
         assert -RATE / (1 - bound.momentum) * sum(steps) <= weight(model) < 0
     elif workers < 3:  # all ranks have rows in every batch
@@ -61,7 +61,7 @@ def test_each_row_once_and_each_step_in_the_centre(pools, kind, ledger, centre_w
     assert weight(model) != 0
 
 
-ALONE = [kind for kind in choros.algorithms.ALL if kind.meets == "alone"]
+ALONE = [kind for kind in choros.algorithms.ALL if kind.mode == "async"]
 
 
 @pytest.mark.parametrize("kind", ALONE, ids=lambda kind: kind.__name__)

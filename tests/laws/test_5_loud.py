@@ -177,7 +177,7 @@ def test_no_other_wait_is_without_a_limit():
 def test_a_launcher_without_a_group_is_refused(monkeypatch, make_mlp, data):
     for name, value in {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"}.items():
         monkeypatch.setenv(f"CHOROS_{name}", value)
-    monkeypatch.delenv("CHOROS_GROUP_FD", raising=False)
+    monkeypatch.delenv("CHOROS_COMM_FD", raising=False)
     x, y = data(rows=32)
     with pytest.raises(InvalidInputError, match="choros run -n"):
         choros.Trainer(make_mlp()).fit(x, y, verbose=0)
@@ -191,7 +191,7 @@ def test_a_silent_singleton_is_refused(monkeypatch, make_mlp, data):
     with SharedGroup.create(1, 1 << 16) as segment:
         for name, value in {"RANK": "0", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "4"}.items():
             monkeypatch.setenv(f"CHOROS_{name}", value)
-        monkeypatch.setenv("CHOROS_GROUP_FD", str(os.dup(segment.fd)))
+        monkeypatch.setenv("CHOROS_COMM_FD", str(os.dup(segment.fd)))
         x, y = data(rows=32)
         with within(60), pytest.raises(InvalidInputError, match="4.*1|1.*4"):
             choros.Trainer(make_mlp()).fit(x, y, verbose=0)

@@ -7,12 +7,12 @@ import pytest
 from choros.tools.demo.report import Report, Result, Run, Setting
 
 NAMES = {
-    "Single": "never",
-    "AllReduce": "together",
-    "LocalSGD": "together",
-    "AEASGD": "alone",
-    "DOWNPOUR": "alone",
-    "Ensemble": "never",
+    "Single": None,
+    "AllReduce": "sync",
+    "LocalSGD": "sync",
+    "AEASGD": "async",
+    "DOWNPOUR": "async",
+    "Ensemble": None,
 }
 
 
@@ -40,12 +40,12 @@ def make_report():
 
     def make(seeds=1, failed=(), names=NAMES, **more):
         results = [
-            Result(name, meets, f"What {name} is.", {"window": "8"}, error="WorkerFailedError: rank 1 died\nits output")
+            Result(name, mode, f"What {name} is.", {"window": "8"}, error="WorkerFailedError: rank 1 died\nits output")
             if name in failed
             else Result(
-                name, meets, f"What {name} is.", {"window": "8"}, tuple(make_run(i, seed) for seed in range(seeds))
+                name, mode, f"What {name} is.", {"window": "8"}, tuple(make_run(i, seed) for seed in range(seeds))
             )
-            for i, (name, meets) in enumerate(names.items())
+            for i, (name, mode) in enumerate(names.items())
         ]
         setting = Setting(
             dataset="digits",

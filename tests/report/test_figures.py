@@ -67,8 +67,8 @@ def test_lines_are_the_losses_against_seconds(make_report):
 
 @pytest.mark.parametrize("draw", [f.draw for f in FIGURES], ids=lambda d: d.__name__)
 def test_no_text_lies_on_another(draw, make_report):
-    names = dict(zip([f"Algorithm{i}" for i in range(13)], 13 * ["alone"], strict=True))
-    figure = draw(make_report(seeds=2, names={"Single": "never", **names}))
+    names = dict(zip([f"Algorithm{i}" for i in range(13)], 13 * ["async"], strict=True))
+    figure = draw(make_report(seeds=2, names={"Single": None, **names}))
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     texts = [t for axes in figure.axes for t in [*axes.texts, axes.title, axes.xaxis.label]]
@@ -86,7 +86,7 @@ def test_no_text_lies_on_another(draw, make_report):
 
 
 def test_one_result_without_single_or_losses_has_no_comparison_and_no_curves():
-    report = Report(Setting("x"), (Result("AGN", "alone", runs=(Run(0, f1=0.5, seconds=0.0),)),))
+    report = Report(Setting("x"), (Result("AGN", "async", runs=(Run(0, f1=0.5, seconds=0.0),)),))
     assert [figure.name for figure in available(report)] == ["f1", "time"]
     assert len(draw_f1(report).axes) == 1
     assert available(Report(Setting("x"), (Result("AGN", error="broken"),))) == []

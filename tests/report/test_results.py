@@ -25,7 +25,7 @@ def test_the_file_says_what_it_is_and_what_won(make_report, tmp_path):
 
 def test_numbers_that_are_not_finite_become_null_and_come_back(tmp_path):
     run = Run(seed=0, f1=math.nan, accuracy=0.5, seconds=1.0, losses=((0.5, 0, math.inf),))
-    save(Report(Setting("x"), (Result("AGN", "alone", runs=(run,)),)), tmp_path / "r.json")
+    save(Report(Setting("x"), (Result("AGN", "async", runs=(run,)),)), tmp_path / "r.json")
     text = (tmp_path / "r.json").read_text()
     assert "NaN" not in text
     assert "Infinity" not in text

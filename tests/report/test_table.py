@@ -33,7 +33,7 @@ def test_an_algorithm_that_failed_has_its_error_in_one_line(make_report):
 
 
 def test_one_that_failed_at_a_later_seed_has_both():
-    result = Result("AGN", "alone", runs=(Run(0, f1=0.7),), error="CommTimeoutError: rank 1 had not come")
+    result = Result("AGN", "async", runs=(Run(0, f1=0.7),), error="CommTimeoutError: rank 1 had not come")
     lines = text_table(Report(Setting("x"), (result,))).splitlines()
     assert "0.7000" in lines[2]
     assert "failed: CommTimeoutError" in lines[3]

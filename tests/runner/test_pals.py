@@ -53,7 +53,7 @@ def job(tmp_path):
     mpiexec.write_text(f'#!/bin/sh\n{said}\nexec {sys.executable} {STANDS_IN} "$@"\n')
     mpiexec.chmod(0o755)
     (tmp_path / "train.py").write_text(TRAIN)
-    sockets = {"CHOROS_GROUP": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
+    sockets = {"CHOROS_COMM": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
 
     def run(*command, code=0, **environment):
         there = {**os.environ, "OMP_NUM_THREADS": "1", "PBS_NODEFILE": str(nodes), **sockets, **environment}
@@ -68,7 +68,7 @@ def job(tmp_path):
 @pytest.mark.parametrize("without", [[], ["env", "-u", "PMI_SIZE"]], ids=["size told", "no size, as by PMIx"])
 def test_where(job, tmp_path, without):
     where = f"{sys.executable} -m choros where --json > where.$PALS_RANKID"
-    job(job.mpiexec, "-n", "2", *without, "sh", "-c", where, CHOROS_GROUP="")
+    job(job.mpiexec, "-n", "2", *without, "sh", "-c", where, CHOROS_COMM="")
     for rank in range(2):
         found = json.loads((tmp_path / f"where.{rank}").read_text())
         place = found["place"]
@@ -93,7 +93,7 @@ def test_choros_run(job):
 def test_an_mpi_that_is_not_the_launcher_s_is_refused(job, mpiexec):
     """As Aurora's it has PMIx, without which MPICH's ranks would each be alone."""
     text = "import choros.hvd as hvd; hvd.init()"
-    said = job(job.mpiexec, "-n", "2", sys.executable, "-c", text, code=1, CHOROS_GROUP="")
+    said = job(job.mpiexec, "-n", "2", sys.executable, "-c", text, code=1, CHOROS_COMM="")
     assert f"Start the ranks with {mpiexec.path}, which belongs to" in said
 
 

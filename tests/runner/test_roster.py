@@ -152,8 +152,8 @@ def test_what_does_not_fit_is_refused_before_anything_starts(arguments, words, c
 
 
 def test_another_group_is_refused(monkeypatch):
-    monkeypatch.setenv("CHOROS_GROUP", "torch")
-    with pytest.raises(InvalidInputError, match="CHOROS_GROUP=torch: .*; unset it"):
+    monkeypatch.setenv("CHOROS_COMM", "torch")
+    with pytest.raises(InvalidInputError, match="CHOROS_COMM=torch: .*; unset it"):
         terms_of(2, 1, None, ())
 
 

@@ -181,7 +181,7 @@ def test_the_notebooks_settings_of_28_workers_never_raise_and_unstable_ones_warn
         assert not warned, name
         if "rho" in own:
             assert bound(make(network(), **COMMON, **{**own, "rho": 50.0}))[1], name
-        if rule.meets == "alone":
+        if rule.mode == "async":
             centre = InMemoryParameterServer(rule, np.zeros(3), workers=28)
             workers = [(AsyncExchange(centre.at(rank), np.zeros(3)), np.zeros(3)) for rank in range(28)]
             for turn in range(5):

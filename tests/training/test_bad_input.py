@@ -158,10 +158,10 @@ def test_other_libraries_datasets(refused):
     refused(InvalidDataError, "PyTorch Dataset without a DataLoader.*PyDataset", x=dataset, y=None)
 
 
-def test_batches_and_meetings(refused):
-    refused(InvalidInputError, "together", how={"workers": 2, "meet": "alone"})
-    refused(InvalidInputError, "'together' or 'alone'", how={"workers": 2, "meet": "sometimes"})
-    refused(InvalidInputError, "never meet", algorithm="ensemble", how={"workers": 2, "meet": "alone"})
+def test_modes_and_pools(refused):
+    refused(InvalidInputError, "so it is synchronous", how={"workers": 2, "mode": "async"})
+    refused(InvalidInputError, "'sync' or 'async'", how={"workers": 2, "mode": "sometimes"})
+    refused(InvalidInputError, "never exchange", algorithm="ensemble", how={"workers": 2, "mode": "async"})
     refused(InvalidInputError, "the pool has 1", how={"workers": 2, "pool": choros.WorkerPool(1)})
 
 
@@ -259,7 +259,7 @@ def test_a_synchronized_batch_normalization(refused, backend):
 def test_a_meeting_point_of_ipv6_is_refused_by_name(monkeypatch):
     from choros.comm.bootstrap.init import join
 
-    for name in ("CHOROS_GROUP_FD", "CHOROS_COORDINATOR", "CHOROS_MEETING"):
+    for name in ("CHOROS_COMM_FD", "CHOROS_COORDINATOR", "CHOROS_MEETING"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CHOROS_SECRET", "ab" * 32)
     for first in ("[::1]:2222", "[fd00::1]:2222"):

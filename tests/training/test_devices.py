@@ -73,7 +73,7 @@ def test_workers_that_meet_train_the_same_with_more_devices(make, fit, two_each,
         pytest.skip("its replicas are put together as PyTorch's are: once is enough")
     one, several = make(), make()
     expected, history = (
-        fit(model, "aeasgd", meet="together", pool=pool) for model, pool in ((one, pools(2)), (several, two_each))
+        fit(model, "aeasgd", mode="sync", pool=pool) for model, pool in ((one, pools(2)), (several, two_each))
     )
     same_history(history, expected)
     same(several, one)

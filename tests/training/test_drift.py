@@ -141,7 +141,7 @@ def test_loss_scaling_leaves_out_steps_without_a_word(pools):
 )
 def test_a_slow_rank_is_named(steps, slow):
     tallies = [WorkerStats(rank, steps=n, seconds=10.0, host=f"node{rank}") for rank, n in enumerate(steps)]
-    record = RunRecord.of(None, "alone", tallies, 0.0, [])
+    record = RunRecord.of(None, "async", tallies, 0.0, [])
     assert record.stragglers() == slow
     assert ("rank 2 on node2 takes 2.0 times as long" in record.line()) == bool(slow)
 

@@ -25,7 +25,7 @@ def test_members_their_mean_and_the_best(make_model, data, pools):
     for mine, theirs in zip(given.get_weights(), best.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert history.history["val_loss"][-1] == pytest.approx(min(scores), abs=1e-4)  # of the one that is given
-    assert history.run.meet == "never"
+    assert history.run.mode is None
     assert history.run.exchanges == 0
     assert history.run.rows == 180  # every row by one member, twice
 

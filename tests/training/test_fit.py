@@ -180,7 +180,7 @@ def test_history_holds_keras_keys_and_run_the_rest(make_model, data, pools):
     assert list(history.history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
     assert history.epoch == [0, 1, 2]
     run = history.run
-    assert run.meet == "alone"
+    assert run.mode == "async"
     assert run.group == "a centre in shared memory"
     assert ", meeting in a centre in shared memory" in run.line()
     assert isinstance(run.algorithm, choros.DynSGD)

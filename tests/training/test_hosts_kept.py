@@ -59,7 +59,7 @@ with open(f"{room}/end-{rank}", "w") as file:
 @pytest.fixture
 def start(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    meeting = {"CHOROS_GROUP": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
+    meeting = {"CHOROS_COMM": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
     jobs = []
 
     def run(hosts, restarts=0, size=3):

@@ -80,7 +80,7 @@ def test_a_mean_step_of_a_window_that_has_begun(workers, data, pools):
     x, y = data(64)
     judge = Judge(x, y)
     model = make(0.5)
-    trainer = choros.Trainer(model, choros.AGN(window=60), workers=workers, pool=pools(workers), meet="together")
+    trainer = choros.Trainer(model, choros.AGN(window=60), workers=workers, pool=pools(workers), mode="sync")
     history = trainer.fit(x, y, batch_size=8, epochs=6, validation_data=(x, y), callbacks=[judge], verbose=0)
     losses = history.history["val_loss"]
     assert all(after < before for before, after in itertools.pairwise(losses)), losses

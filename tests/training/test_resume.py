@@ -137,7 +137,7 @@ def test_the_state_of_each_rank_of_a_job_goes_to_rank_0_and_to_no_other(tmp_path
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "CHOROS_GROUP": "tcp", "CHOROS_SECRET": "ab" * 32, "CHOROS_COORDINATOR": "127.0.0.1"},
+        env={**os.environ, "CHOROS_COMM": "tcp", "CHOROS_SECRET": "ab" * 32, "CHOROS_COORDINATOR": "127.0.0.1"},
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line.partition("done ")[2]) for line in done.stdout.splitlines() if "done " in line]

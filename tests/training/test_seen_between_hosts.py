@@ -29,7 +29,7 @@ def way(request, tmp_path, monkeypatch):
     if request.param != "launcher":
         (tmp_path / "sitecustomize.py").write_text(SITE)
         monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])  # which the ranks have too
-        monkeypatch.setenv("CHOROS_GROUP", "tcp")
+        monkeypatch.setenv("CHOROS_COMM", "tcp")
         monkeypatch.setenv("CHOROS_SECRET", secrets.token_hex(32))
         monkeypatch.setenv("CHOROS_COORDINATOR", "127.0.0.1")
     return request.param
@@ -188,12 +188,12 @@ def test_what_reads_nothing_changes_nothing(way, rule, data, pools):
     x, y = data(64)
     how = {"batch_size": 8, "epochs": 3, "seed": 3, "verbose": 0}
     plain = dense()
-    choros.Trainer(plain, rule, workers=2, pool=pools(2), meet="together").fit(x, y, **how)
+    choros.Trainer(plain, rule, workers=2, pool=pools(2), mode="sync").fit(x, y, **how)
     hooks = {"on_epoch_end": lambda epoch, logs: None}, {"on_train_batch_end": lambda batch, logs: None}
     for callbacks in ([], *([K.LambdaCallback(**hook)] for hook in hooks)):
         given = dense()
         launcher = choros.Ssh("localhost:2")
-        trainer = choros.Trainer(given, rule, workers=2, launcher=launcher, meet="together", timeout=60)
+        trainer = choros.Trainer(given, rule, workers=2, launcher=launcher, mode="sync", timeout=60)
         trainer.fit(x, y, callbacks=callbacks, **how)
         for mine, other in zip(given.get_weights(), plain.get_weights(), strict=True):
             np.testing.assert_allclose(mine, other, rtol=0, atol=1e-7)

@@ -125,7 +125,7 @@ def test_rare_exchanges_are_tried_at_an_epoch_s_end(name, workers, make_model, d
     x, y = data(64)
     how = {"batch_size": 8, "epochs": 6, "seed": 3, "verbose": 0}
     given, plain = (make_model(keras.optimizers.SGD(0.1)) for _ in range(2))
-    meet = {"meet": "together"}
+    meet = {"mode": "sync"}
     choros.Trainer(plain, RARE[name](), workers=workers, pool=pools(workers), **meet).fit(x, y, **how)
     given.compile(given.optimizer, keras.losses.SparseCategoricalCrossentropy())
     judge, stop = Judge(x, y), K.EarlyStopping("val_loss", patience=2)
@@ -262,7 +262,7 @@ def test_a_callback_leaves_the_velocity_of_a_rank_alone(job):
         sums = []
         for hooks in ({}, {"on_epoch_end": nothing}, {"on_train_batch_end": nothing}):
             how = choros.EAMSGD(window=3, momentum=0.9)
-            trainer = choros.Trainer(model := make("sgd"), how, meet="together")
+            trainer = choros.Trainer(model := make("sgd"), how, mode="sync")
             trainer.fit(x, y, batch_size=8, epochs=3, seed=1, verbose=0, callbacks=[look(**hooks)] if hooks else [])
             sums.append([w.tobytes().hex() for w in model.get_weights()])
         print("same", [each == sums[0] for each in sums], flush=True)

@@ -83,7 +83,7 @@ class Job:
         (room / "script.py").write_text(SCRIPT)
         self.room, self.mark, self.lines, self.seen = room, secrets.token_hex(8).encode(), [], set()
         told = json.dumps([name, layers, SIZE, EPOCHS, BATCHES, RATE, timeout])
-        meeting = {"CHOROS_GROUP": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
+        meeting = {"CHOROS_COMM": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "choros", "run", "-n", str(ranks), "--threads", "1", "script.py", told],
             cwd=room,

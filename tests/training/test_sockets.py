@@ -62,7 +62,7 @@ def told(folder, size, group):
 def test_torchrun_s_ranks_meet_in_memory_or_by_sockets_with_the_same_weights(script, tmp_path):
     command = [pathlib.Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2", script]
     results = []
-    for group, more in {"SharedGroup": {}, "TcpGroup": {"CHOROS_GROUP": "tcp"}}.items():
+    for group, more in {"SharedGroup": {}, "TcpGroup": {"CHOROS_COMM": "tcp"}}.items():
         room = tmp_path / group
         room.mkdir()
         subprocess.run([*command, room], check=True, timeout=120, env={**os.environ, **more}, stderr=subprocess.PIPE)
@@ -72,7 +72,7 @@ def test_torchrun_s_ranks_meet_in_memory_or_by_sockets_with_the_same_weights(scr
 
 def test_ranks_that_know_a_secret_meet_at_the_first_one_s(script, tmp_path):
     """Pods of an Indexed Job, on this machine; no port is told. A stranger of the same rank does not get in."""
-    common = {"CHOROS_COMPLETIONS": "3", "CHOROS_COORDINATOR": "127.0.0.1", "CHOROS_GROUP": "tcp"}
+    common = {"CHOROS_COMPLETIONS": "3", "CHOROS_COORDINATOR": "127.0.0.1", "CHOROS_COMM": "tcp"}
     common |= {"CHOROS_NETWORK": "lo", "CHOROS_SECRET": secrets.token_hex(32)}
     command = [sys.executable, str(script), str(tmp_path)]
     pods = [

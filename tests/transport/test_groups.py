@@ -44,7 +44,7 @@ from choros.comm.shm.group import SharedGroup
 from choros.comm.tcp.group import TcpGroup
 
 rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
-near = SharedGroup(int(os.environ["CHOROS_GROUP_FD"]), rank, timeout=60)
+near = SharedGroup(int(os.environ["CHOROS_COMM_FD"]), rank, timeout=60)
 
 def make(timeout):
     return TcpGroup(rank, size, near.gather, b"of this test", timeout=timeout)
@@ -55,7 +55,7 @@ from choros.comm.bootstrap.offload import summed
 from choros.comm.shm.group import SharedGroup
 
 rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
-whole = summed(SharedGroup(int(os.environ["CHOROS_GROUP_FD"]), rank, timeout=60), "torch", 60)
+whole = summed(SharedGroup(int(os.environ["CHOROS_COMM_FD"]), rank, timeout=60), "torch", 60)
 assert whole.kind == "torch (gloo) over shared memory"
 
 def make(timeout):

@@ -159,11 +159,11 @@ print(f"<{place.rank} {place.size} {place.local_rank} {place.local_size} {place.
 
 def test_ranks_whose_launcher_is_in_no_table_ask_mpi_if_they_are_told_to(run):
     removed = [word for table in TABLES for name in table.tells for word in ("-u", name)]
-    out = run(3, NO_TABLE, head="", before=["env", *removed], CHOROS_GROUP="mpi")
+    out = run(3, NO_TABLE, head="", before=["env", *removed], CHOROS_COMM="mpi")
     assert sorted(re.findall(r"<(.*?)>", out)) == [f"{rank} 3 {rank} 3 0 mpi" for rank in range(3)]
     out = run(2, "import choros.hvd as hvd\nhvd.init()\n", head="", before=["env", *removed], code=None)
     assert "An MPI's launcher started this process (PMI" in out
-    assert "Set CHOROS_GROUP=mpi on all ranks" in out
+    assert "Set CHOROS_COMM=mpi on all ranks" in out
 
 
 # -- what is refused, without a job
@@ -177,7 +177,7 @@ LAUNCHERS = {
 
 def alone(text, **environment):
     """What a process says that no launcher started, whatever its environment says."""
-    there = {**{k: v for k, v in os.environ.items() if k != "CHOROS_GROUP"}, **environment}
+    there = {**{k: v for k, v in os.environ.items() if k != "CHOROS_COMM"}, **environment}
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, env=there)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stderr
@@ -199,12 +199,12 @@ def test_mpich_under_a_launcher_that_speaks_pmix_is_refused_before_it_would_abor
 
 
 def test_mpi_that_was_asked_for_a_place_and_says_one_of_one_is_refused_where_a_launcher_left_signs(mpiexec):
-    told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_GROUP="mpi", PMI_ID="1")
+    told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", PMI_ID="1")
     assert "it says rank 0 of 1, though PMI_ID=1 tells of a launcher: the ranks would train apart" in told
-    told = alone("import choros.hvd as hvd; hvd.init(); raise ValueError(hvd.size())", CHOROS_GROUP="mpi")
-    assert "choros: CHOROS_GROUP=mpi is set, and MPI says that this process is alone" in told
+    told = alone("import choros.hvd as hvd; hvd.init(); raise ValueError(hvd.size())", CHOROS_COMM="mpi")
+    assert "choros: CHOROS_COMM=mpi is set, and MPI says that this process is alone" in told
     assert "ValueError: 1" in told
-    told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_GROUP="mpi", ALPS_APP_PE="1")
+    told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", ALPS_APP_PE="1")
     assert "as alps tells it, makes no sense: PMI_SIZE is not set" in told
 
 

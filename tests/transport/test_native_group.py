@@ -90,7 +90,7 @@ except choros.InvalidInputError as error:
 
 def test_a_jax_that_was_used_before_is_refused_with_the_remedy(tmp_path, monkeypatch):
     (tmp_path / "script.py").write_text(LATE)
-    monkeypatch.setenv("CHOROS_GROUP", "jax")
+    monkeypatch.setenv("CHOROS_COMM", "jax")
     command = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

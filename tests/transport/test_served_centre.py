@@ -24,7 +24,7 @@ from choros.training.async_control.shard_server import ShardServerProcess
 from choros.training.spec import TrainerControl
 
 SIZE, OTHERS, WORKERS = 40_003, 5, 2
-RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.meets == "alone"]
+RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.mode == "async"]
 RULES += [lambda: algorithms.DOWNPOUR(adagrad=True), lambda: algorithms.ADAG(divide=True)]
 NAMES = [*(kind.__name__ for kind in RULES[:-2]), "DOWNPOUR(adagrad)", "ADAG(divide)"]
 NONE = np.zeros(0, "float32")

@@ -16,7 +16,7 @@ from choros.param_server.shared_memory import SharedMemoryParameterServer
 
 SIZE, OTHERS, WORKERS = 70_003, 7, 3
 CUTS = {"one": [slice(0, SIZE)], "two": [slice(0, 30_000), slice(30_000, SIZE)]}
-RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.meets != "never"]
+RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.mode is not None]
 
 
 @pytest.fixture

@@ -230,7 +230,7 @@ from choros.comm.tcp.group import TcpGroup
 
 rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the launcher ends those that are left
-near = SharedGroup(int(os.environ["CHOROS_GROUP_FD"]), rank, timeout=60)
+near = SharedGroup(int(os.environ["CHOROS_COMM_FD"]), rank, timeout=60)
 group = TcpGroup(rank, size, near.gather, b"of this test", timeout=60)
 group.barrier()
 begun = time.perf_counter()

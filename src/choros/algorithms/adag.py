@@ -31,7 +31,7 @@ class ADAG(Algorithm):
         0.5
     """
 
-    meets: ClassVar[Literal["together", "alone", "never"]] = "alone"
+    mode: ClassVar[Literal["sync", "async"] | None] = "async"
     elementwise: ClassVar[bool] = False
 
     window: int = 8

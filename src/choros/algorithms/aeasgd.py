@@ -35,7 +35,7 @@ class AEASGD(EASGD):
         2.5
     """
 
-    meets: ClassVar[Literal["together", "alone", "never"]] = "alone"
+    mode: ClassVar[Literal["sync", "async"] | None] = "async"
 
     def limit(self, workers: int, z: float) -> float:
         """Return the alpha above which workers that come in turn diverge."""

@@ -29,7 +29,7 @@ class AGN(Algorithm):
         0.5
     """
 
-    meets: ClassVar[Literal["together", "alone", "never"]] = "alone"
+    mode: ClassVar[Literal["sync", "async"] | None] = "async"
 
     window: int = 8
 

@@ -45,7 +45,7 @@ class Algorithm:
 
     Attributes:
         window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
-        meets: "together", "alone" or "never": how the workers meet.
+        mode: "sync" (all ranks exchange at once), "async" (each with the parameter server) or None (no exchange).
         shows: "before" or "after" the merge: which centre the worker is shown.
         level: "parameters" or "gradients": what the vector is.
         weighted: True where the mean over workers is weighted by the rows each trained.
@@ -58,7 +58,7 @@ class Algorithm:
         (3.0, ())
     """
 
-    meets: ClassVar[Literal["together", "alone", "never"]] = "together"
+    mode: ClassVar[Literal["sync", "async"] | None] = "sync"
     shows: ClassVar[Literal["before", "after"]] = "after"
     level: ClassVar[Literal["parameters", "gradients"]] = "parameters"
     weighted: ClassVar[bool] = False

@@ -33,7 +33,7 @@ class DOWNPOUR(Algorithm):
         (3.0, ())
     """
 
-    meets: ClassVar[Literal["together", "alone", "never"]] = "alone"
+    mode: ClassVar[Literal["sync", "async"] | None] = "async"
 
     window: int = 8
     adagrad: bool = False

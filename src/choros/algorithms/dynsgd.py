@@ -30,7 +30,7 @@ class DynSGD(Algorithm):
         (2.0, ())
     """
 
-    meets: ClassVar[Literal["together", "alone", "never"]] = "alone"
+    mode: ClassVar[Literal["sync", "async"] | None] = "async"
 
     window: int = 8
 

@@ -22,8 +22,8 @@ class Ensemble(Algorithm):
     Not good where data is short (each member sees 1/p of it) or where one small model must be served.
 
     Example:
-        >>> Ensemble().meets
-        'never'
+        >>> Ensemble().mode is None
+        True
     """
 
-    meets: ClassVar[Literal["together", "alone", "never"]] = "never"
+    mode: ClassVar[Literal["sync", "async"] | None] = None

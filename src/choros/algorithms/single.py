@@ -20,8 +20,8 @@ class Single(Algorithm):
     that batch alone. Not good for more than one core's or device's worth of work.
 
     Example:
-        >>> Single().meets
-        'never'
+        >>> Single().mode is None
+        True
     """
 
-    meets: ClassVar[Literal["together", "alone", "never"]] = "never"
+    mode: ClassVar[Literal["sync", "async"] | None] = None

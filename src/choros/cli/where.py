@@ -97,7 +97,7 @@ def _group(place: Place) -> str:
         return f"; mpi4py {version('mpi4py') or 'is not installed'}"
 
     if asks_mpi(place):
-        return "MPI (CHOROS_GROUP=mpi), which the ranks also ask for their places when they meet" + wheel()
+        return "MPI (CHOROS_COMM=mpi), which the ranks also ask for their places when they meet" + wheel()
     if place.size == 1:
         return "none needed: one rank"
     try:

@@ -7,7 +7,7 @@ Order matters, for a process often carries the names of two launchers: the inner
 itself, must win over the outer one, which only gave the allocation. So the tables are tried in this order:
 
 1. ``choros``: what ``choros run`` sets; nothing starts ranks below it. ``mpi``: what MPI said when it was asked
-   (``CHOROS_GROUP=mpi``, ``choros.comm.bootstrap.discover_rank``), for no table below tells the place of this process.
+   (``CHOROS_COMM=mpi``, ``choros.comm.bootstrap.discover_rank``), for no table below tells the place of this process.
 2. ``torchrun``: is itself started by ``srun`` or ``mpiexec`` once a node.
 3. ``openmpi``, ``mpich`` (Hydra; Intel MPI and MVAPICH 3 too), ``mvapich`` (2), ``pals`` (``mpiexec`` on Polaris and
    Aurora), ``jsrun`` (LSF): they run inside a scheduler's allocation. ``alps`` (``aprun`` under Cobalt or PBS) comes

@@ -110,7 +110,7 @@ def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
 def _but(signs: tuple[str, ...]) -> str:
     if not signs:
         return ""
-    return f", but {', '.join(signs)}: an MPI's launcher that Choros does not know; CHOROS_GROUP=mpi asks MPI"
+    return f", but {', '.join(signs)}: an MPI's launcher that Choros does not know; CHOROS_COMM=mpi asks MPI"
 
 
 def meets_by_mpi(launcher: str) -> bool:
@@ -217,7 +217,7 @@ def _check(table: LauncherEnv, what: str, value: int, limit_name: str, limit: in
 
 def _wrong(table: LauncherEnv, what: str) -> InvalidInputError:
     names = ", ".join(table.tells + tuple(name for name in table.needs if name not in table.tells))
-    asked = " set CHOROS_GROUP=mpi on all ranks, who then ask MPI," if table.mpi else ""
+    asked = " set CHOROS_COMM=mpi on all ranks, who then ask MPI," if table.mpi else ""
     return InvalidInputError(
         f"this process's place, as {table.launcher} tells it, makes no sense: {what}. "
         f"Start it through {table.launcher} again,{asked} or unset {names} to run it on its own."

@@ -26,7 +26,7 @@ from choros.types import Batch
 _RANK_0 = ("seed", "per_batch", "progress", "watched", "validate_average", "repeats")
 _APART = (*_RANK_0, "source", "validation", "host", "built")
 _OF_A_MODEL = ("model", "variables")
-_WORDS = {"fold_seed": "seed", "metric_values": "metrics", "averaged_metrics": "metrics", "meet": "algorithm or meet"}
+_WORDS = {"fold_seed": "seed", "metric_values": "metrics", "averaged_metrics": "metrics", "mode": "algorithm or mode"}
 _digests: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 _ADVICE = "All ranks run the same script, with the same data and libraries."
 
@@ -68,7 +68,7 @@ def agree(group: Group, job: JobT, facts: dict[str, Any], model: Any) -> JobT:
             except ValueError:
                 raise InvalidInputError(
                     f"Rank {rank} does something else than a Trainer's fit here: all ranks run the same script, with "
-                    "the same CHOROS_GROUP."
+                    "the same CHOROS_COMM."
                 ) from None
         return found
 

@@ -169,7 +169,7 @@ def start(
             **(wish.variables or {}),
             **horovod_place(rank, size, part),
             **({"CHOROS_SLOT": str(which)} if shares > 1 else {}),
-            **(part.variables or {"CHOROS_GROUP_FD": str(segment.fd)}),
+            **(part.variables or {"CHOROS_COMM_FD": str(segment.fd)}),
             **(own[rank] if own else {}),
         }
         for rank, binding in enumerate(bindings)

@@ -8,7 +8,7 @@ from choros.cluster import Place
 
 
 def start(first: str, place: Place, timeout: float, options: dict[str, Any]) -> None:
-    """Start it, where the group that the ranks meet in has not done so (``CHOROS_GROUP=jax``).
+    """Start it, where the group that the ranks meet in has not done so (``CHOROS_COMM=jax``).
 
     Args:
         first: ``address:port`` of rank 0, which serves there.

@@ -194,7 +194,7 @@ class SparkRun:
         else:
             conductor.end()
         tallied = [WorkerStats(**one) for one in tallies]
-        return RunRecord.of(plan.algorithm, plan.job.meet, tallied, 0.0, losses, told["met"]), models
+        return RunRecord.of(plan.algorithm, plan.job.mode, tallied, 0.0, losses, told["met"]), models
 
 
 def _tell(conductor: CallbackRunner) -> None:

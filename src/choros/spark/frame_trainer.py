@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -110,7 +110,7 @@ def train(  # noqa: D417 - those of Trainer are named together
     columns: Columns,
     algorithm: Any = "allreduce",
     workers: int | str = "auto",
-    meet: str | None = None,
+    mode: Literal["sync", "async"] | None = None,
     max_restarts: int = 0,
     profile: Any = None,
     partitioned: bool = False,
@@ -126,7 +126,7 @@ def train(  # noqa: D417 - those of Trainer are named together
         frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it; its marked rows validate.
         model: a compiled ``keras.Model``, which is trained.
         columns: what the frame's columns mean.
-        algorithm, meet, timeout, first_timeout, strict, network: as in ``choros.Trainer``.
+        algorithm, mode, timeout, first_timeout, strict, network: as in ``choros.Trainer``.
         workers: int, or "auto" for all free task slots.
         max_restarts, profile, partitioned: as in ``FrameExecutor``.
         **fit: of ``choros.Trainer.fit``: batch_size, epochs, callbacks, verbose, seed, shuffle, steps_per_epoch,
@@ -143,7 +143,7 @@ def train(  # noqa: D417 - those of Trainer are named together
 
     session = frame.sparkSession
     count = choose_workers(session, workers) if profile is None or workers == "auto" else int(workers)
-    how: dict[str, Any] = {"meet": meet, "timeout": timeout, "first_timeout": first_timeout, "strict": strict}
+    how: dict[str, Any] = {"mode": mode, "timeout": timeout, "first_timeout": first_timeout, "strict": strict}
     executor = FrameExecutor(session, max_restarts, profile, partitioned, network or "")
     trainer = Trainer(model, algorithm, count, network=network, executor=executor, **how)
     rows = Frame(frame, columns, keras.config.floatx())

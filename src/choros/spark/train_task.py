@@ -149,7 +149,7 @@ def _member(job: FitConfig, rank: int) -> FitConfig:
     return replace(
         job,
         algorithm={"name": "Single"},
-        meet="together",
+        mode="sync",
         workers=1,
         batch_size=-(-job.batch_size // job.workers),
         seed=(job.seed + 7919 * rank) % 2**31,

@@ -97,7 +97,7 @@ class RunRecord:
 
     Attributes:
         algorithm: the bound algorithm (``alpha`` and the like filled in).
-        meet: "together", "alone" or "never".
+        mode: "sync", "async" or None, as of the algorithm.
         workers: tuple of WorkerRecord, one a rank.
         startup: float. Seconds of start-up of the slowest worker: processes, imports, loading, compiling.
         seconds: float. Seconds of training of the slowest worker.
@@ -115,7 +115,7 @@ class RunRecord:
     """
 
     algorithm: Any
-    meet: str
+    mode: str | None
     workers: tuple[WorkerRecord, ...]
     startup: float
     seconds: float
@@ -134,7 +134,7 @@ class RunRecord:
     def of(
         cls,
         algorithm: Any,
-        meet: str,
+        mode: str | None,
         tallies: list[WorkerStats],
         startup: float,
         losses: list[tuple[float, int, float]],
@@ -146,7 +146,7 @@ class RunRecord:
         slowest = max(tally.startup for tally in tallies)
         return cls(
             algorithm=algorithm,
-            meet=meet,
+            mode=mode,
             workers=workers,
             startup=startup + slowest,
             seconds=max(worker.seconds for worker in workers),

@@ -12,7 +12,7 @@ class FitConfig:
     """One ``fit`` as a worker needs to know it. Everything is JSON; models and arrays travel beside it."""
 
     algorithm: dict[str, Any]
-    meet: str  # "together", "alone" or "never"
+    mode: str | None  # "sync", "async", or None: the ranks never exchange
     workers: int
     batch_size: int
     epochs: int
@@ -51,17 +51,17 @@ class FitConfig:
     @property
     def together(self) -> bool:
         """True if all ranks go through the epochs together; one rank always does."""
-        return self.meet == "together" or self.workers == 1
+        return self.mode == "sync" or self.workers == 1
 
     @property
     def alone(self) -> bool:
         """True if several ranks exchange with a center asynchronously."""
-        return self.meet == "alone" and self.workers > 1
+        return self.mode == "async" and self.workers > 1
 
     @property
     def ensemble(self) -> bool:
         """True if several ranks never exchange: members, each with a shard and a model of its own."""
-        return self.meet == "never" and self.workers > 1
+        return self.mode is None and self.workers > 1
 
     def validates(self, epoch: int) -> bool:
         """Tell whether Keras would validate after this epoch (0-based)."""

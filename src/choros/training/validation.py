@@ -36,8 +36,8 @@ def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) ->
             f"This process is rank {place.rank} of {place.size} (started by {place.launcher}), so the Trainer has "
             f"{place.size} workers: leave workers and pool out."
         )
-    if algorithm.meets == "never":
-        raise InvalidInputError(f"{type(algorithm).__name__} has workers that never meet: run it outside a job.")
+    if algorithm.mode is None:
+        raise InvalidInputError(f"{type(algorithm).__name__} has workers that never exchange: run it outside a job.")
     return place
 
 
@@ -50,9 +50,9 @@ def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: 
         )
     if pool is not None:
         raise InvalidInputError("launcher= starts workers of its own: leave pool out.")
-    if algorithm.meets == "never" and workers != 1 and not isinstance(launcher, ExecutorLauncher):
+    if algorithm.mode is None and workers != 1 and not isinstance(launcher, ExecutorLauncher):
         name = type(algorithm).__name__
-        raise InvalidInputError(f"{name} has workers that never meet, which train on this machine: leave launcher out.")
+        raise InvalidInputError(f"{name} never exchanges, and trains on this machine: leave launcher out.")
     room = launcher.size()
     if workers is None and room is None:
         raise InvalidInputError(f"{launcher} does not tell how many ranks there is room for: give workers=.")
@@ -174,20 +174,24 @@ def check_layers(model: Any, workers: int) -> None:
             )
 
 
-def check_meet(algorithm: Any, meet: str | None) -> str:
-    """Return how the workers meet; refuse what has no meaning."""
-    if meet is None or meet == algorithm.meets:
-        return str(algorithm.meets)
+def check_mode(algorithm: Any, mode: str | None) -> str | None:
+    """Return the mode of a fit: that of the algorithm, or the other one that was asked for.
+
+    Raises:
+        InvalidInputError: the algorithm has no such mode.
+    """
+    if mode is None or mode == algorithm.mode:
+        return None if algorithm.mode is None else str(algorithm.mode)
     name = type(algorithm).__name__
-    if meet not in ("together", "alone"):
-        raise InvalidInputError(f"meet={meet!r}: give 'together' or 'alone'.")
-    if algorithm.meets == "never":
-        raise InvalidInputError(f"{name} has workers that never meet: leave meet out.")
-    if meet == "alone" and (algorithm.level == "gradients" or algorithm.weighted):
+    if mode not in ("sync", "async"):
+        raise InvalidInputError(f"mode={mode!r}: give 'sync' or 'async'.")
+    if algorithm.mode is None:
+        raise InvalidInputError(f"{name} has workers that never exchange: leave mode out.")
+    if mode == "async" and (algorithm.level == "gradients" or algorithm.weighted):
         raise InvalidInputError(
-            f"{name} is a mean over all workers, which needs them together: use AEASGD or DynSGD alone."
+            f"{name} is a mean over all workers, so it is synchronous: use AEASGD or DynSGD for mode='async'."
         )
-    return meet
+    return mode
 
 
 def check_distribution() -> None:
@@ -411,7 +415,7 @@ def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
 
 
 def check_checkpoint(
-    given: Any, resume: Any, restarts: int, source: Any, meet: str, each: list[int], launcher: Any
+    given: Any, resume: Any, restarts: int, source: Any, mode: str | None, each: list[int], launcher: Any
 ) -> Any:
     """Return the ``Checkpoint``, or None; refuse what cannot be saved."""
     checkpoint = checkpoint_of(given)
@@ -424,8 +428,8 @@ def check_checkpoint(
         raise InvalidInputError(
             f"{what} is not available on Spark: give choros.Spark(max_restarts=), which restarts its tasks."
         )
-    if meet == "never" and len(each) > 1:
-        raise InvalidInputError(f"{what} has no meaning for workers that never meet.")
+    if mode is None and len(each) > 1:
+        raise InvalidInputError(f"{what} has no meaning for workers that never exchange.")
     if several_models(max(each)):
         raise InvalidInputError(f"{what} is not there for workers of several devices, each with a model of its own.")
     if isinstance(source, StreamSource) and restarts:

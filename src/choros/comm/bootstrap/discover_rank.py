@@ -2,7 +2,7 @@
 
 ``Place.here()`` reads the environment alone. Where an MPI's launcher tells no place by any name that is known, MPI
 itself knows it, but only once it has started, which is right for ranks that meet by it and wrong for all else. So it is
-asked where ``CHOROS_GROUP=mpi`` says so, and what it said is left in the environment, where ``Place.here()`` reads it.
+asked where ``CHOROS_COMM=mpi`` says so, and what it said is left in the environment, where ``Place.here()`` reads it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def asks_mpi(place: Place) -> bool:
         >>> asks_mpi(Place(0, 2, 0, 2, launcher="mpich"))
         False
     """
-    return os.environ.get("CHOROS_GROUP") == MPI and place.launcher == "single"
+    return os.environ.get("CHOROS_COMM") == MPI and place.launcher == "single"
 
 
 def find_place(timeout: float = 300.0) -> Place:
@@ -46,7 +46,7 @@ def find_place(timeout: float = 300.0) -> Place:
     try:
         place = Place.here()
     except InvalidInputError as error:
-        if os.environ.get("CHOROS_GROUP") != MPI:
+        if os.environ.get("CHOROS_COMM") != MPI:
             raise
         place, refused = Place(), error
     signs = ", ".join(strange())
@@ -55,7 +55,7 @@ def find_place(timeout: float = 300.0) -> Place:
     if signs:
         raise InvalidInputError(
             f"An MPI's launcher started this process ({signs}), and no variable that Choros knows tells which rank it "
-            "is: all would train apart. Set CHOROS_GROUP=mpi on all ranks, who then ask MPI; or unset "
+            "is: all would train apart. Set CHOROS_COMM=mpi on all ranks, who then ask MPI; or unset "
             f"{', '.join(sign.partition('=')[0] for sign in strange())} to train on its own."
         )
     return place
@@ -70,10 +70,10 @@ def _ask(timeout: float, signs: str, refused: InvalidInputError | None) -> Place
             raise refused
         if signs:
             raise InvalidInputError(
-                f"CHOROS_GROUP=mpi asked MPI for this process's place, and it says rank 0 of 1, though {signs} tells "
+                f"CHOROS_COMM=mpi asked MPI for this process's place, and it says rank 0 of 1, though {signs} tells "
                 f"of a launcher: the ranks would train apart. {mpi_runtime.remedy()}"
             )
-        print("choros: CHOROS_GROUP=mpi is set, and MPI says that this process is alone", file=sys.stderr, flush=True)
+        print("choros: CHOROS_COMM=mpi is set, and MPI says that this process is alone", file=sys.stderr, flush=True)
         return Place()
     mpi_runtime.abort_on_exception(mpi_runtime.load_mpi())
     os.environ.update({f"CHOROS_MPI_{name.upper()}": str(value) for name, value in found.items()})

@@ -66,7 +66,7 @@ def join(rank: int, size: int, timeout: float) -> Group:
             group = _others(choice, rank, size, timeout)
         _joined["beneath"] = group  # which is not joined a second time where what comes now fails
         check_gpus_apart(group)
-        _joined["group"] = group if os.environ.get("CHOROS_GROUP") in NAMED else summed(group, choice.sums, timeout)
+        _joined["group"] = group if os.environ.get("CHOROS_COMM") in NAMED else summed(group, choice.sums, timeout)
     return _joined["group"]
 
 
@@ -149,7 +149,7 @@ def _share(group: Group, ranks: list[int]) -> Group | None:
 
 
 def _shared(rank: int, size: int, timeout: float) -> Group:
-    descriptor = os.environ.get("CHOROS_GROUP_FD")
+    descriptor = os.environ.get("CHOROS_COMM_FD")
     if descriptor:
         linger()
         group = SharedGroup(int(descriptor), rank, timeout=timeout)
@@ -184,7 +184,7 @@ def _by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
 
 def _nearest(wide: TcpGroup) -> Group:
     """Return the group of the same ranks that meets in shared memory, where all are on one host or some share one."""
-    if wide.size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_GROUP") != TCP:
+    if wide.size > 1 and len(hosts_of(wide)) == 1 and os.environ.get("CHOROS_COMM") != TCP:
         _joined["tcp"] = wide
         return in_shared_memory(wide)
     return _several(wide)
@@ -237,7 +237,7 @@ def _hold(secret: bytes, at: str, among: Sequence[int], size: int, timeout: floa
 
 def _several(group: Any) -> Group:
     """Return the group in which ranks of several hosts add up in each host first, where that is worth it."""
-    if os.environ.get("CHOROS_GROUP") != MPI and worth_it(hosts_of(group)):
+    if os.environ.get("CHOROS_COMM") != MPI and worth_it(hosts_of(group)):
         group = HierarchicalGroup(group, own=True)
     found: Group = group
     return found
@@ -261,7 +261,7 @@ def _made(point: EntryPoint, rank: int, size: int, timeout: float) -> Group | No
     except Exception as error:
         raise InvalidInputError(
             f"The group {point.name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error}): repair "
-            "or uninstall the package, or name another group in CHOROS_GROUP."
+            "or uninstall the package, or name another group in CHOROS_COMM."
         ) from error
     group: Group | None = make(rank, size, timeout)
     return group

@@ -1,4 +1,4 @@
-"""The library that makes a group's large sums, where ``CHOROS_GROUP`` names one.
+"""The library that makes a group's large sums, where ``CHOROS_COMM`` names one.
 
 None is chosen by itself, NCCL neither: gradients pass through the host, so NCCL would take them to the GPU and back
 once more than the sum in memory that it replaces.

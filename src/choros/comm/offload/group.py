@@ -233,7 +233,7 @@ def wide_of(group: Group) -> ControlGroup:
     """
     if not all(hasattr(group, name) for name in ("agree", "oversee", "outlive")):
         raise InvalidInputError(
-            f"A {type(group).__name__} cannot have its sums made by another library: unset CHOROS_GROUP."
+            f"A {type(group).__name__} cannot have its sums made by another library: unset CHOROS_COMM."
         )
     found: Any = group
     wide: ControlGroup = found

@@ -41,7 +41,7 @@ def check_unused() -> None:
         raise InvalidInputError(
             "JAX was used before this job's ranks met, and can no longer be told of the others: call "
             'choros.native.initialize("jax") at the top of the script, before the model and the first array are made, '
-            "or unset CHOROS_GROUP."
+            "or unset CHOROS_COMM."
         ) from None
 
 

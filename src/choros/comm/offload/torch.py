@@ -54,7 +54,7 @@ def open_store(address: str, port: int, size: int, hears: int | None, timeout: f
     """
     if not distributed.is_available():
         raise InvalidInputError(
-            "This PyTorch was built without torch.distributed: install another, or unset CHOROS_GROUP."
+            "This PyTorch was built without torch.distributed: install another, or unset CHOROS_COMM."
         )
     try:
         return distributed.TCPStore(

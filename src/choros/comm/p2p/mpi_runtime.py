@@ -39,7 +39,7 @@ def load_mpi() -> Any:
             from mpi4py import MPI
     except ImportError as error:
         raise InvalidInputError(
-            "The ranks were started by an MPI launcher, or CHOROS_GROUP=mpi is set, but mpi4py with an MPI library is "
+            "The ranks were started by an MPI launcher, or CHOROS_COMM=mpi is set, but mpi4py with an MPI library is "
             f"missing ({error}): pip install 'choros[mpi]' to use this machine's own MPI, or 'choros[mpi-wheel]', "
             "which brings MPICH."
         ) from None

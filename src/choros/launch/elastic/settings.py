@@ -85,10 +85,10 @@ def terms_of(
         )
     if each is not None and script is None:
         raise InvalidInputError("--slots-per-host is for hosts of which --host-discovery-script tells no slots")
-    group = os.environ.get("CHOROS_GROUP", "")
+    group = os.environ.get("CHOROS_COMM", "")
     if group not in ("", "shared", "tcp"):
         raise InvalidInputError(
-            f"CHOROS_GROUP={group}: the ranks of an elastic job meet in shared memory or by sockets; unset it"
+            f"CHOROS_COMM={group}: the ranks of an elastic job meet in shared memory or by sockets; unset it"
         )
     first = asked or least
     if first is None:

@@ -147,7 +147,7 @@ class Runs:
 
     def _judge_resume(self, whole: Result) -> Callable[[Result], tuple[str, tuple[Difference, ...], str]]:
         def judge(result: Result) -> tuple[str, tuple[Difference, ...], str]:
-            if self.setting.algorithm.meets != "together":
+            if self.setting.algorithm.mode != "sync":
                 return _finite(result)
             found = differences(whole, result, _BITS, {})
             return _verdict(found), found, ""

@@ -77,7 +77,7 @@ def compare(
                 display.stop()
         if runs or error:
             about = described()[name]
-            results.append(Result(name, algorithm.meets, about, _settings(used), tuple(runs), error))
+            results.append(Result(name, algorithm.mode, about, _settings(used), tuple(runs), error))
             if not interrupted:
                 display.end(results[-1])
         if interrupted:
@@ -203,7 +203,7 @@ def describe(s: Setting) -> str:
 
 
 def _settings(algorithm: Algorithm) -> dict[str, str]:
-    if algorithm.meets == "never":
+    if algorithm.mode is None:
         return {}
     return {field.name: repr(getattr(algorithm, field.name)) for field in fields(algorithm)}
 

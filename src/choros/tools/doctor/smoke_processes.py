@@ -26,7 +26,7 @@ _PROBES = {
 }
 # Ranks may share a GPU here.
 _SPARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "2"}
-_OUT = ("HOROVOD_TIMELINE", "CHOROS_GROUP", "CHOROS_CALL", "CHOROS_DOCTOR")
+_OUT = ("HOROVOD_TIMELINE", "CHOROS_COMM", "CHOROS_CALL", "CHOROS_DOCTOR")
 
 # How a process beside a rank ended, as JSON holds it.
 End = dict[str, Any]
@@ -114,9 +114,9 @@ def train(backend: str, rank: int, size: int, fd: int | None, seconds: float = S
     environment = {name: value for name, value in os.environ.items() if name not in _OUT}
     environment |= python_variables() | {f"CHOROS_{name}": str(value) for name, value in place.items()}
     environment |= {"KERAS_BACKEND": backend, "HOROVOD_START_TIMEOUT": str(int(seconds)), **_SPARING}
-    environment.pop("CHOROS_GROUP_FD", None)
+    environment.pop("CHOROS_COMM_FD", None)
     if fd is not None:
-        environment["CHOROS_GROUP_FD"] = str(fd)
+        environment["CHOROS_COMM_FD"] = str(fd)
     argv = [sys.executable, "-P", "-m", "choros.tools.doctor.smoke_train"]
     end = beside(argv, environment, seconds, () if fd is None else (fd,))
     said: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from choros.training.spec import FitConfig
 from choros.types import Array
 
 # Of a job, what must not change.
-_SAME = ("algorithm", "meet", "workers", "batch_size", "steps", "shuffle", "metric_values")
+_SAME = ("algorithm", "mode", "workers", "batch_size", "steps", "shuffle", "metric_values")
 _WORDS = {"metric_values": "numbers that its metrics keep"}
 _WRITTEN = 600.0  # seconds in which a state is on the disk
 

@@ -307,7 +307,7 @@ def fit(plan: FitRequest, rank: int, replica: Any = None) -> RunRecord:
         replica: what a job of one rank trains with, kept by the caller; None makes it.
     """
     tallies, losses, met = run(plan, rank, replica)
-    return RunRecord.of(plan.algorithm, plan.job.meet, tallies, 0.0, losses, met)
+    return RunRecord.of(plan.algorithm, plan.job.mode, tallies, 0.0, losses, met)
 
 
 def run(

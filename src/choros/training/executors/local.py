@@ -206,7 +206,7 @@ class LocalRun:
         elif self.job.together and self.job.workers > 1:
             met = SharedGroup.kind
         startup, losses = self.started - self.begun, list(self.losses.values())
-        record = RunRecord.of(self.algorithm, self.job.meet, tallies, startup, losses, met)
+        record = RunRecord.of(self.algorithm, self.job.mode, tallies, startup, losses, met)
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
     def kill(self) -> None:

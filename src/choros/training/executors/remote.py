@@ -78,7 +78,7 @@ class RemoteRun(CallbackServer):
                     if not self.again(error):
                         raise
         put(self.model, self.latest)
-        record = RunRecord.of(self.plan.algorithm, self.job.meet, tallies, startup, losses, met)
+        record = RunRecord.of(self.plan.algorithm, self.job.mode, tallies, startup, losses, met)
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
     def _attempt(self) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:

@@ -75,7 +75,7 @@ class SyncLoop:
         self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
         self.keeper = None if run.job.keep is None else SyncCheckpointer(self)
         self.reducing = Reducing(self) if self.gradients else None
-        if run.algorithm.level == "parameters" and run.job.meet != "never":
+        if run.algorithm.level == "parameters" and run.job.mode is not None:
             self.meeting = SyncExchange(run.algorithm, run.group, self.local.copy())
 
     def train(self) -> None:

@@ -6,7 +6,7 @@ from its JSON file unchanged. Standard library only; matplotlib is imported when
 Example:
     >>> from choros.tools.demo.report import Report, Result, Run, Setting
     >>> setting = Setting(dataset="digits", train_rows=1257, test_rows=540, features=64, classes=("0", "1"))
-    >>> report = Report(setting, (Result("Single", "never", runs=(Run(seed=0, f1=0.97, seconds=2.0),)),))
+    >>> report = Report(setting, (Result("Single", None, runs=(Run(seed=0, f1=0.97, seconds=2.0),)),))
     >>> report.best, report.fastest
     ('Single', 'Single')
 """

@@ -20,7 +20,7 @@ from choros.tools.demo.report.table import decimal
 
 INK = "#1b1f24"
 PALE = "#8a929b"
-MEETS = {"together": "#0072b2", "alone": "#d55e00", "never": "#7b8794"}
+MODES: dict[str | None, str] = {"sync": "#0072b2", "async": "#d55e00", None: "#7b8794"}
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b8794")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -128,7 +128,7 @@ def draw_each(report: Report) -> Any:
     for axes, (result, times, losses) in zip(panels.flat, curves, strict=False):
         for _, other_times, other_losses in curves:
             axes.plot(other_times, other_losses, color=PALE, alpha=0.35, linewidth=0.8)
-        axes.plot(times, losses, color=MEETS.get(result.meets, PALE), linewidth=2.2)
+        axes.plot(times, losses, color=MODES.get(result.mode, PALE), linewidth=2.2)
         axes.set_title(result.algorithm, fontsize=9.5, loc="left", fontweight="bold")
         _loss_axes(axes, curves)
     for axes in list(panels.flat)[len(curves) :]:
@@ -175,7 +175,7 @@ def _bars(
 ) -> None:
     """Draw horizontal bars from the top down, each with its number just outside its end."""
     places = range(len(results))
-    axes.barh(places, values, height=0.64, color=[MEETS.get(r.meets, PALE) for r in results])
+    axes.barh(places, values, height=0.64, color=[MODES.get(r.mode, PALE) for r in results])
     ends = list(values)
     for i, (low, high) in enumerate(spreads or []):
         if high > low:
@@ -203,9 +203,9 @@ def _key(figure: Any, results: list[Result], hatched: bool = False) -> None:
     """Draw what the bars' colours mean, above the axes."""
     from matplotlib.patches import Patch
 
-    present = [meets for meets in MEETS if any(r.meets == meets for r in results)]
-    words = {"together": "workers meet together", "alone": "each meets the centre alone", "never": "they never meet"}
-    handles = [Patch(facecolor=MEETS[meets], label=words[meets]) for meets in present]
+    present = [mode for mode in MODES if any(result.mode == mode for result in results)]
+    words: dict[str | None, str] = {"sync": "synchronous", "async": "asynchronous", None: "no exchange"}
+    handles = [Patch(facecolor=MODES[mode], label=words[mode]) for mode in present]
     if hatched:
         handles.append(Patch(facecolor=PALE, edgecolor="white", hatch="/////", linewidth=0, label="of it, exchanging"))
     figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=9, borderaxespad=0.2)

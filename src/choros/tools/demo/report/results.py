@@ -67,20 +67,20 @@ class Result:
 
     Attributes:
         algorithm: str. Its name.
-        meets: str. "together", "alone" or "never".
+        mode: "sync", "async" or None. As of the algorithm.
         about: str. What it is, in a line.
         settings: dict. Its hyper-parameters as text.
         runs: tuple of ``Run``.
         error: str. Why it failed, ``""`` where it did not.
 
     Example:
-        >>> result = Result("EASGD", "together", runs=(Run(0, f1=0.5), Run(1, f1=0.75)))
+        >>> result = Result("EASGD", "sync", runs=(Run(0, f1=0.5), Run(1, f1=0.75)))
         >>> result.f1, result.spread("f1"), result.failed
         (0.625, (0.5, 0.75), False)
     """
 
     algorithm: str
-    meets: str = "together"
+    mode: str | None = "sync"
     about: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     runs: tuple[Run, ...] = ()

@@ -81,7 +81,7 @@ def text_table(report: Report) -> str:
 
     Example:
         >>> from choros.tools.demo.report.results import Run, Setting
-        >>> print(text_table(Report(Setting("x"), (Result("Single", "never", error="InvalidDataError: no rows"),))))
+        >>> print(text_table(Report(Setting("x"), (Result("Single", None, error="InvalidDataError: no rows"),))))
         algorithm      F1  accuracy  train s  samples/s  exchanges  staleness  exchanging  waiting
         ---------  ------  --------  -------  ---------  ---------  ---------  ----------  -------
         Single     failed: InvalidDataError: no rows
