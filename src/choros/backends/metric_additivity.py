@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -18,8 +19,9 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
 
     What is not Keras' own is tried: metric classes, functions and the running means of a user's ``train_step``. So are
     Keras' own figures along an axis that may be the one of the rows (``PearsonCorrelation(axis=0)``). The states that
-    the two halves of the sample leave must sum to the state that the whole leaves. Where they do not (a figure of each
-    batch), the ranks' states will be averaged by rows, with a warning.
+    the two halves of the sample leave must sum to the state that the whole leaves, and the whole must leave twice that
+    state when it is counted twice (a maximum does not). Where they do not, the ranks' states will be averaged by rows,
+    with a warning.
 
     Args:
         model: the built and compiled model; its metrics are reset, nothing else changes.
@@ -28,6 +30,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     Returns:
         Indices, empty where all metrics add up.
     """
+    _warn_of_derived_logs(model, sample)
     place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
     single = [m for metric in model.metrics for m in single_metrics(metric)]
     foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, model, sample))]
@@ -35,7 +38,8 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         return []
     half = sample.rows // 2
     try:
-        whole, first, second = (_state(model, sample, rows) for rows in (slice(None), slice(half), slice(half, None)))
+        first, second = (_state(model, sample, rows) for rows in (slice(half), slice(half, None)))
+        whole, twice = _state(model, sample, slice(None)), _state(model, sample, slice(None), times=2)
     except Exception as error:  # a model that trains may have no test step
         model.reset_metrics()
         if type(model).call is not keras.Model.call:  # without call() a model has no test step
@@ -50,7 +54,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     for metric in foreign:
         indices = [place[id(v)] for v in metric.variables if id(v) in place]
         tried = any(whole[i].any() for i in indices)
-        adds = tried and all(np.allclose(first[i] + second[i], whole[i], 1e-3, 1e-6, equal_nan=True) for i in indices)
+        adds = tried and all(_near(first[i] + second[i], whole[i]) and _near(twice[i], 2 * whole[i]) for i in indices)
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
         found += indices
@@ -60,6 +64,26 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
             "values, weighted by their rows."
         )
     return found
+
+
+def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
+    """Warn where an overridden ``compute_metrics`` logs figures that are no metric's results.
+
+    It sees one rank's rows. A figure that it makes of other metrics' results is thus the figure of a rank.
+    """
+    if type(model).compute_metrics is keras.Model.compute_metrics:
+        return
+    logs: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # a model that trains may have no test step; see ``not_additive``
+        logs = model.test_on_batch(*_parts(sample, slice(None)), return_dict=True)
+    derived = sorted(logs.keys() - model.get_metrics_result().keys())
+    model.reset_metrics()
+    if derived:
+        warn(
+            f"compute_metrics of {type(model).__name__} logs {', '.join(map(repr, derived))}, which no metric holds: "
+            "what is shown is the mean of the workers' values, weighted by their rows. Override get_metrics_result "
+            "instead, where the metrics hold the values of all workers."
+        )
 
 
 def rate_stays_in_optimizer(model: Any) -> bool:
@@ -98,15 +122,25 @@ def single_metrics(metric: Any) -> list[Any]:
     return [m for child in children for m in single_metrics(child)] if children else [metric]
 
 
-def _state(model: Any, sample: Batch, rows: slice) -> list[Array]:
-    """The metric variables after one test step on these rows."""
-    parts = (sample.x, sample.y, sample.sample_weight)
-    data = [keras.tree.map_structure(lambda a: None if a is None else _tensor(a[rows]), part) for part in parts]
+def _near(value: Array, expected: Array) -> bool:
+    return np.allclose(value, expected, 1e-3, 1e-6, equal_nan=True)
+
+
+def _state(model: Any, sample: Batch, rows: slice, times: int = 1) -> list[Array]:
+    """Return the metric variables after so many test steps on these rows."""
+    data = _parts(sample, rows)
     model.reset_metrics()
-    model.test_on_batch(*data)
+    for _ in range(times):
+        model.test_on_batch(*data)
     state = [np.array(keras.ops.convert_to_numpy(v), np.float64) for v in model.metrics_variables]
     model.reset_metrics()
     return state
+
+
+def _parts(sample: Batch, rows: slice) -> list[Any]:
+    """Return x, y and sample weights of these rows."""
+    parts = (sample.x, sample.y, sample.sample_weight)
+    return [keras.tree.map_structure(lambda a: None if a is None else _tensor(a[rows]), part) for part in parts]
 
 
 def _tensor(array: Any) -> Any:

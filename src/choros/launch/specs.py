@@ -240,7 +240,7 @@ def launcher_of(given: Any) -> Launcher | None:
     Raises:
         InvalidInputError: something else.
     """
-    if given is None or (hasattr(given, "size") and (hasattr(given, "start") or hasattr(given, "train"))):
+    if given is None or (hasattr(given, "size") and (hasattr(given, "start") or hasattr(given, "executor"))):
         found: Launcher | None = given
         return found
     if isinstance(given, str) and given in _NAMED:

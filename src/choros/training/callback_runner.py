@@ -71,6 +71,12 @@ class CallbackRunner:
         )
         self.history: Any = model.history
         self.per_batch = any(_wants_batches(callback) for callback in self.user)  # one wants every batch
+        base = keras.callbacks.Callback.on_test_begin
+        self._swaps = any(
+            getattr(type(each), "on_test_begin", base) is not base
+            and not isinstance(each, (keras.callbacks.SwapEMAWeights, keras.callbacks.TensorBoard))
+            for each in self.user
+        )
         self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}  # epochs reported before their time
         self.told: dict[
             int, TrainerControl
@@ -81,6 +87,8 @@ class CallbackRunner:
         self.lazy = LazyWeights(model, self._touch)
         self._before: list[Array] = []  # the weights before callbacks could change them, once touched
         self._slots: list[Any] = []  # likewise marks of the optimizers' variables
+        self._later: list[tuple[int, int, dict[str, float]]] = []  # batches of epochs that have not begun
+        self._rate_before = 0.0  # the learning rate before callbacks of a batch could set it
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
         self._settings: Settings | None = None
@@ -139,8 +147,12 @@ class CallbackRunner:
             if epoch == self.epoch:  # a worker that waits for nobody may be in the next one
                 self.list.on_train_batch_end(step, logs)
             return TrainerControl()
+        if self.alone and epoch != self.epoch:  # rank 0 waits for nobody: it may be in a later one
+            if self.epoch is not None and epoch > self.epoch:
+                self._later.append((epoch, step, logs))
+            return GO_ON
         watched = self.lazy.watches_rate
-        rate = self._seen[1] if watched else self._rate()
+        rate = self._rate_before = self._seen[1] if watched else self._rate()
         self._before, self._slots, self._shown = [], [], []
         if self._eager:
             self._touch()
@@ -163,7 +175,10 @@ class CallbackRunner:
     def _touch(self) -> None:
         """A callback is about to read or set weights: fetch them, and remember what they were."""
         if not self._before:
+            rate = self._rate()
             self.fetch(None)
+            if rate != self._rate_before and not self._has_schedule():  # set by a callback before this one: it stays
+                self.model.optimizer.learning_rate = rate
             self._before = to_host(self._weights())
             self._slots = self._marks()
 
@@ -232,9 +247,16 @@ class CallbackRunner:
         orders = TrainerControl()
         while self.epoch is not None and self.epoch in self.waiting:
             ended = self.epoch
-            latest = self._end(ended, *self.waiting.pop(ended))
-            orders = orders.then(latest)
+            orders = orders.then(self._end(ended, *self.waiting.pop(ended))).then(self._take_later())
             self.told[ended] = orders
+        return orders
+
+    def _take_later(self) -> TrainerControl:
+        """Run the callbacks of batches that came before their epoch had begun."""
+        batches, self._later = self._later, []
+        orders = TrainerControl()
+        for epoch, step, logs in batches:
+            orders = orders.then(self.batch(epoch, step, logs))
         return orders
 
     def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> TrainerControl:
@@ -246,6 +268,12 @@ class CallbackRunner:
         self.logs = logs
         if any(name.startswith("val_") for name in logs):
             self.list.on_test_begin()
+            if self._swaps and not _equal(to_host(self._weights()), before[1]):
+                self._warn_ignored(
+                    "weights in on_test_begin",
+                    "Workers have validated already, with the weights of the epoch's end. For a moving average use the "
+                    "optimizer's use_ema with keras.callbacks.SwapEMAWeights, or evaluate in on_epoch_end.",
+                )
             self.list.on_test_end({name[4:]: value for name, value in logs.items() if name.startswith("val_")})
         self.list.on_epoch_end(epoch, dict(logs))
         self._look_at_callbacks()

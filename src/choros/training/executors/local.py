@@ -294,12 +294,7 @@ class LocalRun:
             self.hung(beats, limit)
 
     def handle(self, rank: int, message: dict[str, Any], blobs: Any) -> None:
-        """Do what an event of a worker asks for.
-
-        Raises:
-            WorkerFailedError: a worker has failed, and cannot be replaced.
-            SystemExit: all ranks have saved their state, after a signal.
-        """
+        """Do what an event of a worker asks for."""
         event = message["event"]
         if event in ("failed", "died"):
             self.handle_failure(rank, message, blobs)
@@ -349,6 +344,11 @@ class LocalRun:
     def handle_epoch_end(self, message: dict[str, Any]) -> None:
         """Run the callbacks of an epoch's end, and open the next epoch to asynchronous ranks."""
         epoch, logs = message["epoch"], message["logs"]
+        if self.job.alone and self.job.per_batch:
+            self.hear_of(epoch)  # rank 0's batches came before this, on another connection than the end of the epoch
+            for event in [each for each in self.later if each[1]["event"] == "batch" and each[1]["epoch"] <= epoch]:
+                self.later.remove(event)
+                self.handle(*event)
         if "loss" in logs:
             self.losses[epoch] = (message["seconds"], epoch, logs["loss"])
         self.tell(self.conductor.epoch_end(epoch, logs, message["held"]))

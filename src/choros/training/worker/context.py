@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import time
@@ -171,6 +172,7 @@ class WorkerContext:
     def validate(self, group: Group) -> dict[str, float]:
         """Evaluate the validation set, divided among the group; the exact metrics, named ``val_*``."""
         self.replica.reset_metrics()
+        rows = 0
         for batch in feed(
             self.validation,
             self.replica.ready,
@@ -185,12 +187,17 @@ class WorkerContext:
         ):
             begun = time.perf_counter()
             self.replica.evaluate(batch)
+            rows += batch.rows
             if -batch.rows not in self._shapes:
                 self._shapes.add(-batch.rows)
                 self._compiling += time.perf_counter() - begun
             self.board.beat(self.rank)
-        self.replica.set_metric_state(group.sum(self.replica.metric_state()))
-        return {f"val_{name}": value for name, value in self.replica.metrics().items()}
+        state = self.replica.metric_state()
+        numbers = json.dumps([rows, self.replica.own_logs()])
+        all_numbers = [json.loads(text) for text in group.gather(numbers.encode())]
+        self.replica.set_metric_state(group.sum(state))
+        logs = self.replica.metrics() | mean_own_logs(all_numbers)
+        return {f"val_{name}": value for name, value in logs.items()}
 
     def held_by_metrics(self) -> list[float]:
         """Return what the metrics' variables hold, flat, where callbacks may read it; else nothing."""
@@ -286,3 +293,15 @@ def vectors(replica: Any) -> tuple[Array, Array]:
     replica.get(trainable)
     replica.get_others(others)
     return trainable, others
+
+
+def mean_own_logs(of_ranks: list[list[Any]]) -> dict[str, float]:
+    """Return the figures that a user's own step logs and no metric holds: the mean over ranks, weighted by rows.
+
+    Args:
+        of_ranks: for each rank its rows, and what ``Replica.own_logs`` returned; more values are ignored.
+    """
+    logging = [(rows, logs) for rows, logs, *_ in of_ranks if logs is not None and rows]
+    total = sum(rows for rows, _ in logging)
+    names = [name for name in (logging[0][1] if logging else {}) if any(logs[name][1] for _, logs in logging)]
+    return {name: sum(rows * logs[name][0] for rows, logs in logging) / total for name in names}

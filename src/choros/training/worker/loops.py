@@ -23,7 +23,7 @@ from choros.training.async_control.recovery import leave, take_up
 from choros.training.checkpoint.sync_checkpointer import SyncCheckpointer
 from choros.training.spec import TrainerControl
 from choros.training.worker.allreduce_steps import Reducing
-from choros.training.worker.context import WorkerContext
+from choros.training.worker.context import WorkerContext, mean_own_logs
 from choros.training.worker.exchange import AsyncExchange, Schedule, SyncExchange
 from choros.training.worker.setup import adding, dividing
 from choros.types import Array, Batch
@@ -579,11 +579,3 @@ def average_of(replica: Replica) -> Array:
     average = np.empty(replica.size, replica.dtype)
     replica.get_average(average)
     return average
-
-
-def mean_own_logs(said: list[list[Any]]) -> dict[str, float]:
-    """Return what a user's own ``train_step`` logged at the last step: the mean over ranks, weighted by rows."""
-    told = [(rows, logs) for rows, logs, *_ in said if logs is not None and rows]
-    total = sum(rows for rows, _ in told)
-    names = [name for name in (told[0][1] if told else {}) if any(logs[name][1] for _, logs in told)]
-    return {name: sum(rows * logs[name][0] for rows, logs in told) / total for name in names}
