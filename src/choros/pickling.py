@@ -66,8 +66,7 @@ def dump(thing: Any, file: Any) -> None:
     if "keras.src" not in sys.modules:
         cloudpickle.dump(thing, file)
         return
-    with _modules_by_value() as by_value:
-        ModelPickler(file, None, by_value).dump_all(thing)
+    ModelPickler(file, None).dump_all(thing)
 
 
 def dumps(thing: Any) -> bytes:
@@ -91,9 +90,8 @@ def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = 
     """
     buffer = _Limited()
     buffer.limit = limit
-    with _modules_by_value() as by_value:
-        pickler = ModelPickler(buffer, known, by_value)
-        pickler.dump_all(thing)
+    pickler = ModelPickler(buffer, known)
+    pickler.dump_all(thing)
     return buffer.getvalue(), pickler.arrays
 
 
@@ -148,15 +146,12 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
     Args:
         file: where to write.
         known: variables whose values travel elsewhere; None writes all values into the pickle.
-        by_value: makes functions and classes of a module travel by value, where a worker could not import it.
 
     Attributes:
         arrays: the values of all other variables.
     """
 
-    def __init__(
-        self, file: Any, known: Sequence[Any] | None = (), by_value: Callable[[Any], None] | None = None
-    ) -> None:
+    def __init__(self, file: Any, known: Sequence[Any] | None = ()) -> None:
         super().__init__(file, protocol=5)
         import keras
         from keras.src.models.functional import Functional
@@ -169,7 +164,6 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.variable, self.saveable, self.model = keras.Variable, KerasSaveable, keras.Model
         self.shells = (Tracker, Node, keras.KerasTensor)
         self.plain = _tracked_containers()
-        self.by_value = by_value or (lambda module: None)
         self.inline, known = known is None, known or ()
         self.known = {id(variable): index for index, variable in enumerate(known)}
         if keras.backend.backend() == "torch":  # a Parameter belongs to a variable, and also to PyTorch's modules
@@ -181,10 +175,11 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def dump_all(self, thing: Any) -> None:
         """Write an object and then, one after another, the attributes of the Keras objects that it leads to."""
-        self.dump(thing)
-        while self.queue:
-            part = self.queue.popleft()
-            self.dump((part, self.state_of(part)))
+        with _modules_by_value() as self.by_value:
+            self.dump(thing)
+            while self.queue:
+                part = self.queue.popleft()
+                self.dump((part, self.state_of(part)))
 
     def reducer_override(self, thing: Any) -> Any:
         """Return how an object is written; see ``pickle.Pickler.reducer_override``."""
@@ -474,8 +469,8 @@ def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializabl
 class _Probe(ModelPickler):
     """Count the bytes of an object, without those of some others."""
 
-    def __init__(self, file: Any, apart: set[int], by_value: Callable[[Any], None]) -> None:
-        super().__init__(file, (), by_value)
+    def __init__(self, file: Any, apart: set[int]) -> None:
+        super().__init__(file)
         self.apart = apart
 
     def persistent_id(self, thing: Any) -> Any:
@@ -488,8 +483,7 @@ class _Probe(ModelPickler):
 def _cost(thing: Any, apart: set[int]) -> Exception | int:
     buffer = io.BytesIO()
     try:
-        with _modules_by_value() as by_value:
-            _Probe(buffer, apart, by_value).dump_all(thing)
+        _Probe(buffer, apart).dump_all(thing)
     except Exception as error:  # whatever an object's own __reduce__ raises
         return error
     return buffer.tell()

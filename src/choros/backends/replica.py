@@ -47,6 +47,7 @@ class Replica(Protocol):
     size: int  # trainable values
     others: int  # float non-trainable values that are averaged (BatchNorm's moving statistics)
     dtype: Any  # float32, or float64 where a trainable variable is
+    seeds: list[Any]  # variables that hold the states of random layers
     averaged: Sequence[int]  # metric variables that do not add over ranks; set by the caller, none by default
     revocable: bool  # whether ``gradients`` may be taken back with ``swap``; set by the caller before the first batch
     watches: bool  # whether a step that uses updated weights, and is not made again, is refused (PyTorch); likewise

@@ -23,8 +23,7 @@ from choros.training.callback_runner import CallbackRunner
 from choros.training.executors.callback_server import CallbackServer, Told
 from choros.training.executors.executor import FitResult
 from choros.training.executors.restart_policy import RestartPolicy
-from choros.training.model_io.serialization import copy_model
-from choros.training.payload import put, shown
+from choros.training.payload import put, shown, unpack_members
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, WorkerStats
 
@@ -179,14 +178,12 @@ class SparkRun:
         conductor, tallies, losses = plan.conductor, told["tallies"], told["losses"]
         if plan.job.ensemble:
             members = [results(payload) for payload in found]
-            best = best_of([one["score"] for one, _ in members])
-            tallies = [{**one["tallies"][0], "rank": rank} for rank, (one, _) in enumerate(members)]
-            told["history"] = members[best][0]["history"]
-            models = [copy_model(plan.model) for _ in members]
-            for model, (_, weights) in zip(models, members, strict=True):
-                put(model, weights)
-            arrays = members[best][1]
-        put(plan.model, arrays)
+            scores = [head["score"] for head, _ in members]
+            tallies = [{**head["tallies"][0], "rank": rank} for rank, (head, _) in enumerate(members)]
+            told["history"] = members[best_of(scores)][0]["history"]
+            models = unpack_members(plan.model, scores, [weights for _, weights in members])
+        else:
+            put(plan.model, arrays)
         if told["history"] is not None:
             conductor.history.epoch = told["history"]["epoch"]
             conductor.history.history = told["history"]["history"]

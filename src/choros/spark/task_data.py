@@ -12,6 +12,7 @@ from choros.data import ArraySource, PartitionedSource, serialization
 from choros.errors import InvalidInputError
 from choros.spark.barrier import Task
 from choros.spark.row_store import Data
+from choros.training.payload import unpack_sources
 from choros.training.spec import FitConfig
 from choros.types import Array, Batch
 
@@ -59,10 +60,10 @@ class BroadcastData:
 
     def sources(self, task: Task, job: FitConfig, group: Group, alone: bool) -> tuple[Any, Any]:
         """Return what to train on, and what to validate with or None."""
-        source = serialization.unpack(job.source, self.arrays, self.code)
+        source, validation = unpack_sources(job, self.arrays, self.code)
         if alone:
             source = source.part(task.rank, task.size, self.seed)
-        return source, None if job.validation is None else serialization.unpack(job.validation, self.arrays, self.code)
+        return source, validation
 
 
 def _batch(flat: tuple[Any, list[Array]]) -> Batch:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from choros import algorithms
 from choros.comm.bootstrap.init import join_by_sockets, leave
 from choros.comm.group import Group
 from choros.comm.single_rank_group import SingleRankGroup
@@ -22,12 +24,12 @@ from choros.spark.log_forwarding import LogForwarder
 from choros.spark.task_data import BroadcastData, PartitionRows
 from choros.spark.task_process import keras_there
 from choros.training.callback_runner import CallbackRunner
+from choros.training.executors import in_job
 from choros.training.executors.remote_callbacks import RemoteCallbackRunner
 from choros.training.model_io.serialization import PackedModel
-from choros.training.payload import RemotePayload, shown
-from choros.training.spec import FitConfig
+from choros.training.payload import put, shown
+from choros.training.spec import FitConfig, FitRequest
 from choros.training.worker.main import redraw_member
-from choros.training.worker.remote_main import train_rank
 from choros.types import Array
 
 _DIAL = 5.0  # seconds to reach the caller for; who cannot runs the callbacks here
@@ -86,19 +88,17 @@ class TrainTask:
         source, validation = self.rows.sources(task, job, group, alone)
         if validation is None:
             job = replace(job, validation=None)
-        conductors: list[Any] = []
-
-        def lead(model: Any) -> Any:
-            conductors.append(self._conductor(model, job, task))
-            return conductors[0]
-
-        def fresh(model: Any) -> None:
-            redraw_member(model, int(self.job["seed"]), task.rank)
-
-        parcel = RemotePayload(job, self.model, self.steps)
-        given = lambda: [np.frombuffer(one, np.uint8) for one in self.weights]  # noqa: E731
-        change = fresh if alone and task.rank else None
-        model, tallies, losses, met = train_rank(parcel, rank, lead, (source, validation), given, change)
+        begun, model = time.perf_counter(), self.model.unpack()
+        if rank == 0:
+            put(model, [np.frombuffer(array, np.uint8) for array in self.weights])
+            if task.rank:  # a member of an ensemble, but not the first one
+                redraw_member(model, int(self.job["seed"]), task.rank)
+            conductor = self._conductor(model, job, task)
+        else:  # gets the weights from rank 0
+            conductor = CallbackRunner(model, None, 0, job.epochs, self.steps)
+        algorithm = algorithms.from_config(job.algorithm)
+        request = FitRequest(model, algorithm, job, source, validation, conductor, self.model, begun)
+        tallies, losses, met = in_job.run(request, rank)
         if rank:
             return b""
         told: dict[str, Any] = {
@@ -107,15 +107,15 @@ class TrainTask:
             "met": met,
             "history": None,
         }
-        if isinstance(conductors[0], CallbackRunner):
-            history = conductors[0].history
+        if isinstance(conductor, CallbackRunner):
+            history = conductor.history
             told["history"] = {"epoch": list(history.epoch), "history": history.history}
             told |= {"score": _score(history.history)}
         arrays = shown(model)
         head = json.dumps(told | {"sizes": [array.size for array in arrays]}, default=float).encode()
         return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
 
-    def _conductor(self, model: Any, job: FitConfig, task: Task) -> Any:
+    def _conductor(self, model: Any, job: FitConfig, task: Task) -> CallbackRunner | RemoteCallbackRunner:
         """Return the driver of the callbacks: the caller's if it can be reached, else callbacks that have travelled."""
         if task.rank == 0 and not (job.workers == 1 and task.size > 1):
             hello = {"rank": 0, "host": os.uname().nodename}

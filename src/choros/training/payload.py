@@ -20,9 +20,12 @@ import numpy as np
 
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
+from choros.comm.shm.segment import Segment
 from choros.data import serialization
 from choros.errors import InvalidInputError
-from choros.training.model_io.serialization import PackedModel
+from choros.training.async_control.best_member import best_of
+from choros.training.checkpoint.snapshot import raw
+from choros.training.model_io.serialization import PackedModel, copy_model
 from choros.training.spec import FitConfig, FitRequest
 from choros.types import Array
 
@@ -63,19 +66,32 @@ def load_payload(request: FitRequest, here: bool) -> tuple[FitRequest, FitPayloa
     return replace(request, job=payload.load(request, here)), payload
 
 
-@dataclass(frozen=True)
-class RemotePayload:
-    """The parts of a fit that a rank needs.
+def unpack_sources(job: FitConfig, arrays: Sequence[Array], blobs: Sequence[bytes]) -> tuple[Any, Any]:
+    """Return the sources of batches to train on and to validate with; the second is None where there is none.
 
-    Attributes:
-        job: FitConfig.
-        model: PackedModel.
-        steps: int or None. Global batches in an epoch, as Keras' callbacks are told.
+    Args:
+        job: describes the sources.
+        arrays: the arrays of the payload.
+        blobs: the sources' code, from this user's own processes only.
     """
+    validation = None if job.validation is None else serialization.unpack(job.validation, arrays, blobs)
+    return serialization.unpack(job.source, arrays, blobs), validation
 
-    job: FitConfig
-    model: PackedModel
-    steps: int | None = None
+
+def unpack_payload(
+    job: FitConfig, message: dict[str, Any], code: Sequence[bytes], data: Segment
+) -> tuple[Any, Any, PackedModel]:
+    """Return the sources that ``unpack_sources`` returns, and the model.
+
+    Args:
+        job: describes the sources.
+        message: the layout of all "arrays", of which the first "model_arrays" belong to the model.
+        code: the model's pickle, then the sources' code.
+        data: the shared memory of the arrays.
+    """
+    arrays = serialization.views(message["arrays"], data.array(np.uint8, data.nbytes, 0))
+    model, *blobs = code
+    return *unpack_sources(job, arrays, blobs), PackedModel(model, arrays[: message["model_arrays"]])
 
 
 class SharedCodeFolder:
@@ -153,11 +169,26 @@ def read_code(told: Told) -> list[bytes]:
 
 def shown(model: Any) -> list[Array]:
     """Return the model's variables and the optimizer's, as bytes for a line."""
-    return [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in to_host(model_variables(model))]
+    return raw(to_host(model_variables(model)))
 
 
 def put(model: Any, arrays: list[Array]) -> None:
     """Give as many of a model's variables the values that ``shown`` made bytes of."""
-    for variable, raw in zip(model_variables(model), arrays, strict=False):
+    for variable, buffer in zip(model_variables(model), arrays, strict=False):
         before = to_host([variable])[0]
-        variable.assign(np.array(raw).view(before.dtype).reshape(before.shape))
+        variable.assign(np.array(buffer).view(before.dtype).reshape(before.shape))
+
+
+def unpack_members(model: Any, scores: Sequence[float], weights: Sequence[list[Array]]) -> list[Any]:
+    """Return the models of an Ensemble's members, and give the best member's weights to the given model.
+
+    Args:
+        model: the given model.
+        scores: of each member, the loss by which members are compared.
+        weights: of each member, what ``shown`` made of its model.
+    """
+    models = [copy_model(model) for _ in weights]
+    for member, arrays in zip(models, weights, strict=True):
+        put(member, arrays)
+    put(model, weights[best_of(scores)])
+    return models

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from choros.algorithms import Algorithm
+
 
 @dataclass(frozen=True)
 class FitConfig:
@@ -81,7 +83,7 @@ class FitRequest:
         algorithm: the bound algorithm.
         job: FitConfig.
         source, validation: sources of batches; ``validation`` may be None.
-        conductor: of the callbacks.
+        conductor: of the callbacks; None in a worker whose driver runs them.
         written: PackedModel, for workers.
         begun: float. ``time.perf_counter()`` when ``fit`` was called.
         saver: CheckpointManager of what the ranks leave, or None.
@@ -89,7 +91,7 @@ class FitRequest:
     """
 
     model: Any
-    algorithm: Any
+    algorithm: Algorithm
     job: FitConfig
     source: Any
     validation: Any

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from choros.backends.host_values import to_host
-from choros.backends.optimizers import model_variables
 from choros.cluster.hardware.network_address import head_address
 from choros.comm.tcp.auth_socket import AuthListener
 from choros.comm.tcp.rpc import RpcConnection
@@ -176,10 +175,8 @@ class CallbackServer(ABC):
         """Return the last weights that came, else the given ones: those of ``model.trainable_variables``."""
         if not self.latest:
             return to_host(self.model.trainable_variables)
-        variables = model_variables(self.model)
-        own = to_host(variables)
+        before = shown(self.model)
         put(self.model, self.latest)
-        found = to_host(self.model.trainable_variables)
-        for variable, value in zip(variables, own, strict=True):
-            variable.assign(value)
-        return found
+        last = to_host(self.model.trainable_variables)
+        put(self.model, before)
+        return last

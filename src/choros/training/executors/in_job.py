@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from choros.backends.devices import choose_devices
+from choros.backends import Replica
 from choros.backends.driver_model import assign_optimizer, assign_vectors
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
@@ -42,25 +43,27 @@ from choros.training.checkpoint.manager import CheckpointManager
 from choros.training.checkpoint.snapshot import Part, Snapshot, packed, unpacked
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl, WorkerStats
-from choros.training.worker.comm_setup import meet
+from choros.training.worker.comm_setup import CommHandles, meet
 from choros.training.worker.context import Held, WorkerContext, vectors
 from choros.training.worker.loops import mean_average, train
-from choros.training.worker.setup import adding, build_replica, met_in, seed_replica
+from choros.training.worker.rank_program import run_rank
+from choros.training.worker.setup import met_in, rank_devices
 from choros.types import Array
 
 _STALL = 60.0  # seconds after which a rank that waits for another one says so
 _CALLBACKS = 7 * 86400.0  # seconds that ranks wait for callbacks at an epoch's end, or for slower ranks that make steps
 _LOOK = 0.05  # seconds between two looks of rank 0 at what other ranks have left for it
 _REST = 5.0  # seconds without a step of any rank of this host, after which rank 0 waits for all as the others do
+RankResult = tuple[list[WorkerStats], list[tuple[float, int, float]], str]  # see ``run``
 
 
 class InJobCallbackChannel:
     """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
 
     def __init__(
-        self, run: WorkerContext, conductor: CallbackRunner, base: Group, mail: Any, saver: Any = None
+        self, run: WorkerContext, conductor: CallbackRunner, base: Group, mail: Any, saver: CheckpointManager
     ) -> None:
-        self.saver: CheckpointManager = saver or CheckpointManager(None)
+        self.saver = saver
         self.keeper: AsyncCheckpointer | None = None  # rank 0's, of the centre
         self.resting: QuiesceClient | None = None  # another rank's, where the centre is between hosts
         self.hangs: JobHangs | None = None  # of asynchronous ranks
@@ -79,16 +82,14 @@ class InJobCallbackChannel:
         """All are ready: training begins."""
         with self.aside():
             orders = self.conductor.begin(self.run.job.initial_epoch)
-        return self.obey(self.spread([vars(orders), None])[0])
+        return self.spread_orders(orders)
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
         """Rank 0 has done a step; together, where callbacks want each, all do what they decide."""
         orders = TrainerControl()
         if logs is not None:
-            self.show = show
-            with self.aside(lazy=True):
-                orders = self.conductor.batch(epoch, step, logs)
-            self.show = None
+            self.done(epoch, step, logs, show)
+            orders = self.orders
             if not self.together:
                 self.command(orders)
                 self.read_mail()
@@ -264,12 +265,8 @@ class InJobCallbackChannel:
         if self.hangs is None:
             self.base.barrier()
             return
-        before, self.base.timeout = self.base.timeout, _CALLBACKS
-        try:
-            with self.hangs.watching(give_up):
-                self.base.barrier()
-        finally:
-            self.base.timeout = before
+        with _patient(self.base), self.hangs.watching(give_up):
+            self.base.barrier()
 
     def spread(self, mine: list[Any]) -> list[Any]:
         """Return what rank 0 says, after its callbacks, which may take as long as they like.
@@ -277,11 +274,8 @@ class InJobCallbackChannel:
         Its death is noticed at once. Callbacks that never return are not: a warning says which rank is waited for.
         """
         group = self.run.group if self.together else self.base
-        before, group.timeout = group.timeout, _CALLBACKS
-        try:
+        with _patient(group):
             said: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
-        finally:
-            group.timeout = before
         return said
 
     def obey(self, told: dict[str, Any]) -> TrainerControl:
@@ -298,7 +292,17 @@ class InJobCallbackChannel:
         return orders
 
 
-def fit(plan: FitRequest, rank: int, replica: Any = None) -> RunRecord:
+@contextmanager
+def _patient(group: Group) -> Iterator[None]:
+    """Let waits in a group last as long as callbacks may take."""
+    before, group.timeout = group.timeout, _CALLBACKS
+    try:
+        yield
+    finally:
+        group.timeout = before
+
+
+def fit(plan: FitRequest, rank: int, replica: Replica | None = None) -> RunRecord:
     """Train as one rank of a job; every rank ends with the same weights in its model, and the record of the run.
 
     Args:
@@ -310,46 +314,41 @@ def fit(plan: FitRequest, rank: int, replica: Any = None) -> RunRecord:
     return RunRecord.of(plan.algorithm, plan.job.mode, tallies, 0.0, losses, met)
 
 
-def run(
-    plan: FitRequest, rank: int, replica: Any = None
-) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
+def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResult:
     """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
     saver = plan.saver or CheckpointManager(None)
     base, job = _join(plan, rank)
-    made = None
-    if replica is None:
-        made = replica = _build_replica(plan, job, rank)
-    _start_alike(replica, base, job, rank, saver)
-    buffers = vectors(replica)
-    meeting = meet(base, job, plan.algorithm, *buffers)
-    for each in (base, meeting.group):
-        each.warn_after = min(each.warn_after, _STALL)
-    one = WorkerContext(
-        rank, job, plan.algorithm, replica, plan.source, plan.validation, meeting.group, None, meeting.board, None,  # type: ignore[arg-type]
-        meeting.centre, plan.begun,
-    )  # fmt: skip
-    one.reporter = reporter = InJobCallbackChannel(one, plan.conductor, base, meeting.mail, saver)
-    if saver.latest is not None and not job.alone:
-        one.state = saver.latest.of_rank(rank)
-    if job.alone:
-        one.snapshots = meeting.mail.snapshots
-        hosts = [name.decode() for name in base.gather(platform.node().encode())]
-        reporter.hangs = JobHangs(meeting.board, job, rank, hosts)
-        if saver.checkpoint is not None:
-            _keep_states(reporter, meeting.centre)
-    plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
-    try:
-        with saver.listening(meeting.board.ask):
+    state = None
+    if saver.latest is not None:  # an asynchronous rank takes the optimizer's state of rank 0
+        state = saver.latest.parts.get(0) if job.alone else saver.latest.of_rank(rank)
+
+    def connect(replica: Replica) -> CommHandles:
+        """Give all ranks the variables of rank 0, and connect them."""
+        replica.restore([base.broadcast(value) for value in replica.snapshot()])
+        comm = meet(base, job, plan.algorithm, *vectors(replica))
+        for group in (base, comm.group):
+            group.warn_after = min(group.warn_after, _STALL)
+        return comm
+
+    def train_rank(context: WorkerContext, comm: CommHandles) -> RankResult:
+        """Train, and share the results among all ranks."""
+        context.reporter = reporter = InJobCallbackChannel(context, plan.conductor, base, comm.mail, saver)
+        if job.alone:
+            hosts = [name.decode() for name in base.gather(platform.node().encode())]
+            reporter.hangs = JobHangs(comm.board, job, rank, hosts)
+            if saver.checkpoint is not None:
+                _keep_states(reporter, comm.centre)
+        buffers = context.vectors()
+        plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
+        with saver.listening(comm.board.ask):
             with told_of_an_exit(rank, job.workers):
-                train(one)
+                train(context)
             _wait_for_the_others(reporter)
         tallies = _end(reporter, plan.model, buffers)
-    finally:
-        meeting.close()
-        if made is not None:
-            made.close()
-    met = "nothing" if job.ensemble else met_in(meeting.group, meeting.centre)
-    return tallies, reporter.losses, met
+        return tallies, reporter.losses, "nothing" if job.ensemble else met_in(comm.group, comm.centre)
+
+    devices, request = rank_devices(job, rank), replace(plan, job=job)
+    return run_rank(request, rank, connect, train_rank, devices=devices, replica=replica, state=state)
 
 
 def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
@@ -366,57 +365,37 @@ def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
     return base, job
 
 
-def _build_replica(plan: FitRequest, job: FitConfig, rank: int) -> Any:
-    devices = choose_devices(job.devices[rank]) if job.devices else []
-    return build_replica(
-        plan.model,
-        plan.source.sample(job.batch_size),
-        adding(job, plan.algorithm),
-        job.averaged_metrics,
-        devices,
-        clone=plan.written.unpack,
-    )
-
-
-def _start_alike(replica: Any, base: Group, job: FitConfig, rank: int, saver: CheckpointManager) -> None:
-    """Give all ranks the variables of rank 0, and each rank random numbers of its own."""
-    if job.alone and (optimizer := saver.optimizer()):  # of rank 0, which has read the checkpoint
-        replica.set_optimizer_state(optimizer)
-    replica.restore([base.broadcast(value) for value in replica.snapshot()])
-    seed_replica(replica, job, rank)
-
-
 def _keep_states(reporter: InJobCallbackChannel, centre: Any) -> None:
     """Have rank 0 write checkpoints of the center; begin at the latest one, where there is one."""
-    one, saver = reporter.run, reporter.saver
+    context, saver = reporter.run, reporter.saver
     between = not isinstance(centre, SharedMemoryParameterServer)
-    if one.rank == 0:
+    if context.rank == 0:
         kind = ShardedCheckpointer if between else AsyncCheckpointer
-        reporter.keeper = kind(centre, one.board, saver, one.job, reporter.conductor)
+        reporter.keeper = kind(centre, context.board, saver, context.job, reporter.conductor)
         reporter.keeper.slots_of = lambda rank: (
-            {"rows": one.tally.rows},
-            {"optimizer": one.replica.optimizer_state()},
+            {"rows": context.tally.rows},
+            {"optimizer": context.replica.optimizer_state()},
         )
     elif between:
-        reporter.resting = QuiesceClient(one.board, one.rank, one.job.timeout)
+        reporter.resting = QuiesceClient(context.board, context.rank, context.job.timeout)
     reporter.base.barrier()
     state_of(centre).look_again(centre)
-    one.again = saver.latest is not None
+    context.again = saver.latest is not None
 
 
 def _fetch(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array], epoch: int | None) -> None:
     """Bring the weights of an epoch's end into the model for callbacks, or the latest ones for None."""
-    one = reporter.run
+    context = reporter.run
     reporter.fetching()
-    if one.centre is not None:
+    if context.centre is not None:
         trainable, others = buffers
-        if epoch is None or one.snapshots is None or not one.snapshots.read(epoch, trainable, others):
-            one.centre.read(trainable, others)
+        if epoch is None or context.snapshots is None or not context.snapshots.read(epoch, trainable, others):
+            context.centre.read(trainable, others)
         assign_vectors(model, trainable, others)
         kept = None if epoch is None else reporter.ended.optimizer(epoch)
-        assign_optimizer(model, kept or one.replica.optimizer_state())
-    elif one.latest:
-        for variable, value in zip(model_variables(model), one.latest, strict=True):
+        assign_optimizer(model, kept or context.replica.optimizer_state())
+    elif context.latest:
+        for variable, value in zip(model_variables(model), context.latest, strict=True):
             variable.assign(value)
 
 
@@ -435,8 +414,8 @@ def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
 
 def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array]) -> list[WorkerStats]:
     """Leave the trained weights and the history in every rank; return the tallies of all ranks."""
-    one, base, saver = reporter.run, reporter.base, reporter.saver
-    replica, centre = one.replica, one.centre
+    context, base, saver = reporter.run, reporter.base, reporter.saver
+    replica, centre = context.replica, context.centre
     if centre is not None:
         reporter.read_mail()
         if reporter.keeper is not None:
@@ -447,9 +426,9 @@ def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array
         replica.set(trainable)
         replica.set_others(others)
         if replica.averages:
-            replica.set_average(mean_average(replica, base, one.tally.rows))
+            replica.set_average(mean_average(replica, base, context.tally.rows))
             replica.finish()
-        if (rate := one.board.rate()) is not None:  # of callbacks that ran after this rank's last exchange
+        if (rate := context.board.rate()) is not None:  # of callbacks that ran after this rank's last exchange
             replica.learning_rate = rate
     for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
         variable.assign(value)
@@ -459,7 +438,7 @@ def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array
     _share_history(base, reporter.conductor)
     if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
         raise SystemExit(left)
-    return [WorkerStats(**json.loads(text)) for text in base.gather(json.dumps(one.tally.json()).encode())]
+    return [WorkerStats(**json.loads(text)) for text in base.gather(json.dumps(context.tally.json()).encode())]
 
 
 class Leaving(SystemExit):

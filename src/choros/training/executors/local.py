@@ -42,7 +42,7 @@ from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamFeeder
 from choros.training.executors.worker_pool import WorkerPool
-from choros.training.payload import FitPayload
+from choros.training.payload import FitPayload, unpack_members
 from choros.training.run_record import RunRecord
 from choros.training.spec import GO_ON, FitRequest, TrainerControl, WorkerStats
 from choros.training.worker.setup import create_meeting
@@ -112,8 +112,8 @@ class LocalRun:
         self.weights = SharedWeights.create(now, [place[id(variable)] for variable in large_frozen(self.model)])
         if not job.alone:
             self.slots = {}
-        self.entries, self.data_bytes = serialization.layout(self.cargo.arrays)
-        self.data = Segment.create(max(self.data_bytes, 64), "choros-data")
+        self.entries, nbytes = serialization.layout(self.cargo.arrays)
+        self.data = Segment.create(max(nbytes, 64), "choros-data")
         for entry, array in zip(self.entries, self.cargo.arrays, strict=True):
             self.data.write(array, entry["offset"])
         self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
@@ -222,7 +222,6 @@ class LocalRun:
             "weights": self.weights.layout,
             "arrays": self.entries,
             "model_arrays": len(self.cargo.model.arrays),
-            "data_bytes": self.data_bytes,
             "depth": 0 if self.stream is None else self.stream.depth,
             "ahead": 0 if self.stream is None else self.stream.ahead,
             "again": self.job.alone and self.saver.latest is not None,
@@ -314,7 +313,7 @@ class LocalRun:
         elif event == "done":
             self.tallies[rank] = WorkerStats(**message["tally"])
             if blobs:
-                self.members[rank] = (message["score"], self.unpack(blobs))
+                self.members[rank] = (message["score"], [np.frombuffer(bytes(blob), np.uint8) for blob in blobs])
 
     def handle_failure(self, rank: int, message: dict[str, Any], blobs: Any) -> None:
         """End the run, unless the worker had done its work or another one takes its place."""
@@ -546,12 +545,12 @@ class LocalRun:
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
 
-    def unpack(self, blobs: Sequence[Any]) -> list[Array]:
-        """Return a member's variables from their bytes."""
-        return [
-            np.frombuffer(bytes(blob), entry["dtype"]).reshape(entry["shape"])
-            for blob, entry in zip(blobs, self.weights.entries, strict=True)
-        ]
+    def gather_members(self) -> list[Any]:
+        """Return an Ensemble's models, and give the best one's weights to the given model; [] for all others."""
+        if not self.members:
+            return []
+        scores, weights = zip(*(self.members[rank] for rank in self.ranks), strict=True)
+        return unpack_members(self.model, scores, weights)
 
     # -- failure
     def fail(self, rank: int, message: dict[str, Any], done: Iterable[int] = ()) -> None:

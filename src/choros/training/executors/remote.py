@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from choros.backends.host_values import to_host
-from choros.backends.optimizers import model_variables
 from choros.data import serialization
 from choros.errors import WorkerFailedError
 from choros.launch.process.failure_report import failure, is_echo
@@ -49,8 +47,7 @@ class RemoteRun(CallbackServer):
     ) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
         self.plan, self.cargo, self.launcher, self.how = plan, cargo, launcher, how
-        self.variables = model_variables(self.model)
-        self.given, self.before = shown(self.model), to_host(self.variables)
+        self.given = shown(self.model)
         self.said: deque[str] = deque(maxlen=_SAID)
         self.patience = 0.0  # seconds that ranks may take to end by themselves
         self.entries, self.nbytes = serialization.layout(cargo.arrays)
@@ -95,8 +92,7 @@ class RemoteRun(CallbackServer):
                 put(self.model, self.latest)
                 raise
             except BaseException:
-                for variable, value in zip(self.variables, self.before, strict=True):
-                    variable.assign(value)  # callbacks may have seen later ones
+                put(self.model, self.given)  # callbacks may have seen later ones
                 raise
             finally:
                 self.dismiss()

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from choros.backends.optimizers import model_variables
 from choros.launch.specs import Launcher, LaunchPreferences
-from choros.training.async_control.best_member import best_of
 from choros.training.executors import in_job
 from choros.training.executors.executor import Executor, ExecutorLauncher, FitResult
 from choros.training.executors.local import LocalRun
 from choros.training.executors.remote import RemoteRun
 from choros.training.executors.worker_pool import WorkerPool
-from choros.training.model_io.serialization import copy_model
 from choros.training.payload import load_payload
 from choros.training.spec import FitRequest
-from choros.types import Array
 
 
 def make_executor(launcher: Launcher | ExecutorLauncher, preferences: LaunchPreferences, restarts: int) -> Executor:
@@ -24,24 +19,6 @@ def make_executor(launcher: Launcher | ExecutorLauncher, preferences: LaunchPref
     if isinstance(launcher, ExecutorLauncher):
         return launcher.executor(preferences)
     return RemoteExecutor(launcher, preferences, restarts)
-
-
-def ensemble_models(model: Any, members: dict[int, tuple[float, list[Array]]]) -> list[Any]:
-    """Return the trained models of an Ensemble, and assign the weights of the best one to the given model.
-
-    Args:
-        model: keras.Model that was given to the Trainer.
-        members: for each rank the score (lower is better) and the values of all variables; empty without an Ensemble.
-    """
-    in_order = [members[rank] for rank in sorted(members)]
-    models = [copy_model(model) for _ in in_order]
-    targets = list(zip(models, in_order, strict=True))
-    if in_order:
-        targets.append((model, in_order[best_of([score for score, _ in in_order])]))
-    for target, (_, values) in targets:
-        for variable, value in zip(model_variables(target), values, strict=True):
-            variable.assign(value)
-    return models
 
 
 @dataclass
@@ -66,8 +43,7 @@ class LocalExecutor:
         request, payload = load_payload(request, here=True)
         try:
             run = LocalRun(request, payload, self.pool, self.restarts)
-            record = run.run()
-            result = FitResult(record, ensemble_models(request.model, run.members))
+            result = FitResult(run.run(), run.gather_members())
         finally:
             if not self.kept:
                 self.close()

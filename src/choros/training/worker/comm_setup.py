@@ -24,11 +24,13 @@ from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.param_server.shard_service import answers
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.best_member import Best
+from choros.training.async_control.center_snapshots import Slots, Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import LINE, EpochLog
 from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog
 from choros.training.async_control.shard_server import ShardServerProcess
+from choros.training.executors.shared_weights import SharedWeights
 from choros.training.spec import FitConfig
 from choros.training.worker.setup import create_meeting, join_meeting
 from choros.types import Array
@@ -38,25 +40,35 @@ _DIVIDED = 1 << 20  # bytes of a centre that is worth dividing among the hosts
 
 @dataclass
 class CommHandles:
-    """The connections of one rank to the others.
+    """The connections of one rank to the others and to the driver.
 
     Attributes:
-        group: the ranks together (one where they never meet). centre: for meetings alone, or None.
-        board: ControlBlock, or one of another host. mail: the same, None where nothing is left for rank 0.
+        group: the ranks together (one where they never meet).
+        centre: for meetings alone, or None.
+        board: ControlBlock, or one of another host.
+        mail: the logs that are left for rank 0, or None.
+        weights: the memory in which the driver reads weights, or None.
+        snapshots: the center at epochs' ends, or None.
+        best: the best member of an Ensemble, or None.
+        held: all else that ``close`` closes, in this order.
+        server: serves this host's part of the center, or None.
     """
 
     group: Group
     centre: Any
     board: Any
-    mail: Any
+    mail: Any = None
+    weights: SharedWeights | None = None
+    snapshots: Slots | None = None
+    best: Best | None = None
     held: list[Any] = field(default_factory=list)
     server: Any = None
 
     def close(self) -> None:
         """Leave; what a server would be started again with goes after it."""
-        for one in (self.server, self.centre, self.group, self.mail, self.board, *self.held):
-            if one is not None:
-                one.close()
+        for resource in (self.server, self.centre, self.group, *self.held):
+            if resource is not None:
+                resource.close()
 
 
 def meet(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> CommHandles:
@@ -75,7 +87,8 @@ def meet(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, ot
     if not job.alone:
         epochs = job.epochs - job.initial_epoch
         group = part(base, range(base.size)) or base
-        return CommHandles(group, None, ControlBlock.create(job.workers, epochs, job.metric_values), None)
+        board = ControlBlock.create(job.workers, epochs, job.metric_values)
+        return CommHandles(group, None, board, held=[board])
     wide = base.wide if isinstance(base, OffloadGroup) else base  # nothing is summed here
     return _between(wide, job, algorithm, trainable, others, hosts)
 
@@ -87,22 +100,18 @@ def _on_one(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array,
         lead = base.rank == 0
         segment = share(base, create_meeting(job, algorithm, trainable, others) if lead else None)
     group, centre = join_meeting(job, algorithm, segment, base.rank)
-    return CommHandles(group, centre, board, mail, [segment] if segment is not None else [])
+    return CommHandles(group, centre, board, mail, snapshots=mail.snapshots, held=[mail, board, segment])
 
 
 def _notes(near: Group, job: FitConfig, trainable: Array, others: Array) -> tuple[ControlBlock, EpochLog]:
     """The noticeboard and the mail in memory that the ranks of one host share."""
-    lead, epochs = near.rank == 0, job.epochs - job.initial_epoch
-    own = ControlBlock.create(job.workers, epochs, job.metric_values) if lead else None
-    shared = share(near, own.segment if own else None)
-    board = own or ControlBlock(shared, job.workers, epochs, job.metric_values)
-    logs = share(near, Segment.create((epochs + 1) * LINE, "choros-mail") if lead else None)
-    kept = None
+    lead, sizes = near.rank == 0, (job.workers, job.epochs - job.initial_epoch, job.metric_values)
+    board = ControlBlock(share(near, ControlBlock.create(*sizes).segment if lead else None), *sizes)
+    logs = share(near, Segment.create((sizes[1] + 1) * LINE, "choros-mail") if lead else None)
+    snapshots = None
     if job.alone and job.watched:
-        made = Snapshots.create(trainable, others) if lead else None
-        shared = share(near, made.segment if made else None)
-        kept = made or Snapshots(shared)
-    return board, EpochLog(logs, board, kept)
+        snapshots = Snapshots(share(near, Snapshots.create(trainable, others).segment if lead else None))
+    return board, EpochLog(logs, board, snapshots)
 
 
 def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:
@@ -178,8 +187,7 @@ def _between(
             )
     parts: list[tuple[slice, Any]] = [(cut, lines.get(i, centre)) for i, cut in enumerate(cuts)]
     whole = ShardedParameterServer(algorithm, parts)
-    if board is None or mail is None:
-        return CommHandles(
-            SingleRankGroup(), whole, RemoteControlBlock(lines[0]), RemoteEpochLog(lines[0], job.watched), held, server
-        )
-    return CommHandles(SingleRankGroup(), whole, board, mail, held, server)
+    control = board or RemoteControlBlock(lines[0])
+    logs = mail or RemoteEpochLog(lines[0], job.watched)
+    held = [logs, control, *held]
+    return CommHandles(SingleRankGroup(), whole, control, logs, snapshots=logs.snapshots, held=held, server=server)

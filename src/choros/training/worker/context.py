@@ -8,14 +8,16 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from choros.algorithms import Algorithm
+from choros.backends import Replica
 from choros.backends.optimizers import learning_rates, model_variables, optimizer_variables
 from choros.comm.group import Group
-from choros.data import feed
+from choros.data import Source, feed
 from choros.training.async_control.best_member import Best
 from choros.training.async_control.center_snapshots import Slots
 from choros.training.async_control.control_block import ControlBlock
@@ -40,7 +42,6 @@ class WorkerContext:
         replica: the model on its backend.
         source, validation: sources of batches; ``validation`` may be None.
         group: the ranks together (size 1 where they never meet).
-        reporter: the line to the callbacks.
         board: heartbeats, orders, sums of metrics.
         weights: where weights go back to the caller, or None.
         centre: transport.Centre for meetings alone, or None.
@@ -49,16 +50,16 @@ class WorkerContext:
         again: whether it has met the centre before, in another process.
         snapshots: where the center of an epoch's end is kept for callbacks, or None.
         best: where the best member of an Ensemble at an epoch's end is kept, or None.
+        reporter: the line to the callbacks, set before training.
     """
 
     rank: int
     job: FitConfig
-    algorithm: Any
-    replica: Any
-    source: Any
-    validation: Any
+    algorithm: Algorithm
+    replica: Replica
+    source: Source
+    validation: Source | None
     group: Group
-    reporter: CallbackChannel
     board: ControlBlock
     weights: SharedWeights | None
     centre: Any
@@ -67,6 +68,7 @@ class WorkerContext:
     again: bool = False
     snapshots: Slots | None = None
     best: Best | None = None
+    reporter: CallbackChannel = field(init=False)
 
     def __post_init__(self) -> None:
         self.tally = WorkerStats(self.rank, host=platform.node())
@@ -287,7 +289,7 @@ class WorkerContext:
             self.replica.reset_metrics()
 
 
-def vectors(replica: Any) -> tuple[Array, Array]:
+def vectors(replica: Replica) -> tuple[Array, Array]:
     """Return a replica's trainable vector and its moving statistics."""
     trainable, others = aligned(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
     replica.get(trainable)

@@ -8,16 +8,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from choros import algorithms
-from choros.backends import backend_name, forget
-from choros.backends.devices import choose_devices, list_devices
+from choros.backends import Replica, backend_name, forget
+from choros.backends.devices import list_devices
 from choros.backends.devices.weight_layout import laid_out
 from choros.backends.hide_tensorflow import lean
 from choros.cluster.hardware.gpus import GIVEN
@@ -25,21 +22,22 @@ from choros.comm.group import Group
 from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import Segment
 from choros.consistency.versions import check_versions
-from choros.data import serialization
 from choros.errors import InvalidInputError
 from choros.training.async_control.best_member import Best
 from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
-from choros.training.checkpoint.snapshot import Part, from_blobs, to_blobs
+from choros.training.checkpoint.snapshot import Part, from_blobs, raw, to_blobs
 from choros.training.executors.batch_channel import WorkerBatchLine
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamReader
 from choros.training.model_io.redraw import redraw
-from choros.training.model_io.serialization import PackedModel
-from choros.training.spec import FitConfig, Show, TrainerControl
+from choros.training.payload import unpack_payload
+from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl
+from choros.training.worker.comm_setup import CommHandles
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.loops import train
-from choros.training.worker.setup import adding, build_replica, join_meeting, seed_replica
+from choros.training.worker.rank_program import run_rank
+from choros.training.worker.setup import join_meeting, rank_devices
 
 _LARGE = 64 << 20  # bytes of weights
 _FORGETS = 16  # jobs after which a worker gives back what was compiled for them
@@ -130,93 +128,56 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             the group's or the centre's where there is one; then those of ``BatchLine`` where ``line`` says so.
     """
     arrived = time.perf_counter()
-    job = FitConfig(**message["job"])
-    count, state = len(message["state"]["kinds"]) if message["state"] else 0, None
+    job, rank, state = FitConfig(**message["job"]), link.rank, None
     if message["state"]:
-        blobs, kept = blobs[: len(blobs) - count], blobs[len(blobs) - count :]
-        state = from_blobs(message["state"], kept)
+        first = len(blobs) - len(message["state"]["kinds"])
+        state, blobs = from_blobs(message["state"], blobs[first:]), blobs[:first]
     configure_keras(job.keras)
     check_gpus()
     algorithm = algorithms.from_config(job.algorithm)
-    held: list[Any] = []
-    line = None
-    if message["line"]:
-        line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)])
-        held.append(line)
-    weights, data = SharedWeights.attach(message["weights"], fds[1], fds[2]), Segment.attach(fds[3])
-    held += [weights, data]
-    board = ControlBlock(Segment.attach(fds[0]), job.workers, job.epochs - job.initial_epoch, job.metric_values)
-    held.append(board)
-    stack = ExitStack()
-    stack.enter_context(deaf((job.keep or {}).get("signals", ())))
-    try:
-        devices = choose_devices(job.devices[link.rank]) if job.devices else []
+    line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)]) if message["line"] else None
+    with ExitStack() as stack:
+        if line is not None:
+            stack.callback(line.close)
+        weights = stack.enter_context(closing(SharedWeights.attach(message["weights"], fds[1], fds[2])))
+        data = stack.enter_context(closing(Segment.attach(fds[3])))
+        epochs = job.epochs - job.initial_epoch
+        board = stack.enter_context(
+            closing(ControlBlock(Segment.attach(fds[0]), job.workers, epochs, job.metric_values))
+        )
+        stack.enter_context(deaf((job.keep or {}).get("signals", ())))
+        devices = rank_devices(job, rank)
         layout = stack.enter_context(laid_out(job.layout))
-        source, validation, written = parts(job, message, blobs, data)
+        source, validation, written = unpack_payload(job, message, [bytes(blob) for blob in blobs], data)
         model = written.unpack(*weights.lend())
-        if job.ensemble and link.rank > 0:  # the first member of an ensemble starts from the given weights
-            redraw_member(model, job.seed, link.rank)
+        if job.ensemble and rank > 0:  # the first member of an ensemble starts from the given weights
+            redraw_member(model, job.seed, rank)
         if message["depth"]:
-            ring = Ring(Segment.attach(fds[4]), job.workers, message["depth"])
-            source = StreamReader(source, ring, link.rank, job.timeout, message["ahead"])
-            held.append(source)
+            ring = Ring(Segment.attach(fds.pop(4)), job.workers, message["depth"])
+            reader = StreamReader(source, ring, rank, job.timeout, message["ahead"])
+            source = stack.enter_context(closing(reader))
         if job.ensemble:
-            source = source.part(link.rank, job.workers, job.seed)
-        replica = build_replica(
-            model,
-            source.sample(job.batch_size),
-            adding(job, algorithm),
-            job.averaged_metrics,
-            devices,
-            layout,
-            partial(written.unpack, weights.views()),
-        )
-        held.append(replica)
-        if job.alone and state is not None:
-            replica.set_optimizer_state(state[1]["optimizer"])
-        seed_replica(replica, job, link.rank, message["again"])
-        meeting = fds[4 + (message["depth"] > 0) :]
-        snapshots = best = None
-        if message["snapshots"]:
-            snapshots = Snapshots(Segment.attach(meeting.pop()))
-            held.append(snapshots)
-        if message["best"]:
-            best = Best(Segment.attach(meeting.pop()), weights.entries, board)
-            held.insert(0, best)
-        group, centre = join_meeting(job, algorithm, meeting[0] if meeting else None, link.rank)
-        held[:0] = [part for part in (group, centre) if part is not None]
-        one = WorkerContext(
-            rank=link.rank,
-            job=job,
-            algorithm=algorithm,
-            replica=replica,
-            source=source,
-            validation=validation,
-            group=group,
-            reporter=PipeCallbackChannel(link, group, together=job.together, per_batch=job.per_batch, line=line),
-            board=board,
-            weights=weights,
-            centre=centre,
-            arrived=arrived,
-            state=None if job.alone else state,
-            again=message["again"],
-            snapshots=snapshots,
-            best=best,
-        )
-        train(one)
-        trained = one.replica.snapshot() if job.ensemble else []
-        del replica, source, validation, written
-        link.send(
-            {"event": "done", "tally": one.tally.json(), "score": one.score},
-            blobs=[np.ascontiguousarray(array).tobytes() for array in trained],
-        )
-        del one
-    finally:
-        for part in held:
-            part.close()
-        stack.close()
-        if next(_jobs) % _FORGETS == 0:
-            forget()
+            source = source.part(rank, job.workers, job.seed)
+
+        def connect(replica: Replica) -> CommHandles:
+            """Join the other ranks in the driver's shared memory."""
+            snapshots = Snapshots(Segment.attach(fds.pop())) if message["snapshots"] else None
+            best = Best(Segment.attach(fds.pop()), weights.entries, board) if message["best"] else None
+            group, centre = join_meeting(job, algorithm, fds[4] if fds[4:] else None, rank)
+            return CommHandles(group, centre, board, None, weights, snapshots, best, held=[best, snapshots])
+
+        def train_rank(context: WorkerContext, comm: CommHandles) -> None:
+            """Train, and send the results to the driver."""
+            context.reporter = PipeCallbackChannel(
+                link, comm.group, together=job.together, per_batch=job.per_batch, line=line
+            )
+            train(context)
+            trained = raw(context.replica.snapshot()) if job.ensemble else []
+            link.send({"event": "done", "tally": context.tally.json(), "score": context.score}, trained)
+
+        request = FitRequest(model, algorithm, job, source, validation, None, written, arrived)
+        again = message["again"]
+        run_rank(request, rank, connect, train_rank, devices=devices, layout=layout, state=state, again=again)
 
 
 def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
@@ -228,6 +189,8 @@ def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) 
     try:
         run(link, message, blobs, fds)
     finally:
+        if next(_jobs) % _FORGETS == 0:
+            forget()
         if message["weights"]["nbytes"] >= _LARGE:
             gc.collect()
 
@@ -255,15 +218,6 @@ def deaf(names: Sequence[str]) -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(signal.Signals[name], handler)
-
-
-def parts(job: FitConfig, message: dict[str, Any], blobs: list[Any], data: Segment) -> tuple[Any, Any, PackedModel]:
-    """Return the sources of batches to train on and to validate with (None where there is none), and the model."""
-    arrays = serialization.views(message["arrays"], data.array(np.uint8, message["data_bytes"], 0))
-    model, *code = (bytes(blob) for blob in blobs)
-    validation = None if job.validation is None else serialization.unpack(job.validation, arrays, code)
-    written = PackedModel(model, arrays[: message["model_arrays"]])
-    return serialization.unpack(job.source, arrays, code), validation, written
 
 
 @lean()

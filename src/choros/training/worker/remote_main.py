@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
@@ -33,56 +32,16 @@ from choros.comm.shm.segment import Segment
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import RpcConnection
-from choros.data import serialization
 from choros.errors import PeerLostError
 from choros.launch.process.failure_report import raised
 from choros.training.callback_runner import CallbackRunner
-from choros.training.checkpoint.manager import CheckpointManager
 from choros.training.executors import in_job
 from choros.training.executors.remote_callbacks import RemoteCallbackRunner, RemoteCheckpointManager, take_state
-from choros.training.model_io.serialization import PackedModel
-from choros.training.payload import HOME, RemotePayload, put, read_code, shown
-from choros.training.spec import FitConfig, FitRequest, WorkerStats
+from choros.training.payload import HOME, put, read_code, shown, unpack_payload
+from choros.training.spec import FitConfig, FitRequest
 from choros.training.worker.main import configure_keras
-from choros.types import Array
 
 _DIAL = 60.0  # seconds to reach it for
-Result = tuple[Any, list[WorkerStats], list[tuple[float, int, float]], str]
-
-
-def train_rank(
-    parcel: RemotePayload,
-    rank: int,
-    lead: Callable[[Any], Any],
-    sources: tuple[Any, Any],
-    weights: Callable[[], list[Array]] | None = None,
-    change: Callable[[Any], None] | None = None,
-    saver: CheckpointManager | None = None,
-) -> Result:
-    """Train as one rank of a job that has been joined, or of one rank.
-
-    Args:
-        parcel: what to do.
-        rank: int.
-        lead: makes of the model what drives the callbacks, for rank 0.
-        sources: to train on, and to validate with or None.
-        weights: gives rank 0 all that the model holds; other ranks get it from rank 0.
-        change: changes the model before it is trained.
-        saver: keeps states, and has the one to go on from; or None.
-
-    Returns:
-        The trained model, the ranks' tallies, (seconds, epoch, loss) of each epoch, and what they met in.
-    """
-    begun, job = time.perf_counter(), parcel.job
-    model = parcel.model.unpack()
-    if not rank and weights is not None:
-        put(model, weights())
-    if change is not None:
-        change(model)
-    conductor = CallbackRunner(model, None, 0, job.epochs, parcel.steps) if rank else lead(model)
-    algorithm = algorithms.from_config(job.algorithm)
-    plan = FitRequest(model, algorithm, job, *sources, conductor, parcel.model, begun, saver)
-    return model, *in_job.run(plan, rank)
 
 
 def main() -> int:
@@ -120,23 +79,22 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     configure_keras(job.keras)
     group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
     data = _data(line, group, told["bytes"])
-    arrays = serialization.views(told["arrays"], data.array(np.uint8, told["bytes"], 0))
-    model, *code = read_code(told["code"])
-    parcel = RemotePayload(job, PackedModel(model, arrays[: told["model_arrays"]]), told["steps"])
+    source, validation, written = unpack_payload(job, told, read_code(told["code"]), data)
     saver = None
     if job.keep is not None:
         saver = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
-    validation = None if job.validation is None else serialization.unpack(job.validation, arrays, code)
-    trained, tallies, losses, met = train_rank(
-        parcel,
-        place.rank,
-        lambda model: RemoteCallbackRunner(line, model, job),
-        (serialization.unpack(job.source, arrays, code), validation),
-        lambda: line.ask({"ask": "weights"})[1],
-        saver=saver,
-    )
+    begun, model = time.perf_counter(), written.unpack()
+    conductor: CallbackRunner | RemoteCallbackRunner
+    if place.rank == 0:
+        put(model, line.ask({"ask": "weights"})[1])
+        conductor = RemoteCallbackRunner(line, model, job)
+    else:  # gets the weights from rank 0
+        conductor = CallbackRunner(model, None, 0, job.epochs, told["steps"])
+    algorithm = algorithms.from_config(job.algorithm)
+    request = FitRequest(model, algorithm, job, source, validation, conductor, written, begun, saver)
+    tallies, losses, met = in_job.run(request, place.rank)
     done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses, "met": met}
-    line.ask(done, () if place.rank else shown(trained))
+    line.ask(done, () if place.rank else shown(model))
 
 
 def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
@@ -150,9 +108,6 @@ def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
         if nbytes:
             _, (whole,) = line.ask({"ask": "data"})
             made.array(np.uint8, nbytes, 0)[:] = whole
-    if near.size == 1:
-        assert made is not None  # noqa: S101 - the only rank is the first
-        return made
     segment = share(near, made)
     if near is not group:
         near.close()

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from choros.algorithms import Algorithm
-from choros.backends import make_replica
+from choros.backends import Replica, make_replica
+from choros.backends.devices import choose_devices
 from choros.backends.devices.mirrored import MirroredReplica
 from choros.comm.group import Group, kind_of
 from choros.comm.shm.futex import SPIN
@@ -73,7 +74,12 @@ def first_replica(job: FitConfig, rank: int) -> int:
     return sum(job.devices[:rank]) if several else rank
 
 
-def seed_replica(replica: Any, job: FitConfig, rank: int, again: bool = False) -> None:
+def rank_devices(job: FitConfig, rank: int) -> list[str]:
+    """Return the names of a rank's devices, where ranks have several; else none."""
+    return choose_devices(job.devices[rank]) if job.devices else []
+
+
+def seed_replica(replica: Replica, job: FitConfig, rank: int, again: bool = False) -> None:
     """Give a replica the random numbers of its rank.
 
     Args:

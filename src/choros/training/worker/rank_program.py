@@ -1,0 +1,79 @@
+"""The program of every rank: build a replica, connect it to the other ranks, train it, and close what was opened.
+
+Two functions, which the caller passes in, do what differs between ranks. A worker of a pool
+(``training/worker/main.py``) connects through shared memory of the driver, and sends its results to the driver. A rank
+of a job (``training/executors/in_job.py``) connects through the group that the ranks have joined, and shares its
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from choros.backends import Replica
+from choros.training.checkpoint.snapshot import Part
+from choros.training.spec import FitRequest
+from choros.training.worker.comm_setup import CommHandles
+from choros.training.worker.context import WorkerContext
+from choros.training.worker.setup import adding, build_replica, seed_replica
+
+ResultT = TypeVar("ResultT")
+
+
+def run_rank(
+    request: FitRequest,
+    rank: int,
+    connect: Callable[[Replica], CommHandles],
+    train: Callable[[WorkerContext, CommHandles], ResultT],
+    *,
+    devices: Sequence[str] = (),
+    layout: Any = None,
+    replica: Replica | None = None,
+    state: Part | None = None,
+    again: bool = False,
+) -> ResultT:
+    """Train one rank, and return what ``train`` returns.
+
+    Args:
+        request: the model and the sources of this rank, and its job.
+        rank: int.
+        connect: connects the replica to the other ranks. Random seeds are set after it, as they differ between ranks.
+        train: sets the context's ``reporter``, trains, and returns the results.
+        devices: the devices of this rank, where it has several.
+        layout: the ``keras.distribution.ModelParallel`` with which the model was made (JAX).
+        replica: a built replica, which the caller keeps; None builds one.
+        state: the state that this rank resumes from. Of asynchronous ranks only the optimizer's state is used.
+        again: whether this rank has met the center before, in another process.
+    """
+    job, algorithm = request.job, request.algorithm
+    with ExitStack() as stack:
+        if replica is None:
+            sample, clone = request.source.sample(job.batch_size), request.written.unpack
+            count = adding(job, algorithm)
+            replica = build_replica(request.model, sample, count, job.averaged_metrics, devices, layout, clone)
+            stack.callback(replica.close)
+        if job.alone and state is not None and (optimizer := state[1].get("optimizer")):
+            replica.set_optimizer_state(optimizer)
+        comm = connect(replica)
+        stack.callback(comm.close)
+        seed_replica(replica, job, rank, again)
+        context = WorkerContext(
+            rank=rank,
+            job=job,
+            algorithm=algorithm,
+            replica=replica,
+            source=request.source,
+            validation=request.validation,
+            group=comm.group,
+            board=comm.board,
+            weights=comm.weights,
+            centre=comm.centre,
+            arrived=request.begun,
+            state=None if job.alone else state,
+            again=again,
+            snapshots=comm.snapshots,
+            best=comm.best,
+        )
+        return train(context, comm)

@@ -1,0 +1,61 @@
+"""The program of a rank closes what it opened, whatever fails, and leaves a replica of its caller open."""
+
+import types
+
+import pytest
+
+from choros.algorithms import Single
+from choros.comm.single_rank_group import SingleRankGroup
+from choros.training.spec import FitConfig, FitRequest
+from choros.training.worker import rank_program
+from choros.training.worker.comm_setup import CommHandles
+from choros.training.worker.rank_program import run_rank
+
+
+class Closing:
+    def __init__(self, name, closed):
+        self.name, self.closed = name, closed
+
+    def close(self):
+        self.closed.append(self.name)
+
+    def fold_seeds(self, rank, seed): ...
+
+    def seed_generators(self, rank, seed): ...
+
+
+def request():
+    source = types.SimpleNamespace(sample=lambda batch_size: None)
+    written = types.SimpleNamespace(unpack=lambda: None)
+    return FitRequest(None, Single(), FitConfig({}, "together", 1, 4, 1), source, None, None, written, 0.0)
+
+
+@pytest.mark.parametrize("failing", ["connect", "train", ""])
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_was_opened_is_closed_the_last_first(monkeypatch, failing, kept):
+    closed = []
+    replica = Closing("replica", closed)
+    monkeypatch.setattr(rank_program, "build_replica", lambda *_: replica)
+
+    def connect(connected):
+        assert connected is replica
+        if failing == "connect":
+            raise OSError(failing)
+        return CommHandles(SingleRankGroup(), None, None, held=[Closing("board", closed)])
+
+    def train(context, comm):
+        assert closed == []
+        assert (context.rank, context.replica, context.group) == (0, replica, comm.group)
+        if failing == "train":
+            raise OSError(failing)
+        return "trained"
+
+    def run():
+        return run_rank(request(), 0, connect, train, replica=replica if kept else None)
+
+    if failing:
+        with pytest.raises(OSError, match=failing):
+            run()
+    else:
+        assert run() == "trained"
+    assert closed == ([] if failing == "connect" else ["board"]) + ([] if kept else ["replica"])
