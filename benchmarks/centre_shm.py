@@ -1,4 +1,4 @@
-"""One exchange with a centre in shared memory, as a multiple of one memcpy of the same vector in the same run.
+"""One exchange with a center in shared memory, as a multiple of one memcpy of the same vector in the same run.
 
 With one client and with two that contend (each pinned to one core, one thread), for the elastic rule and for
 DOWNPOUR's. Rounds of a copy by one client alone and of exchanges are interleaved; the contended figure is the time

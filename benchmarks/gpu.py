@@ -136,16 +136,16 @@ def nccl(options: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from choros.comm.offload import torch as carrier
-    from choros.comm.tcp.auth_socket import listener
+    from choros.comm.tcp.auth_socket import listening_socket
 
     on_gpu = options.device == "gpu"
     begin = time.perf_counter()
     device = carrier.device()
     found = seconds(begin)
-    port, hears = listener("127.0.0.1")
+    port, hears = listening_socket("127.0.0.1")
     begin = time.perf_counter()
     store = carrier.open_store("127.0.0.1", port, 1, hears, 60.0)
-    made = carrier.TorchCarrier(store, 0, 1, "127.0.0.1", on_gpu)
+    made = carrier.TorchBackend(store, 0, 1, "127.0.0.1", on_gpu)
     started = seconds(begin)
     times = []
     for _ in range(2 if options.quick else 7):

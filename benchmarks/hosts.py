@@ -110,7 +110,7 @@ def centre(rounds):
     from choros import algorithms
     from choros.comm.p2p.mpi_group import MpiGroup
     from choros.comm.tcp.reconnecting_client import ReconnectingClient
-    from choros.param_server.shard_service import answers
+    from choros.param_server.shard_service import reply_segment
     from choros.param_server.sharded import ShardedParameterServer
     from choros.param_server.shared_memory import SharedMemoryParameterServer
     from choros.training.async_control.shard_server import ShardServerProcess
@@ -121,7 +121,7 @@ def centre(rounds):
         server = place = None
         if group.rank == 0:
             segment = SharedMemoryParameterServer.create(np.zeros(count, "float32"), none, (), 2)
-            kept = answers(SharedMemoryParameterServer(segment))
+            kept = reply_segment(SharedMemoryParameterServer(segment))
             told = {"algorithm": algorithms.to_config(rule), "workers": 2, "epochs": 1, "values": 0, "timeout": 300.0}
             told |= {
                 "secret": "ab" * 32,
@@ -166,7 +166,7 @@ def _stream(group):
     if group.rank == 0:
         with socket.create_server((HOSTS["choros-a"], 0)) as door:
             group.gather(str(door.getsockname()[1]).encode())
-            end = door.accept()[0]
+            end = door.next_peer()[0]
     else:
         end = socket.create_connection((HOSTS["choros-a"], int(group.gather(b"")[0])))
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -158,7 +158,7 @@ def run(epochs: int, attacked: bool) -> dict:
     if "by" in did:
         did.pop("by").join()
     assert code == 0, "".join(errors[-30:])
-    turned = [re.search(r"choros: (\d+) who did not know this job's secret", line) for line in errors]
+    turned = [re.search(r"choros: (\d+) peers? that did not know this job's secret", line) for line in errors]
     return {**json.loads(said[-1]), **did, "logged": sum(int(each[1]) for each in turned if each)}
 
 

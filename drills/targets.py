@@ -42,7 +42,7 @@ def frames(data: bytes) -> None:
         one.shutdown(socket.SHUT_WR)
         channel = RpcConnection(two, "a peer", 5.0)
         for _ in range(4):
-            channel.hear()
+            channel.receive()
 
 
 def guests(data: bytes) -> None:
@@ -56,7 +56,7 @@ def guests(data: bytes) -> None:
         door._proving[two] = "here"
         door._prove(two, "here")
     with contextlib.suppress(CommTimeoutError):
-        raise AssertionError(f"let in: {door.next(0.0)}")
+        raise AssertionError(f"let in: {door.next_peer(0.0)}")
 
 
 def _door() -> Any:

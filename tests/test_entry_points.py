@@ -24,7 +24,7 @@ from choros.cluster import LauncherEnv
 from choros.errors import InvalidInputError, CommTimeoutError
 
 PLACE = LauncherEnv(
-    launcher="toy", tells=("TOY_RANK",), rank=("TOY_RANK",), size=("TOY_SIZE",), local_rank=("TOY_RANK",),
+    launcher="toy", detect_any=("TOY_RANK",), rank=("TOY_RANK",), size=("TOY_SIZE",), local_rank=("TOY_RANK",),
     local_size=("TOY_SIZE",), one_node=True,
 )
 

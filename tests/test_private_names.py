@@ -183,7 +183,9 @@ UNDOCUMENTED = [
 
 # Objects of Choros' own classes by the expression that reaches into them; the name must be defined in Choros.
 FRIENDS = {
-    "centre": "SharedMemoryParameterServer, ShardedParameterServer",
+    "center": "SharedMemoryParameterServer",
+    "param_server/sharded_snapshot.py: server": "ShardedParameterServer",
+    "param_server/sharded_snapshot.py: shard": "SharedMemoryParameterServer",
     "replica": "BaseReplica",
     "spill": "Spill",
     "self.replica": "BaseReplica",
@@ -191,9 +193,9 @@ FRIENDS = {
     "training/async_control/center_snapshots.py: kept": "Snapshots",
     "data/sample_rows.py: source": "Source",
     "self.lead": "BaseReplica",
-    "self._calls": "Collectives",
-    "data/files/source.py: mine": "StoredSource",
-    "comm/offload/torch.py: made": "TorchCarrier",
+    "self._collectives": "Collectives",
+    "data/files/source.py: part_source": "StoredSource",
+    "comm/offload/torch.py: backend": "TorchBackend",
 }
 # Strings that look like private names and are none of a library's.
 WORDS = {
@@ -212,7 +214,7 @@ WORDS = {
     "_self_unconditional_dependency_names": "of TensorFlow's tracking, left out of pickles (pickling.py)",
     "_self_update_uid": "of TensorFlow's tracking, left out of pickles (pickling.py)",
     "_trainer": "an attribute of Choros' own (parallel/multi_gpu_model.py)",
-    "_near": "an attribute of Choros' own (comm/hierarchical_group.py)",
+    "_host_group": "an attribute of Choros' own (comm/hierarchical_group.py)",
 }
 OURS = "_choros_"  # begins what Choros adds to objects of Keras
 MODULE = re.compile(r"(keras\.src|tensorflow\.python|(jax|jaxlib|torch|keras|tensorflow|pyspark)\.(\w+\.)*_)[\w.]*")
@@ -366,7 +368,7 @@ def test_the_scan_finds(text, name):
     [
         "class A:\n    def __init__(self): self._x = 1\n    def f(self): return self._x",
         "class A:\n    _x = 1\nclass B(A):\n    def f(self): return self._x + super()._x + A._x",
-        "class SharedMemoryParameterServer:\n    _x = 1\ndef f(centre): return centre._x",
+        "class SharedMemoryParameterServer:\n    _x = 1\ndef f(center): return center._x",
         "from choros.types import _x",
         "model.__dict__['__weights__']",
         "vars(model)['_choros_plain']",

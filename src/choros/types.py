@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+# An array of numpy or another library, or lists, tuples and dicts of array trees, or None. Python cannot express that.
+ArrayTree = Any
 _MB = 1 << 20
 _DTYPE = re.compile(r"[<>=|]?[a-zA-Z]+\w*(\[\w+\])?", re.ASCII)
 
@@ -29,9 +31,9 @@ class Batch:
         3
     """
 
-    x: Any
-    y: Any
-    sample_weight: Any
+    x: ArrayTree
+    y: ArrayTree
+    sample_weight: ArrayTree
     rows: int
     total: int
     packed: Any = None

@@ -28,7 +28,7 @@ def test_a_step_of_slurm():
     assert SlurmClusterParser(1, 4000, environ=STEP).num_parameter_servers == 1
     assert ClusterParser(environ=STEP).num_tasks_per_host == [1, 2, 2]
     uneven = '{"cluster": {"worker": ["a:1", "a:2", "b:1"]}, "task": {"type": "worker", "index": 1}}'
-    with pytest.raises(InvalidInputError, match="tf_config does not tell how the 3 ranks lie on the 2 hosts"):
+    with pytest.raises(InvalidInputError, match="tf_config does not report how the 3 ranks are placed on the 2 hosts"):
         _ = ClusterParser(environ={"TF_CONFIG": uneven}).num_tasks_per_host
 
 
@@ -41,7 +41,7 @@ def test_one_machine_and_none_of_slurm():
     ):
         _ = SlurmClusterParser(environ={}).hostnames
     mpi = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-    with pytest.raises(InvalidInputError, match="mpich does not tell the names of the hosts"):
+    with pytest.raises(InvalidInputError, match="mpich does not report the names of the hosts"):
         _ = ClusterParser(environ=mpi).hostnames
 
 

@@ -172,11 +172,14 @@ def test_the_inner_launcher_wins(environ, launcher):
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2]"}, "2 hosts are listed but there are 3 nodes"),
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2"}, "brackets"),
         ({**PALS, "PMI_SIZE": ""}, "PMI_SIZE or PALS_LOCAL_SIZE x hosts of PBS_NODEFILE is not set"),
-        (ALPS, "PMI_SIZE is not set. Start it through alps again, set CHOROS_COMM=mpi on all ranks, who then ask MPI"),
+        (
+            ALPS,
+            "PMI_SIZE is not set. Start it through alps again, set CHOROS_COMM=mpi on all ranks to get the ranks",
+        ),
         ({**FLUX, "FLUX_JOB_SIZE": "5"}, "FLUX_JOB_SIZE / FLUX_JOB_NNODES is not set"),
         ({**POD, "CHOROS_COMPLETIONS": "2"}, "rank 2 is not below the size 2"),
-        ({"TF_CONFIG": "no"}, "TF_CONFIG tells no place (JSONDecodeError"),
-        ({"TF_CONFIG": '{"cluster": {}}'}, "TF_CONFIG tells no place (KeyError: 'task')"),
+        ({"TF_CONFIG": "no"}, "TF_CONFIG gives no place (JSONDecodeError"),
+        ({"TF_CONFIG": '{"cluster": {}}'}, "TF_CONFIG gives no place (KeyError: 'task')"),
         (
             {"TF_CONFIG": TF["TF_CONFIG"].replace('"worker", "index"', '"ps", "index"')},
             "this process is ps 1, and ranks",

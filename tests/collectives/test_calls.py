@@ -152,7 +152,7 @@ say(next=c.allreduce(np.full(2, rank + 1.0), SUM).tolist())
         ("'scalar'", "a single number has no rows"),
         ("rank 1: splits=[1, 2]", "2 rows"),
         ("allgather", "barrier"),
-        ("rank 0: the object['a'] is a builtins.function", "cannot go to other ranks"),
+        ("rank 0: the object['a'] is a builtins.function", "cannot be sent to other ranks"),
         ("values of <U4 cannot be reduced",),
     ]
     assert len(first) == len(words) + 1

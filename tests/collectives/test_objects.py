@@ -71,5 +71,5 @@ def test_what_cannot_travel(value, words):
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04\x95", b"\xff" * 40, encode({"a": 1})[:-2]])
 def test_bytes_that_are_none_of_ours(data):
-    with pytest.raises(InvalidInputError, match="no object of choros"):
+    with pytest.raises(InvalidInputError, match="are not an encoded object"):
         decode(data)

@@ -179,7 +179,7 @@ def test_mpich_under_a_launcher_of_pmix(doctor, mpiexec):
     }
     found = doctor(1, by=None, **place, PMIX_RANK="0").one("meeting", [0])
     assert found["what"].startswith("Rank 0 on ")
-    assert "the launcher speaks PMIx, which mpi4py's MPICH" in found["what"]
+    assert "the launcher uses PMIx, which mpi4py's MPICH" in found["what"]
     assert found["remedy"].startswith("Start the ranks with ")
 
 

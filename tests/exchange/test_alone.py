@@ -46,7 +46,7 @@ def test_is_what_the_three_functions_say(algorithm, size, rng):
     want, want_local = by_hand(algorithm, start, drifts)
     centre = InMemoryParameterServer(algorithm, start, WORKERS)
     _, local, _ = in_order([centre.at(k) for k in range(WORKERS)], start, drifts)
-    np.testing.assert_allclose(centre.centre, want, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(centre.center, want, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(local, want_local, rtol=1e-12, atol=1e-12)
 
 
@@ -63,7 +63,7 @@ def test_the_shared_centre_gives_the_same_bits(algorithm, dtype, rng):
         _, theirs, stale_too = in_order(seats, start, drifts)
         out = np.empty_like(start)
         assert seats[0].read(out, np.zeros(0, dtype)) == len(ORDER)
-    np.testing.assert_array_equal(out, inside.centre)
+    np.testing.assert_array_equal(out, inside.center)
     np.testing.assert_array_equal(theirs, ours)
     assert stale == stale_too
 
@@ -96,7 +96,7 @@ def test_threads_lose_nothing():
         thread.start()
     for thread in threads:
         thread.join()
-    np.testing.assert_array_equal(centre.centre, turns * (1 + 2 + 3 + 4))
+    np.testing.assert_array_equal(centre.center, turns * (1 + 2 + 3 + 4))
     assert centre.clock == 4 * turns == sum(w.exchanges for w in workers)
 
 
@@ -117,7 +117,7 @@ def test_read_copies_and_tells_the_clock():
     out, others = np.empty(2), np.empty(1)
     assert seat.read(out, others) == 1
     out[:] = 5.0
-    np.testing.assert_array_equal(centre.centre, 1.0)
+    np.testing.assert_array_equal(centre.center, 1.0)
     np.testing.assert_array_equal(others, 1.0)
     seat.close()
 
@@ -133,7 +133,7 @@ def test_a_worker_goes_on_from_its_state(rng):
     alone.seen[:] = np.nan  # a state is a copy
     local += 1.0
     resumed.meet(local, 8, NONE)
-    np.testing.assert_allclose(centre.centre, start + 2.0)
+    np.testing.assert_allclose(centre.center, start + 2.0)
     assert resumed.exchanges == 2
 
 

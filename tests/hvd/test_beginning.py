@@ -79,7 +79,7 @@ def test_every_rank_is_told_who_differs_where_and_what_before_a_step(run):
         for name, what in words.items():
             told, steps = said[name]
             assert told.startswith("RankMismatchError: Rank 1 on "), (name, told)
-            assert f"were told different things: {what}" in told, (name, told)
+            assert f"have different settings: {what}" in told, (name, told)
             assert "Build and compile the same model on every rank" in told
             assert steps == 0
         told, steps = said["columns"]

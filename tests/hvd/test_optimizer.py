@@ -307,7 +307,7 @@ def test_ranks_agree_or_are_told(trained):
         assert "BroadcastGlobalVariablesCallback" in one["unequal weights"]
         assert "hvd.shard" in one["unequal reading"]
         assert one["unequal epochs"].startswith("RankMismatchError: Rank 1 on ")
-        assert "were told different things: batches (4 and 5)" in one["unequal epochs"]
+        assert "have different settings: batches (4 and 5)" in one["unequal epochs"]
         assert "different learning rates (0.1, 1.1)" in one["unequal rates"]
         assert "by Average, Compression.none. Build" in one["unequal passes"]
         assert "summed over 2 passes" in one["unequal passes"]

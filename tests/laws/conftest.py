@@ -15,7 +15,7 @@ import pytest
 import choros
 import choros.algorithms
 from choros.algorithms import ExchangeInfo
-from choros.comm.bootstrap.select import GROUPS
+from choros.comm.bootstrap.select import ENTRY_POINT_GROUP
 from choros.comm.shm.group import SharedGroup
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.param_server.shared_memory import SharedMemoryParameterServer
@@ -170,7 +170,7 @@ def make_centre(request):
         segment.close()
 
 
-@pytest.fixture(params=["local", "shared", *sorted(entry_points(group=GROUPS).names)])
+@pytest.fixture(params=["local", "shared", *sorted(entry_points(group=ENTRY_POINT_GROUP).names)])
 def make_group(request):
     """Every group, of one rank; with what installed packages add.
 
@@ -182,7 +182,7 @@ def make_group(request):
         if request.param == "local":
             return SingleRankGroup()
         if request.param != "shared":
-            (point,) = entry_points(group=GROUPS, name=request.param)
+            (point,) = entry_points(group=ENTRY_POINT_GROUP, name=request.param)
             return point.load()(0, 1, 30.0) or pytest.skip(f"{point.value} takes no job of one rank")
         made.append(SharedGroup.create(1, 1 << 16))
         return SharedGroup(made[-1], 0)

@@ -35,7 +35,7 @@ def test_a_process_that_reads_nothing_keeps_no_other_waiting_and_is_dropped(desk
         told.append(desk.tell(1, {"say": "good day"}))
 
     threading.Thread(target=drive, daemon=True).start()
-    assert other.hear()[0] == {"say": "good day"}
+    assert other.receive()[0] == {"say": "good day"}
     assert told[0]
     assert not told[99]  # nothing more is kept for it
     assert told[100]
@@ -50,7 +50,7 @@ def test_what_was_told_last_arrives_before_the_desk_closes(desk):
     assert desk.tell(0, {"say": text})
     closing = threading.Thread(target=desk.close)
     closing.start()
-    assert other.hear()[0] == {"say": text}
+    assert other.receive()[0] == {"say": text}
     closing.join(10.0)
     assert not closing.is_alive()
     other.close()

@@ -263,7 +263,9 @@ def test_ranks_that_all_end_alike_end_the_job(job, script, code, words):
 
 def test_a_trainer_of_an_elastic_job_is_told_to_meet_first(job):
     script = "from choros.comm.bootstrap.init import join; join(0, 2, 5.0)"
-    assert "an elastic job, whose ranks meet in hvd.init()" in job("-n", "2", "--min-np", "1", script=script).finish(1)
+    assert "an elastic job, whose ranks connect in hvd.init()" in job("-n", "2", "--min-np", "1", script=script).finish(
+        1
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])

@@ -181,8 +181,8 @@ def test_history_holds_keras_keys_and_run_the_rest(make_model, data, pools):
     assert history.epoch == [0, 1, 2]
     run = history.run
     assert run.mode == "async"
-    assert run.group == "a centre in shared memory"
-    assert ", meeting in a centre in shared memory" in run.line()
+    assert run.group == "a center in shared memory"
+    assert ", meeting in a center in shared memory" in run.line()
     assert isinstance(run.algorithm, choros.DynSGD)
     assert [worker.rank for worker in run.workers] == [0, 1]
     assert run.rows == sum(worker.rows for worker in run.workers) == 180

@@ -97,7 +97,7 @@ def test_after_a_rank_died_each_step_is_in_each_part_of_the_centre_once(start, t
     (tmp_path / "kill-2").touch()
     weights, group, rows, epochs, errors = ended(start(2, restarts=1), tmp_path)
     assert not (tmp_path / "kill-2").exists()
-    assert group == "a centre divided among 2 hosts"
+    assert group == "a center divided among 2 hosts"
     assert weights == [3 * 4 * 40] * 500  # each rank makes a step on its share of each batch
     assert rows < 3 * 4 * 40  # of those before the state none was trained again
     assert epochs[-1] == 3
@@ -114,7 +114,7 @@ def test_a_warning_on_another_host_ends_all_in_a_state_with_which_one_host_goes_
     errors = ended(job, tmp_path, code=75)
     assert "asked to end: epoch " in errors
     weights, group, rows, epochs, _ = ended(start(1), tmp_path)
-    assert group == "a centre in shared memory"
+    assert group == "a center in shared memory"
     assert weights == [3 * 4 * 40] * 500  # each rank makes a step on its share of each batch
     assert rows < 3 * 3 * 40
     assert epochs[-1] == 3

@@ -55,7 +55,7 @@ SCRIPT = """
         "optimizer (['Adam', ": {"compile": {"optimizer": keras.optimizers.Adam(beta_1=0.8)}},
         "loss ('SparseCategoricalCrossentropy(r": {"compile": {"loss": keras.losses.SparseCategoricalCrossentropy()}},
         "metrics ([] and ['accuracy'])": {"compile": {"metrics": []}},
-        "things: model (layer 1 (Dense): activation 'tanh' and 'relu')": {"compile": {"activation": "tanh"}},
+        "settings: model (layer 1 (Dense): activation 'tanh' and 'relu')": {"compile": {"activation": "tanh"}},
         "validation_data (60 and None)": {"validation_data": (x, y)},
         "rows, steps (50 and 60)": {"data": (x[:50], y[:50])},
         "seed (3 and None)": {"seed": 3},
@@ -64,7 +64,7 @@ SCRIPT = """
             unlike(**how)
         except choros.InvalidInputError as error:
             assert f"Rank 1 on {os.uname().nodename} and rank 0 on " in str(error), error
-            assert "were told different things: " in str(error) and words in str(error), (words, error)
+            assert "have different settings: " in str(error) and words in str(error), (words, error)
         else:
             raise AssertionError(words)
 

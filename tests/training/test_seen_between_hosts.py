@@ -50,9 +50,9 @@ def make(optimizer=None, units=6):
 
 
 MET = {
-    "launcher": "a centre in shared memory",
-    "hosts": "a centre on the first host",
-    "divided": "a centre divided among 2 hosts",
+    "launcher": "a center in shared memory",
+    "hosts": "a center on the first host",
+    "divided": "a center divided among 2 hosts",
 }
 
 

@@ -150,7 +150,7 @@ def test_a_server_that_is_killed_is_started_again_and_every_step_is_in_the_centr
     code, text = one.end(), "".join(one.lines)
     assert code == 0, text
     assert text.count("was ended by SIGKILL") == 3, text
-    assert f"a centre divided among {ranks} hosts" in text or layers == 1
+    assert f"a center divided among {ranks} hosts" in text or layers == 1
     found = [np.load(one.room / f"{rank}.npz") for rank in range(ranks)]
     gave = sum(each["gave"] for each in found)
     for each in found:

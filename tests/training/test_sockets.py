@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from choros.cluster import Place
-from choros.comm.bootstrap.init import _by_secret
+from choros.comm.bootstrap.init import _exchange_by_secret
 from choros.errors import InvalidInputError
 
 SCRIPT = """
@@ -89,7 +89,7 @@ def test_ranks_that_know_a_secret_meet_at_the_first_one_s(script, tmp_path):
 def test_a_secret_that_is_none_and_hosts_that_nobody_told_are_refused(monkeypatch):
     monkeypatch.setenv("CHOROS_SECRET", "short")
     with pytest.raises(InvalidInputError, match="64 random hexadecimal"):
-        _by_secret(Place(0, 2, 0, 1, launcher="kubernetes"), 0, 2, 1.0)
+        _exchange_by_secret(Place(0, 2, 0, 1, launcher="kubernetes"), 0, 2, 1.0)
     monkeypatch.setenv("CHOROS_SECRET", "ab" * 32)
     with pytest.raises(InvalidInputError, match="set CHOROS_COORDINATOR"):
-        _by_secret(Place(0, 2, 0, 1, launcher="kubernetes"), 0, 2, 1.0)
+        _exchange_by_secret(Place(0, 2, 0, 1, launcher="kubernetes"), 0, 2, 1.0)

@@ -244,7 +244,7 @@ def test_ranks_of_a_job_take_their_shares_and_must_see_the_same_stream(tmp_path)
         try:
             train(Place.here().rank)
         except choros.InvalidInputError as error:
-            assert "were told different things: first_batch" in str(error), error
+            assert "have different settings: first_batch" in str(error), error
             print("refused")
     """
     (tmp_path / "train.py").write_text(textwrap.dedent(script))

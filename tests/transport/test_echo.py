@@ -7,7 +7,7 @@ import pytest
 
 ENDING = """
 from choros.errors import PeerLostError
-from choros.comm.bootstrap.exit_hooks import let_the_cause_end_first, linger
+from choros.comm.bootstrap.exit_hooks import let_root_cause_exit_first, delay_secondary_failure
 
 {hook}
 raise {error}
@@ -22,7 +22,7 @@ def end(hook, error):
     return done.stderr, done.returncode
 
 
-@pytest.mark.parametrize("hook", ["linger()", "let_the_cause_end_first('rank 0 of 2')"])
+@pytest.mark.parametrize("hook", ["delay_secondary_failure()", "let_root_cause_exit_first('rank 0 of 2')"])
 def test_the_loss_of_another_rank_is_one_line(hook):
     said, code = end(hook, "PeerLostError('rank 1 on n2 has gone')")
     assert said == "choros.errors.PeerLostError: rank 1 on n2 has gone\n"
@@ -30,7 +30,7 @@ def test_the_loss_of_another_rank_is_one_line(hook):
 
 
 def test_a_failure_of_its_own_is_told_in_full():
-    said, code = end("let_the_cause_end_first('rank 0 of 2')", "ValueError('the cause')")
+    said, code = end("let_root_cause_exit_first('rank 0 of 2')", "ValueError('the cause')")
     assert said.startswith("Traceback (most recent call last):")
     assert said.endswith("ValueError: the cause\nchoros: rank 0 of 2 failed (ValueError), which ends the job\n")
     assert code == 1

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from choros.param_server.fused_update import follow
+from choros.param_server.fused_update import trace_rule
 from choros.param_server.layout import ACTIVE
 from choros.param_server.shared_memory import BLOCK, ExchangeInfo, SharedMemoryParameterServer
 
@@ -124,11 +124,11 @@ RULES = [Rule, Elastic, ElasticAfter, Adagrad, DynSGD, Nesterov, Takes, Swaps, T
 def test_followed_equals_called(kind, dtype, monkeypatch):
     rng, count = np.random.default_rng(1), BLOCK + 321
     start, memory = rng.random(count).astype(dtype), tuple(rng.random(count).astype(dtype) for _ in range(2))
-    assert follow(kind(), 5, ExchangeInfo(), 2) is not None
+    assert trace_rule(kind(), 5, ExchangeInfo(), 2) is not None
     ends = []
     for followed in (True, False):
         if not followed:
-            monkeypatch.setattr("choros.param_server.shared_memory.follow", lambda *_: None)
+            monkeypatch.setattr("choros.param_server.shared_memory.trace_rule", lambda *_: None)
         rng = np.random.default_rng(2)
         with SharedMemoryParameterServer.create(start, NONE, memory, 3) as segment:
             clients = [SharedMemoryParameterServer(segment, kind(), rank, 3) for rank in range(3)]
@@ -143,7 +143,7 @@ def test_followed_equals_called(kind, dtype, monkeypatch):
     for a, b in zip(one, two, strict=True):
         assert a.tobytes() == b.tobytes()
     assert flags.tolist() == others.tolist()
-    reads = follow(kind(), 5, ExchangeInfo(), 2).reads_seen
+    reads = trace_rule(kind(), 5, ExchangeInfo(), 2).reads_seen
     if getattr(kind, "uses_seen", reads):
         assert [a.tobytes() for a in seen] == [b.tobytes() for b in seen_called]
     else:
@@ -151,11 +151,11 @@ def test_followed_equals_called(kind, dtype, monkeypatch):
 
 
 def test_what_is_computed_twice_is_computed_once_and_written_in_place():
-    program = follow(Elastic(), 1, ExchangeInfo(), 0)
+    program = trace_rule(Elastic(), 1, ExchangeInfo(), 0)
     assert [step[0] for step in program._steps] == [np.subtract, np.multiply, np.add, np.subtract]
     assert program._scratch == 1
     assert not program.reads_seen
-    downpour = follow(Rule(), 1, ExchangeInfo(), 0)
+    downpour = trace_rule(Rule(), 1, ExchangeInfo(), 0)
     assert [step[0] for step in downpour._steps] == [np.subtract, np.add, np.copyto, np.copyto]
     assert downpour.reads_seen
 
@@ -177,7 +177,7 @@ def test_what_is_computed_twice_is_computed_once_and_written_in_place():
 )
 def test_what_cannot_be_followed_is_left_to_be_called(merge):
     rule = type("Odd", (Rule,), {"merge": merge})()
-    assert follow(rule, 1, ExchangeInfo(), 1) is None
+    assert trace_rule(rule, 1, ExchangeInfo(), 1) is None
 
 
 def test_what_cannot_be_followed_is_called(monkeypatch):

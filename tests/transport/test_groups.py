@@ -51,11 +51,11 @@ def make(timeout):
 """,
     "torch": """
 from choros.comm.bootstrap import init
-from choros.comm.bootstrap.offload import summed
+from choros.comm.bootstrap.offload import with_offload
 from choros.comm.shm.group import SharedGroup
 
 rank, size = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"])
-whole = summed(SharedGroup(int(os.environ["CHOROS_COMM_FD"]), rank, timeout=60), "torch", 60)
+whole = with_offload(SharedGroup(int(os.environ["CHOROS_COMM_FD"]), rank, timeout=60), "torch", 60)
 assert whole.kind == "torch (gloo) over shared memory"
 
 def make(timeout):
@@ -64,10 +64,10 @@ def make(timeout):
 """,
     "jax": """
 from choros.comm.bootstrap import init
-from choros.comm.bootstrap.offload import summed
+from choros.comm.bootstrap.offload import with_offload
 from choros.comm.p2p.mpi_group import MpiGroup
 
-whole = summed(MpiGroup(timeout=60), "jax", 60)
+whole = with_offload(MpiGroup(timeout=60), "jax", 60)
 rank, size = whole.rank, whole.size
 assert whole.kind == "jax (gloo) over MPI"
 
@@ -138,7 +138,7 @@ class Near:
         return np.allclose(np.frombuffer(found, self.want.dtype), self.want, rtol=1e-5, atol=1e-5)
 
 group, carried = make(60), 0
-takes = getattr(getattr(group, "carrier", None), "takes", ())
+takes = getattr(getattr(group, "backend", None), "dtypes", ())
 seen = hashlib.sha256()
 for dtype in ("int8", "int32", "uint64", "float16", "float32", "float64", "complex64", "bfloat16"):
     for count in (0, 1, 2, 17, 1000, 1 << 12, 9973):
@@ -161,7 +161,7 @@ for dtype in ("int8", "int32", "uint64", "float16", "float32", "float64", "compl
         whole = group.sum(values[rank])
         assert whole.tobytes() in wanted and whole.flags.writeable
         seen.update(whole.tobytes())
-assert bool(carried) == hasattr(group, "wide")
+assert bool(carried) == hasattr(group, "control")
 big = np.arange(70_000.0).reshape(7, -1)
 total = group.sum(big + rank)  # several chunks of a slot, and a shape
 assert total.shape == (7, 10_000) and np.array_equal(total, big * size + sum(range(size)))

@@ -14,9 +14,9 @@ SCRIPT = """
 import threading
 sys.stdout = os.fdopen(os.dup(1), "w")  # JAX's gloo says who is connected on the other one
 os.dup2(2, 1)
-from choros.comm.bootstrap.offload import summed
+from choros.comm.bootstrap.offload import with_offload
 
-group = summed(SharedGroup(fd, rank, timeout=60), "{library}", 60)
+group = with_offload(SharedGroup(fd, rank, timeout=60), "{library}", 60)
 group.timeout = 3
 x = np.ones(4_000_000, "float32")
 group.sum(x)
@@ -103,13 +103,13 @@ ENDS = """
 import os, sys, time
 import numpy as np
 import choros.comm.hierarchical_group as hosts
-from choros.comm.bootstrap.offload import summed
+from choros.comm.bootstrap.offload import with_offload
 from choros.comm.p2p.mpi_group import MpiGroup
 
 world = MpiGroup(timeout=60)
 here = hosts.machine()
 hosts.machine = lambda: f"{world.rank % 2} {here}"  # two machines of this one
-group = summed(hosts.HierarchicalGroup(world), sys.argv[1], 60)
+group = with_offload(hosts.HierarchicalGroup(world), sys.argv[1], 60)
 assert group.kind == f"{sys.argv[1]} (gloo) over MPI over 2 hosts, sums in each host first"
 assert group.sum(np.full(100_000, world.rank, "float32"))[-1] == 3
 if world.rank == 1:

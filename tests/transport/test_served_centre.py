@@ -13,10 +13,10 @@ from choros.comm.tcp import auth_socket
 from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
-from choros.param_server.shard_service import ParameterShard, answers
+from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.param_server.snapshot import take
+from choros.param_server.snapshot import export_state
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import LINE, EpochLog
 from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog, answer
@@ -39,7 +39,7 @@ class Host:
             SharedMemoryParameterServer.create(centre, others, rule.start(centre, WORKERS), WORKERS),
         )
         self.near = SharedMemoryParameterServer(self.segment, rule, 0, WORKERS)
-        self.kept = answers(self.near)
+        self.kept = reply_segment(self.near)
         self.board = ControlBlock.create(WORKERS, 2, 3)
         self.mail = EpochLog(Segment.create(3 * LINE), self.board)
         self.door = auth_socket.AuthListener("127.0.0.1", b"secret")
@@ -53,7 +53,7 @@ class Host:
     def welcome(self):
         while not self.closed:
             try:
-                hello, end = self.door.next(0.1)
+                hello, end = self.door.next_peer(0.1)
             except CommTimeoutError:
                 continue
             self.came += 1
@@ -69,13 +69,13 @@ class Host:
                     return {}, []
                 said, back = answer(self.board, self.mail, head, arrays)
                 if said is None:
-                    said, back = centre.answer(head, arrays)
+                    said, back = centre.handle(head, arrays)
                 if when == "after":
                     meanwhile()
                     channel.close()
                 return said, back
 
-            self.served.append(threading.Thread(target=channel.answer, args=(reply,), daemon=True))
+            self.served.append(threading.Thread(target=channel.serve, args=(reply,), daemon=True))
             self.served[-1].start()
 
     def close(self):
@@ -138,7 +138,7 @@ def test_an_exchange_that_was_cut_gives_the_bits_of_one_that_was_not(host, make,
     for mine, theirs in zip(whole, found, strict=True):
         for vector, other in zip(mine, theirs, strict=True):
             np.testing.assert_array_equal(vector, other)
-    (header, vectors), (header_too, vectors_too) = take(one.near), take(cut.near)
+    (header, vectors), (header_too, vectors_too) = export_state(one.near), export_state(cut.near)
     np.testing.assert_array_equal(header, header_too)
     for vector, other in zip(vectors, vectors_too, strict=True):
         np.testing.assert_array_equal(vector, other)
@@ -187,11 +187,11 @@ def test_who_has_another_number_of_exchanges_is_not_served(host):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
     one.far.exchange(local, seen, 1, NONE)
-    one.far._far[0][1].sent = 5
+    one.far._remote_shards[0][1].contributions = 5
     with pytest.raises(InvalidInputError, match="another process exchanges under this rank"):
         one.far.exchange(local, seen, 1, NONE)
     with pytest.raises(InvalidInputError, match="'explode'"):
-        one.line.ask({"op": "explode"})
+        one.line.request({"op": "explode"})
     assert one.came == 1
 
 
@@ -234,9 +234,9 @@ def test_a_server_whose_rank_has_gone_too_is_an_error(host):
 
 
 def test_a_server_that_is_not_back_in_time_is_an_error(host, monkeypatch):
-    monkeypatch.setattr(auth_socket, "_SHAKE", 0.2)
+    monkeypatch.setattr(auth_socket, "_HANDSHAKE_SECONDS", 0.2)
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    port, heard = auth_socket.listener("127.0.0.1")  # as of a rank that lives, and starts no server
+    port, heard = auth_socket.listening_socket("127.0.0.1")  # as of a rank that lives, and starts no server
     try:
         one.line._place, one.line.timeout = f"127.0.0.1:{port}", 1.0
         one.harm["read"] = "before", None
@@ -269,7 +269,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
     with (
         SharedMemoryParameterServer.create(vector, NONE, rule.start(vector, WORKERS), WORKERS) as segment,
         SharedMemoryParameterServer(segment, rule, 0, WORKERS) as centre,
-        answers(centre) as kept,
+        reply_segment(centre) as kept,
     ):
         told = {
             "algorithm": algorithms.to_config(rule),
@@ -291,8 +291,8 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
                 for rank in range(WORKERS)
             )
             for _ in range(8):  # answers of 4 MB each, which fill what the system keeps for a socket
-                stuck.tell({"op": "read"})
-            assert other.ask({"op": "read"})[1][0].sum() == vector.size
+                stuck.send({"op": "read"})
+            assert other.request({"op": "read"})[1][0].sum() == vector.size
             stuck.close()
             other.close()
         finally:

@@ -10,7 +10,7 @@ from choros.comm.tcp.auth_socket import AuthListener, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import InvalidInputError, PeerLostError
 from choros.param_server.in_memory import InMemoryParameterServer
-from choros.param_server.shard_service import ParameterShard, answers
+from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 
@@ -30,7 +30,7 @@ def hosts():
             vector, own = centre[cut].copy(), others if i == 0 else others[:0]
             segment = SharedMemoryParameterServer.create(vector, own, rule.start(vector, WORKERS), WORKERS)
             door = AuthListener("127.0.0.1", b"secret")
-            kept = answers(SharedMemoryParameterServer(segment))
+            kept = reply_segment(SharedMemoryParameterServer(segment))
             rooms.extend([door, segment, kept])
             doors.append((door, segment, kept))
 
@@ -52,10 +52,10 @@ def hosts():
         return at
 
     def guest(door, segment, kept, rule):
-        hello, end = door.next(5.0)
+        hello, end = door.next_peer(5.0)
         centre = ParameterShard(segment, rule, hello["rank"], WORKERS, kept)
-        answer = RpcConnection(end, "a worker", 5.0).answer
-        thread = threading.Thread(target=answer, args=(centre.answer,), daemon=True)
+        answer = RpcConnection(end, "a worker", 5.0).serve
+        thread = threading.Thread(target=answer, args=(centre.handle,), daemon=True)
         thread.start()
         return thread
 
@@ -98,7 +98,7 @@ def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
     for centre in centres:
         out, others = np.empty_like(begin), np.empty_like(own)
         assert centre.read(out, others) == 7
-        np.testing.assert_allclose(out, one.centre, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(out, one.center, rtol=0, atol=2e-6)
         np.testing.assert_allclose(others, one.others, rtol=0, atol=2e-6)
 
 
@@ -136,11 +136,11 @@ def test_a_trial_is_the_centre_with_what_all_have_left(hosts, kind, cuts):
     centres[0].trial(out, mean)
     np.testing.assert_array_equal(out, again[0])
     assert centres[0].read(out, mean) == 6
-    np.testing.assert_allclose(out, one.centre, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(out, one.center, rtol=0, atol=2e-6)
     for rank in (0, 1):
         centres[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
         one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
-    np.testing.assert_allclose(again[0], one.centre, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(again[0], one.center, rtol=0, atol=4e-6)
     np.testing.assert_allclose(again[1], one.others, rtol=0, atol=4e-6)
     centres[2].trial(out, mean)  # nobody has left anything since
     centres[0].read(*again)
@@ -191,9 +191,9 @@ def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_an
     with pytest.raises(InvalidInputError, match="host 0: InvalidInputError: rank 0 gave a others of shape"):
         centre.exchange(zero.copy(), zero.copy(), 1, np.zeros(3, "float32"))
     assert centre.read(np.empty_like(zero), none) == 0
-    line = centre._far[0][1].line
+    line = centre._remote_shards[0][1].connection
     with pytest.raises(InvalidInputError, match="'explode'"):
-        line.ask({"op": "explode"})
+        line.request({"op": "explode"})
     line.close()
     with pytest.raises(PeerLostError, match="host 0 has gone"):
         centre.read(np.empty_like(zero), none)

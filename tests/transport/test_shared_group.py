@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from choros.comm.group import Group
-from choros.comm.host_identity import crowded
+from choros.comm.host_identity import oversubscribed
 from choros.comm.shm import group_header
 from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group import SharedGroup, abort, share
@@ -171,7 +171,7 @@ def test_what_the_others_wrote_is_read_after_a_fence_also_by_the_last_to_come(mo
     with SharedGroup.create(2, 4096) as segment, SharedGroup(segment, 0) as first, SharedGroup(segment, 1) as last:
         early = threading.Thread(target=first.barrier)
         early.start()
-        while segment.words[group_header.LINES] < 1:
+        while segment.words[group_header.RECORDS] < 1:
             time.sleep(0.001)
         monkeypatch.setattr(group_header, "fence", lambda: fences.append(threading.current_thread().name))
         last.barrier()
@@ -186,7 +186,7 @@ def test_ranks_do_not_spin_where_they_outnumber_the_cores_they_may_use(many):
     size = 2 if many else 1
     os.sched_setaffinity(0, {min(usable)})  # this machine may have more, which do not count
     try:
-        assert crowded([os.getpid()] * size) is many
+        assert oversubscribed([os.getpid()] * size) is many
         with SharedGroup.create(size, 4096) as segment:
             groups = [SharedGroup(segment, rank) for rank in range(size)]
             threads = [threading.Thread(target=group.barrier) for group in groups]
@@ -194,7 +194,7 @@ def test_ranks_do_not_spin_where_they_outnumber_the_cores_they_may_use(many):
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert [group._board.waiter.spin for group in groups] == [0.0 if many else SPIN] * size
+            assert [group._header.waiter.spin for group in groups] == [0.0 if many else SPIN] * size
             for group in groups:
                 group.close()
     finally:
@@ -344,7 +344,7 @@ def test_what_cannot_be_summed_or_sent_is_refused():
     with Segment.create(4096) as plain:
         with pytest.raises(InvalidInputError, match="holds no segment, and a SharedGroup's was expected"):
             SharedGroup(plain, 0)
-        with pytest.raises(InvalidInputError, match="nothing to give up"):
+        with pytest.raises(InvalidInputError, match="nothing to abort"):
             abort(plain, "x")
 
 

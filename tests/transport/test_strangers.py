@@ -34,8 +34,8 @@ def stranger(door):
 
 
 def came(door):
-    with pytest.raises(CommTimeoutError, match="Nobody came"):
-        door.next(0.3)
+    with pytest.raises(CommTimeoutError, match="No peer connected"):
+        door.next_peer(0.3)
 
 
 def shut(end):
@@ -47,7 +47,7 @@ def shut(end):
 
 
 def guests():
-    return [thread for thread in threading.enumerate() if thread.name == "choros-guest"]
+    return [thread for thread in threading.enumerate() if thread.name == "choros-handshake"]
 
 
 def until(condition):
@@ -76,7 +76,7 @@ def test_strangers_are_not_let_in(door):
     silent = stranger(door)
     came(door)
     far = dial(door.place, SECRET, {"rank": 2}, 5)
-    hello, near = door.next(5)
+    hello, near = door.next_peer(5)
     assert hello == {"rank": 2}
     for end in (silent, far, near):
         end.close()
@@ -86,7 +86,7 @@ def test_what_was_overheard_opens_no_door(door, monkeypatch):
     drawn, sign = [], auth_socket._sign
     monkeypatch.setattr(auth_socket, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
     far = dial(door.place, SECRET, {"rank": 1}, 5)
-    door.next(5)[1].close()
+    door.next_peer(5)[1].close()
     far.close()
     for proof in [*drawn]:
         with stranger(door) as end:
@@ -105,25 +105,25 @@ def test_who_was_not_taken_when_the_door_closes_is_turned_away(door):
 
 
 def test_silent_ones_give_way_to_others(door, monkeypatch, capfd):
-    monkeypatch.setattr(auth_socket, "_AT_ONCE", 8)
+    monkeypatch.setattr(auth_socket, "_MAX_HANDSHAKES", 8)
     silent = [stranger(door) for _ in range(40)]
     until(lambda: len(guests()) <= 9)
     far = dial(door.place, SECRET, {"rank": 1}, 5)
-    hello, near = door.next(5)
+    hello, near = door.next_peer(5)
     assert hello == {"rank": 1}
     for end in (*silent, far, near):
         end.close()
     until(lambda: not guests())
     said = capfd.readouterr().err
     assert re.match(
-        r"choros: \d+ who did not know this job's secret w\w+ turned away at 127\S+, the last from 127", said
+        r"choros: \d+ peers? that did not know this job's secret w\w+ rejected at 127\S+, the last from 127", said
     )
     assert said.count("\n") == 1  # one line in ten seconds
     assert SECRET.hex() not in said
 
 
 def test_one_who_sends_a_byte_now_and_then_has_ten_seconds_in_all(door, monkeypatch):
-    monkeypatch.setattr(auth_socket, "_SHAKE", 0.5)
+    monkeypatch.setattr(auth_socket, "_HANDSHAKE_SECONDS", 0.5)
     with stranger(door) as end:
         begun = time.monotonic()
         while time.monotonic() - begun < 8:
@@ -155,7 +155,7 @@ def test_ranks_come_in_while_strangers_flood(door):
         each.start()
     for number in range(30):
         far = dial(door.place, SECRET, {"rank": number}, 20)
-        hello, near = door.next(20)
+        hello, near = door.next_peer(20)
         assert hello == {"rank": number}
         far.close()
         near.close()
@@ -193,7 +193,7 @@ def test_what_is_no_message_is_named_so(message):
         one.sendall(message)
         one.shutdown(socket.SHUT_WR)
         with pytest.raises(PeerLostError, match="a rank"):
-            RpcConnection(two, "a rank", 5).hear()
+            RpcConnection(two, "a rank", 5).receive()
 
 
 EXHAUSTED = """
@@ -212,14 +212,14 @@ with AuthListener("127.0.0.1", secret) as door:
     for fd in held:
         os.close(fd)
     end = dial(door.place, secret, {"rank": 1}, 5)
-    print(door.next(5)[0])
+    print(door.next_peer(5)[0])
 """
 
 
 def test_a_door_without_descriptors_lets_others_in_when_there_are_some_again():
     done = subprocess.run([sys.executable, "-c", EXHAUSTED], capture_output=True, text=True, timeout=60, check=True)
     assert "{'rank': 1}" in done.stdout
-    assert done.stderr.count("nobody can come in at 127.0.0.1") == 1
+    assert done.stderr.count("no peer can connect to 127.0.0.1") == 1
     assert "ulimit -n" in done.stderr
 
 
@@ -248,7 +248,7 @@ def test_a_forked_child_does_not_hide_its_parents_death(door):
     """
     words = [sys.executable, "-c", textwrap.dedent(script), door.place, SECRET.hex()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as rank:
-        _, end = door.next(20.0)
+        _, end = door.next_peer(20.0)
         assert rank.stdout.readline() == b"forked\n"
         rank.kill()
         rank.wait()

@@ -15,7 +15,7 @@ import pytest
 
 from choros.cluster.hardware.network_address import addresses, own_address, pass_on
 from choros.comm.bootstrap import rendezvous
-from choros.comm.bootstrap.rendezvous import Rendezvous, alone, come, ports
+from choros.comm.bootstrap.rendezvous import Rendezvous, join_rendezvous, ports, refuse_second_rank_zero
 from choros.comm.tcp.auth_socket import AuthListener, dial
 from choros.comm.tcp.connections import ConnectionMesh, TcpMessages
 from choros.comm.tcp.group import TcpGroup
@@ -34,14 +34,14 @@ def door():
 def test_a_door_that_does_not_know_the_secret_is_left():
     with (
         AuthListener("127.0.0.1", b"somebody else's") as other,
-        pytest.raises(PeerLostError, match="another job's ranks"),
+        pytest.raises(PeerLostError, match="belongs to another job"),
     ):
         dial(other.place, SECRET, {}, 5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         threading.Thread(target=lambda: deaf.accept()[0].close(), daemon=True).start()
-        with pytest.raises(PeerLostError, match="Nobody answers|ended"):
+        with pytest.raises(PeerLostError, match="No listener answers|ended"):
             dial(f"127.0.0.1:{deaf.getsockname()[1]}", SECRET, {}, 1)
-    with pytest.raises(PeerLostError, match=r"Nobody answers at 127.0.0.1:1 .*CHOROS_NETWORK"):
+    with pytest.raises(PeerLostError, match=r"No listener answers at 127.0.0.1:1 .*CHOROS_NETWORK"):
         dial("127.0.0.1:1", SECRET, {}, 0.2)
     with pytest.raises(InvalidInputError, match="must be this host's"):
         AuthListener("192.0.2.1", SECRET)
@@ -56,7 +56,7 @@ def test_the_first_of_several_ports_that_has_this_job():
     ):
         assert mine.place.endswith(f":{second}")
         end = dial(f"127.0.0.1:{first},{second}", SECRET, {"rank": 1}, 5)
-        hello, near = mine.next(5)
+        hello, near = mine.next_peer(5)
         assert hello == {"rank": 1}
         end.close()
         near.close()
@@ -89,8 +89,8 @@ def test_other_libraries_are_told_the_same_network(monkeypatch):
 
 def test_a_meeting_tells_all_who_did_not_come(door):
     Rendezvous(door, 3)
-    with pytest.raises(CommTimeoutError, match=r"ranks 1, 2 of 3 did not come to 127.0.0.1"):
-        come(door.place, SECRET, 0, 0.5)(b"x")
+    with pytest.raises(CommTimeoutError, match=r"ranks 1, 2 of 3 did not connect to 127.0.0.1"):
+        join_rendezvous(door.place, SECRET, 0, 0.5)(b"x")
 
 
 def pair():
@@ -110,42 +110,42 @@ def finish(requests, *sides):
 
 def test_a_rank_that_waits_for_others_says_so_and_for_whom(door, monkeypatch, capfd):
     """Two processes with other secrets each wait for the other one, so each tells the mark of its own."""
-    monkeypatch.setattr(rendezvous, "_SAY", 0.3)
+    monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.3)
     Rendezvous(door, 2)
-    with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not come"):
-        come(door.place, SECRET, 0, 1.0)(b"")
-    with pytest.raises(PeerLostError, match="Nobody answers at 127.0.0.1:1 "):
-        come("127.0.0.1:1", b"another", 1, 1.0)(b"")
+    with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not connect"):
+        join_rendezvous(door.place, SECRET, 0, 1.0)(b"")
+    with pytest.raises(PeerLostError, match="No listener answers at 127.0.0.1:1 "):
+        join_rendezvous("127.0.0.1:1", b"another", 1, 1.0)(b"")
     said = capfd.readouterr().err
-    marks = re.findall(r"CHOROS_SECRET has the mark (\w{6})", said)
+    marks = re.findall(r"CHOROS_SECRET has the fingerprint (\w{6})", said)
     assert len(set(marks)) == len(marks) == 2, said
 
 
 def test_a_secret_that_nobody_was_told_is_not_spoken_of(door, monkeypatch, capfd):
     """That of tasks of Spark, which the driver draws."""
-    monkeypatch.setattr(rendezvous, "_SAY", 0.3)
-    Rendezvous(door, 2, told=False)
-    with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not come"):
-        come(door.place, SECRET, 0, 1.0, told=False)(b"")
-    with pytest.raises(PeerLostError, match="Nobody answers at 127.0.0.1:1 "):
-        come("127.0.0.1:1", b"another", 1, 1.0, told=False)(b"")
+    monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.3)
+    Rendezvous(door, 2, from_variable=False)
+    with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not connect"):
+        join_rendezvous(door.place, SECRET, 0, 1.0, from_variable=False)(b"")
+    with pytest.raises(PeerLostError, match="No listener answers at 127.0.0.1:1 "):
+        join_rendezvous("127.0.0.1:1", b"another", 1, 1.0, from_variable=False)(b"")
     said = capfd.readouterr().err
-    assert "rank 1 of 2 did not come here within" in said
+    assert "rank 1 of 2 did not connect within" in said
     assert "CHOROS_SECRET" not in said
-    assert "choros: rank 1 of 2 did not come here within 0.3 s" in said
-    assert "choros: rank 1: Nobody answers at 127.0.0.1:1 " in said
+    assert "choros: rank 1 of 2 did not connect within 0.3 s" in said
+    assert "choros: rank 1: No listener answers at 127.0.0.1:1 " in said
     assert "It tries for 0.7 s more" in said
 
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_a_rank_that_is_there_twice_or_is_none_is_refused(rank, door):
     Rendezvous(door, 3)
-    first = threading.Thread(target=lambda: errors.append(_error(come(door.place, SECRET, 1, 20.0))))
+    first = threading.Thread(target=lambda: errors.append(_error(join_rendezvous(door.place, SECRET, 1, 20.0))))
     errors = []
     first.start()
     time.sleep(0.2)
-    who = {1: "Two processes came as rank 1", 3: "A process came as rank 3"}[rank]
-    errors.append(_error(come(door.place, SECRET, rank, 20.0)))
+    who = {1: "Two processes connected as rank 1", 3: "A process connected as rank 3"}[rank]
+    errors.append(_error(join_rendezvous(door.place, SECRET, rank, 20.0)))
     first.join(10)
     assert len(errors) == 2
     for error in errors:
@@ -156,13 +156,13 @@ def test_two_first_ranks_on_a_host_are_told_so():
     among = ports(SECRET)
     with AuthListener("127.0.0.1", b"another job's", among[:1]), AuthListener("127.0.0.1", SECRET, among) as first:
         Rendezvous(first, 2)
-        alone(first, among)
+        refuse_second_rank_zero(first, among)
         with (
             AuthListener("127.0.0.1", SECRET, among) as second,
             pytest.raises(InvalidInputError, match="is rank 0 of this job"),
         ):
-            alone(second, among)
-        assert "Two processes came as rank 0 of 2" in _error(come(first.place, SECRET, 0, 20.0))
+            refuse_second_rank_zero(second, among)
+        assert "Two processes connected as rank 0 of 2" in _error(join_rendezvous(first.place, SECRET, 0, 20.0))
 
 
 def _error(swap):
@@ -193,8 +193,8 @@ def test_messages_that_come_before_they_are_asked_for_are_kept():
     with pytest.raises(ConnectionError, match="rank 0 on here has gone .it closed the connection"):
         finish([two.receive(late, 0, 8)], two)
     two.free(True)
-    assert one.over()
-    assert two.over()
+    assert one.is_closed()
+    assert two.is_closed()
 
 
 def test_a_message_that_is_too_long_is_an_error():
@@ -209,15 +209,15 @@ def test_a_message_that_is_too_long_is_an_error():
 
 def test_a_channel_refuses_what_is_no_number():
     one, two = (RpcConnection(end, "the other", 5) for end in socket.socketpair())
-    one._end.sendall((30).to_bytes(4, "little") + b'[{"op": 1}, [["object", 100]]]')
-    with pytest.raises(PeerLostError, match="no message .*object cannot be summed"):
-        two.hear()
+    one._sock.sendall((30).to_bytes(4, "little") + b'[{"op": 1}, [["object", 100]]]')
+    with pytest.raises(PeerLostError, match="not a message .*object cannot be summed"):
+        two.receive()
     one.timeout = two.timeout = 0.2
     with pytest.raises(CommTimeoutError, match=r"the other did not answer for 0.2 s"):
-        one.ask({"op": "read"})
+        one.request({"op": "read"})
     two.close()
     with pytest.raises(PeerLostError, match="the other has gone"):
-        one.ask({"op": "read"})
+        one.request({"op": "read"})
     one.close()
 
 

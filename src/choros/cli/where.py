@@ -11,7 +11,7 @@ from typing import Any
 from choros.backend_choice import keras_backend
 from choros.cluster import Place, why
 from choros.cluster.hardware import physical_cores, usable_cores, variables, version
-from choros.comm.bootstrap.discover_rank import asks_mpi
+from choros.comm.bootstrap.discover_rank import uses_mpi_rank
 from choros.comm.bootstrap.select import choose
 from choros.errors import InvalidInputError
 
@@ -96,7 +96,7 @@ def _group(place: Place) -> str:
     def wheel() -> str:
         return f"; mpi4py {version('mpi4py') or 'is not installed'}"
 
-    if asks_mpi(place):
+    if uses_mpi_rank(place):
         return "MPI (CHOROS_COMM=mpi), which the ranks also ask for their places when they meet" + wheel()
     if place.size == 1:
         return "none needed: one rank"
@@ -104,7 +104,7 @@ def _group(place: Place) -> str:
         choice = choose(place)
     except InvalidInputError as error:
         return f"none: {error}"
-    return choice.words + (wheel() if "MPI" in choice.words else "")
+    return choice.description + (wheel() if "MPI" in choice.description else "")
 
 
 def _ranges(numbers: list[int]) -> str:

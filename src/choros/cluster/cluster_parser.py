@@ -25,7 +25,7 @@ class ClusterParser:
         place: Place. starting_port: int. network: str or None.
 
     Raises:
-        InvalidInputError: the launcher's variables make no sense; by a property, that the launcher does not tell this.
+        InvalidInputError: the launcher's variables make no sense; by a property, the launcher does not report this.
 
     Example:
         >>> text = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
@@ -55,12 +55,12 @@ class ClusterParser:
     def num_tasks_per_host(self) -> list[int]:
         """The number of ranks on each host."""
         place, hosts = self.place, len(self._hosts())
-        told = self._environ.get("SLURM_STEP_TASKS_PER_NODE") if place.launcher == "slurm" else None
-        if told and len(counts := expand_tasks(told)) == hosts and sum(counts) == place.size:
+        value = self._environ.get("SLURM_STEP_TASKS_PER_NODE") if place.launcher == "slurm" else None
+        if value and len(counts := expand_tasks(value)) == hosts and sum(counts) == place.size:
             return list(counts)
         if place.local_size * hosts != place.size:
             raise InvalidInputError(
-                f"{place.launcher} does not tell how the {place.size} ranks lie on the {hosts} hosts."
+                f"{place.launcher} does not report how the {place.size} ranks are placed on the {hosts} hosts."
             )
         return [place.local_size] * hosts
 
@@ -79,7 +79,7 @@ class ClusterParser:
             return self.place.hosts
         if self.place.nodes == 1:
             return (os.uname().nodename,)
-        raise InvalidInputError(f"{self.place.launcher} does not tell the names of the hosts: see choros where.")
+        raise InvalidInputError(f"{self.place.launcher} does not report the names of the hosts: see choros where.")
 
 
 class SlurmClusterParser(ClusterParser):
@@ -106,17 +106,17 @@ class SlurmClusterParser(ClusterParser):
     @property
     def my_proc_id(self) -> int:
         """This rank; 0 in a job's own shell."""
-        told = self._environ.get("SLURM_PROCID") or "0"
-        if not told.isdecimal():
-            raise InvalidInputError(f"SLURM_PROCID={told} is no rank: unset it, or start this by srun.")
-        return int(told)
+        value = self._environ.get("SLURM_PROCID") or "0"
+        if not value.isdecimal():
+            raise InvalidInputError(f"SLURM_PROCID={value} is no rank: unset it, or start this by srun.")
+        return int(value)
 
     def _hosts(self) -> tuple[str, ...]:
         return expand_hosts(self._told("NODELIST"))
 
     def _told(self, name: str) -> str:
         names = (f"SLURM_STEP_{name}", "SLURM_JOB_NODELIST" if name == "NODELIST" else f"SLURM_{name}")
-        for each in names:
-            if self._environ.get(each):
-                return self._environ[each]
+        for variable in names:
+            if self._environ.get(variable):
+                return self._environ[variable]
         raise InvalidInputError(f"this is no job of SLURM: neither {names[0]} nor {names[1]} is set.")

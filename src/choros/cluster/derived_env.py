@@ -46,9 +46,9 @@ def of_pals(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the local rank and size of a process that was told RANK and WORLD_SIZE without them.
+    """Return the local rank and size of a process that has RANK and WORLD_SIZE without them.
 
-    Kubeflow's PyTorchJob starts one process a pod and tells no local rank. Azure ML tells a local rank and no local
+    Kubeflow's PyTorchJob starts one process in each pod and sets no local rank. Azure ML sets a local rank and no local
     size, which is the same on all nodes there.
 
     Example:
@@ -91,7 +91,7 @@ def of_pod(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
-    """The place that TF_CONFIG tells: the chief and then the workers are ranks; parameter servers are none.
+    """The place from TF_CONFIG: the chief and then the workers are ranks; parameter servers are none.
 
     Raises:
         InvalidInputError: it is no JSON of this form, or this process is no worker.
@@ -103,16 +103,16 @@ def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
         ('1', '3', '1', 'a,b')
     """
     try:
-        said: Any = json.loads(environ["TF_CONFIG"])
-        cluster, kind, index = said["cluster"], said["task"]["type"], int(said["task"]["index"])
-        places = [(each, i) for each in ("chief", "master", "worker") for i in range(len(cluster.get(each, ())))]
-        addresses = [str(cluster[each][i]) for each, i in places]
+        config: Any = json.loads(environ["TF_CONFIG"])
+        cluster, kind, index = config["cluster"], config["task"]["type"], int(config["task"]["index"])
+        places = [(role, i) for role in ("chief", "master", "worker") for i in range(len(cluster.get(role, ())))]
+        addresses = [str(cluster[role][i]) for role, i in places]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInputError(
-            f"TF_CONFIG tells no place ({type(error).__name__}: {error}): give it cluster and task, or unset it."
+            f"TF_CONFIG gives no place ({type(error).__name__}: {error}): give it cluster and task, or unset it."
         ) from None
     if (kind, index) not in places:
-        ranks = ", ".join(f"{each} {i}" for each, i in places)
+        ranks = ", ".join(f"{role} {i}" for role, i in places)
         raise InvalidInputError(
             f"TF_CONFIG says that this process is {kind} {index}, and ranks are {ranks}: start the chief and workers; "
             "Choros' algorithms need no parameter server of TensorFlow's."

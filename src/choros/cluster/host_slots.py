@@ -60,22 +60,22 @@ def read_hostfile(path: str) -> Slots:
         raise InvalidInputError(
             f"the host file {path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from None
-    found = []
+    entries = []
     for number, line in enumerate(lines, 1):
         pair = _LINE.fullmatch(line)
         if pair:
-            found.append((pair[1], int(pair[2])))
+            entries.append((pair[1], int(pair[2])))
         elif line:
             raise InvalidInputError(f"line {number} of the host file {path} is {line!r}, not of the form: host slots=n")
-    if not found:
+    if not entries:
         raise InvalidInputError(f"the host file {path} names no host: give lines of the form: host slots=n")
-    return _added(found)
+    return _added(entries)
 
 
-def _added(found: Iterable[tuple[str, int]]) -> Slots:
+def _added(entries: Iterable[tuple[str, int]]) -> Slots:
     """Each host once: two entries of one would be two nodes to the ranks, each with cores that the other has too."""
     slots: dict[str, int] = {}
-    for host, count in found:
+    for host, count in entries:
         slots[host] = slots.get(host, 0) + count
     return tuple(slots.items())
 
@@ -90,7 +90,7 @@ def is_this_machine(host: str) -> bool:
         >>> is_this_machine("localhost"), is_this_machine(platform.node()), is_this_machine("no.such.host")
         (True, True, False)
     """
-    host, own = host.lower(), platform.node().lower()
-    if host in ("localhost", "127.0.0.1", own, own.partition(".")[0]):
+    host, local_host = host.lower(), platform.node().lower()
+    if host in ("localhost", "127.0.0.1", local_host, local_host.partition(".")[0]):
         return True
-    return host.startswith(own + ".") and host == socket.getfqdn().lower()  # which may ask a name server
+    return host.startswith(local_host + ".") and host == socket.getfqdn().lower()  # which may ask a name server

@@ -33,11 +33,11 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     names: list[str] = []
     position = 0
     while position < len(text):
-        found = _PIECE.match(text, position)
-        if found is None:
+        match = _PIECE.match(text, position)
+        if match is None:
             raise InvalidInputError(f"the host list {text!r} has brackets that do not match")
-        position = found.end()
-        inside, plain, comma = found.groups()
+        position = match.end()
+        inside, plain, comma = match.groups()
         if comma:
             hosts += names
             names = []
@@ -79,10 +79,10 @@ def expand_tasks(text: str) -> tuple[int, ...]:
     """
     counts: list[int] = []
     for part in text.split(","):
-        found = _COUNT.match(part.strip())
-        if found is None or int(found[2] or 1) > _MOST:
+        match = _COUNT.match(part.strip())
+        if match is None or int(match[2] or 1) > _MOST:
             raise InvalidInputError(
                 f"the tasks per node {text!r} have {part!r} where a count such as 2(x3) was expected"
             )
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)

@@ -6,18 +6,18 @@ tried after ``choros`` and before the others.
 Order matters, for a process often carries the names of two launchers: the inner one, which started the process
 itself, must win over the outer one, which only gave the allocation. So the tables are tried in this order:
 
-1. ``choros``: what ``choros run`` sets; nothing starts ranks below it. ``mpi``: what MPI said when it was asked
-   (``CHOROS_COMM=mpi``, ``choros.comm.bootstrap.discover_rank``), for no table below tells the place of this process.
+1. ``choros``: what ``choros run`` sets; nothing starts ranks below it. ``mpi``: the answer of MPI itself
+   (``CHOROS_COMM=mpi``, ``choros.comm.bootstrap.discover_rank``), if no table below gives the place of this process.
 2. ``torchrun``: is itself started by ``srun`` or ``mpiexec`` once a node.
 3. ``openmpi``, ``mpich`` (Hydra; Intel MPI and MVAPICH 3 too), ``mvapich`` (2), ``pals`` (``mpiexec`` on Polaris and
    Aurora), ``jsrun`` (LSF): they run inside a scheduler's allocation. ``alps`` (``aprun`` under Cobalt or PBS) comes
-   after ``pals``, whose own ``aprun`` sets ALPS' rank too; it tells a rank and no size, so MPI must be asked.
+   after ``pals``, whose own ``aprun`` sets ALPS' rank too; it gives a rank but no size, so the size comes from MPI.
 4. ``flux``: an instance of it may run inside of SLURM's or LSF's allocation.
 5. ``slurm``: ``srun`` itself. The shell of ``sbatch`` has ``SLURM_PROCID=0`` and a task count too but is one process;
-   the tell is that it has no ``SLURM_STEP_NODELIST``. The shells of PBS, LSF and Grid Engine tell of hosts and slots,
-   and of no rank: each is one process.
-6. ``kubernetes``: an Indexed Job whose pods are told in ``CHOROS_COMPLETIONS`` how many they are; else a pod is one of
-   an array of jobs that have nothing to do with each other. ``tf_config``: what TensorFlow's clusters tell.
+   it has no ``SLURM_STEP_NODELIST``. The shells of PBS, LSF and Grid Engine have variables for hosts and slots but
+   none for a rank: each is one process.
+6. ``kubernetes``: an Indexed Job with the number of its pods in ``CHOROS_COMPLETIONS``; else a pod is one of
+   an array of jobs that have nothing to do with each other. ``tf_config``: the variable of TensorFlow's clusters.
 7. ``single``: none of them, a process on its own.
 """
 
@@ -37,28 +37,28 @@ PLACES = "choros.places"
 
 @dataclass(frozen=True)
 class LauncherEnv:
-    """The names under which one launcher tells a process its place.
+    """Environment variables by which one launcher gives a process its place.
 
-    Each entry lists candidates, the first that is set counts; an empty entry means that the launcher does not tell.
+    Each entry lists candidates; the first that is set counts. An empty entry: the launcher sets none.
 
     Attributes:
         launcher: str. The name in ``Place.launcher``.
-        tells: tuple. The launcher is recognised when any of these is set ...
-        needs: tuple. ... and all of these are.
+        detect_any: tuple. The launcher is detected if any of these variables is set,
+        detect_all: tuple. and if all of these are set. Defaults to none.
         rank, size, local_rank, local_size, node, nodes: tuples of names that hold one number.
         hosts: tuple. Names that hold a host list, compressed as SLURM does or plain with commas.
         tasks: tuple. Names that hold the tasks of each node, such as ``2(x3),1``.
         address, port: tuples. Names of the meeting point's host and port.
-        one_node: bool. The launcher starts ranks on this machine only, unless it tells of several nodes.
-        mpi: bool. It starts the ranks of MPI, so that they may meet by it.
-        derive: makes more variables of what the launcher tells in another form.
+        one_node: bool. The launcher starts ranks on this machine only, unless its variables name several nodes.
+        mpi: bool. It starts ranks of MPI, so they can communicate by MPI.
+        derive: returns more variables, computed from variables of another form.
     """
 
     launcher: str
-    tells: tuple[str, ...]
+    detect_any: tuple[str, ...]
     rank: tuple[str, ...]
     size: tuple[str, ...]
-    needs: tuple[str, ...] = ()
+    detect_all: tuple[str, ...] = ()
     local_rank: tuple[str, ...] = ()
     local_size: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class LauncherEnv:
 TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="choros",
-        tells=("CHOROS_RANK", "CHOROS_SIZE"),
+        detect_any=("CHOROS_RANK", "CHOROS_SIZE"),
         rank=("CHOROS_RANK",),
         size=("CHOROS_SIZE",),
         local_rank=("CHOROS_LOCAL_RANK",),
@@ -88,7 +88,7 @@ TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="mpi",
         mpi=True,
-        tells=("CHOROS_MPI_RANK",),
+        detect_any=("CHOROS_MPI_RANK",),
         rank=("CHOROS_MPI_RANK",),
         size=("CHOROS_MPI_SIZE",),
         local_rank=("CHOROS_MPI_LOCAL_RANK",),
@@ -98,8 +98,8 @@ TABLES: tuple[LauncherEnv, ...] = (
     ),
     LauncherEnv(
         launcher="torchrun",
-        tells=("RANK",),
-        needs=("WORLD_SIZE",),
+        detect_any=("RANK",),
+        detect_all=("WORLD_SIZE",),
         rank=("RANK",),
         size=("WORLD_SIZE",),
         local_rank=("LOCAL_RANK", derived_env.TORCH_LOCAL_RANK),
@@ -113,7 +113,7 @@ TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="openmpi",
         mpi=True,
-        tells=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        detect_any=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         rank=("OMPI_COMM_WORLD_RANK",),
         size=("OMPI_COMM_WORLD_SIZE",),
         local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
@@ -123,8 +123,8 @@ TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="mpich",
         mpi=True,
-        tells=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        needs=("PMI_RANK",),
+        detect_any=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        detect_all=("PMI_RANK",),
         rank=("PMI_RANK",),
         size=("PMI_SIZE",),
         local_rank=("MPI_LOCALRANKID",),
@@ -133,7 +133,7 @@ TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="mvapich",
         mpi=True,
-        tells=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        detect_any=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
         rank=("MV2_COMM_WORLD_RANK",),
         size=("MV2_COMM_WORLD_SIZE",),
         local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
@@ -142,7 +142,7 @@ TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="pals",
         mpi=True,
-        tells=("PALS_RANKID", "PALS_LOCAL_RANKID"),
+        detect_any=("PALS_RANKID", "PALS_LOCAL_RANKID"),
         rank=("PALS_RANKID", "PMI_RANK", "PMIX_RANK"),
         size=("PMI_SIZE", derived_env.NODEFILE_SIZE),
         local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
@@ -154,14 +154,14 @@ TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="alps",
         mpi=True,
-        tells=("ALPS_APP_PE",),
+        detect_any=("ALPS_APP_PE",),
         rank=("ALPS_APP_PE",),
         size=("PMI_SIZE",),
     ),
     LauncherEnv(
         launcher="jsrun",
         mpi=True,
-        tells=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        detect_any=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
         rank=("JSM_NAMESPACE_RANK",),
         size=("JSM_NAMESPACE_SIZE",),
         local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
@@ -170,8 +170,8 @@ TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="flux",
         mpi=True,
-        tells=("FLUX_TASK_RANK",),
-        needs=("FLUX_JOB_SIZE",),
+        detect_any=("FLUX_TASK_RANK",),
+        detect_all=("FLUX_JOB_SIZE",),
         rank=("FLUX_TASK_RANK",),
         size=("FLUX_JOB_SIZE",),
         local_rank=("FLUX_TASK_LOCAL_ID",),
@@ -182,8 +182,8 @@ TABLES: tuple[LauncherEnv, ...] = (
     LauncherEnv(
         launcher="slurm",
         mpi=True,
-        tells=("SLURM_STEP_NODELIST",),
-        needs=("SLURM_PROCID",),
+        detect_any=("SLURM_STEP_NODELIST",),
+        detect_all=("SLURM_PROCID",),
         rank=("SLURM_PROCID",),
         size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
         local_rank=("SLURM_LOCALID",),
@@ -194,8 +194,8 @@ TABLES: tuple[LauncherEnv, ...] = (
     ),
     LauncherEnv(
         launcher="kubernetes",
-        tells=("JOB_COMPLETION_INDEX",),
-        needs=("CHOROS_COMPLETIONS",),
+        detect_any=("JOB_COMPLETION_INDEX",),
+        detect_all=("CHOROS_COMPLETIONS",),
         rank=("JOB_COMPLETION_INDEX",),
         size=("CHOROS_COMPLETIONS",),
         local_rank=(derived_env.POD_RANK,),
@@ -207,7 +207,7 @@ TABLES: tuple[LauncherEnv, ...] = (
     ),
     LauncherEnv(
         launcher="tf_config",
-        tells=("TF_CONFIG",),
+        detect_any=("TF_CONFIG",),
         rank=(derived_env.TF_RANK,),
         size=(derived_env.TF_SIZE,),
         local_rank=(derived_env.TF_LOCAL_RANK,),

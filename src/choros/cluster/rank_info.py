@@ -21,8 +21,8 @@ class Place:
         rank, size: int. This process among all, ``0 <= rank < size``.
         local_rank, local_size: int. This process among those of its node. Never computed as ``rank % local_size``:
             Open MPI 5 numbers local ranks otherwise when it oversubscribes.
-        node, nodes: int or None. This node among the run's; None where the launcher does not tell.
-        hosts: tuple of str. The nodes' names in the order of ``node``; empty where the launcher does not tell.
+        node, nodes: int or None. This node among the run's; None if the launcher does not report it.
+        hosts: tuple of str. The nodes' names in the order of ``node``; empty if the launcher does not report them.
         coordinator: str or None. Rank 0's host, with ``:port`` where the launcher names one.
         launcher: str. Who started this process: ``single``, or the ``launcher`` of one of ``choros.cluster.TABLES``.
 
@@ -46,7 +46,7 @@ class Place:
 
     @staticmethod
     def here(environ: Mapping[str, str] | None = None) -> Place:
-        """The place that the environment tells; the order of launchers is that of ``choros.cluster.TABLES``.
+        """The place from the environment; the order of launchers is that of ``choros.cluster.TABLES``.
 
         Args:
             environ: what to read instead of ``os.environ``.
@@ -63,7 +63,7 @@ class Place:
 
 
 def why(environ: Mapping[str, str] | None = None) -> str:
-    """In words: which variables told the place.
+    """Describe which variables gave the place.
 
     Args:
         environ: what to read instead of ``os.environ``.
@@ -78,10 +78,10 @@ def why(environ: Mapping[str, str] | None = None) -> str:
     environ = os.environ if environ is None else environ
     table, environ = _table(environ)
     if table is None:
-        known = ", ".join(each.launcher for each in tables())
+        known = ", ".join(table.launcher for table in tables())
         return f"no launcher's variables are set (looked for {known})" + _but(strange(environ))
     names = dict.fromkeys(
-        table.needs + table.tells + table.rank + table.size + table.local_rank + table.local_size + table.node
+        table.detect_all + table.detect_any + table.rank + table.size + table.local_rank + table.local_size + table.node
     )
     return f"{table.launcher}: " + ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
 
@@ -129,7 +129,7 @@ def meets_by_mpi(launcher: str) -> bool:
 def _table(environ: Mapping[str, str]) -> tuple[LauncherEnv | None, Mapping[str, str]]:
     """Return the launcher's table, and the variables with those that it derives."""
     for table in tables():
-        if any(environ.get(name) for name in table.tells) and all(environ.get(name) for name in table.needs):
+        if any(environ.get(name) for name in table.detect_any) and all(environ.get(name) for name in table.detect_all):
             return table, environ if table.derive is None else {**environ, **table.derive(environ)}
     return None, environ
 
@@ -216,9 +216,9 @@ def _check(table: LauncherEnv, what: str, value: int, limit_name: str, limit: in
 
 
 def _wrong(table: LauncherEnv, what: str) -> InvalidInputError:
-    names = ", ".join(table.tells + tuple(name for name in table.needs if name not in table.tells))
-    asked = " set CHOROS_COMM=mpi on all ranks, who then ask MPI," if table.mpi else ""
+    names = ", ".join(table.detect_any + tuple(name for name in table.detect_all if name not in table.detect_any))
+    mpi_advice = " set CHOROS_COMM=mpi on all ranks to get the ranks from MPI," if table.mpi else ""
     return InvalidInputError(
-        f"this process's place, as {table.launcher} tells it, makes no sense: {what}. "
-        f"Start it through {table.launcher} again,{asked} or unset {names} to run it on its own."
+        f"this process's place, as {table.launcher} reports it, makes no sense: {what}. "
+        f"Start it through {table.launcher} again,{mpi_advice} or unset {names} to run it on its own."
     )

@@ -1,4 +1,4 @@
-"""A rank's description of the call that it makes, so that ranks whose calls differ get an error."""
+"""Signature of a collective call, which the ranks compare. Ranks whose calls differ raise an error, and do not hang."""
 
 from __future__ import annotations
 
@@ -12,44 +12,50 @@ _NAMES: Final = ("barrier", "sum_slots", "sum", "gather", "broadcast", "leave", 
 Posted = tuple[int, int, int, int]
 
 
-def spell(posted: Posted) -> str:
-    """Say in words what a rank posted: the kind (and 256 times the root), a count, a dtype as two words.
+def describe_call(posted: Posted) -> str:
+    """Return a description of a posted call.
+
+    Args:
+        posted: the kind plus 256 times the root, a count, and the dtype's name as two 64-bit integers.
 
     Example:
-        >>> spell((GATHER, 12, 0, 0))
+        >>> describe_call((GATHER, 12, 0, 0))
         'gather'
     """
-    kind, count, *code = posted
+    kind, count, *dtype_words = posted
     root, kind = divmod(kind, 256)
     name = _NAMES[kind] if kind < len(_NAMES) else "an unknown call"
     if kind in (BARRIER, GATHER, LEAVE):
         return name
     if kind == COLLECT:
         return f"{name} at rank {root}"
-    said = f"{name} of {count:,} {dtype_name((code[0], code[1]))}"
-    return f"{said} from rank {root}" if kind == BROADCAST else said
+    text = f"{name} of {count:,} {dtype_name((dtype_words[0], dtype_words[1]))}"
+    return f"{text} from rank {root}" if kind == BROADCAST else text
 
 
-def difference(where: str, said: list[Posted], doing: Callable[[int], str] = lambda _: "") -> str:
-    """Return why the ranks' calls cannot be made together, or ``""``.
+def describe_difference(reporter: str, calls: list[Posted], activity_of: Callable[[int], str] = lambda _: "") -> str:
+    """Return an error message if the ranks' calls differ, else ``""``.
 
-    Lengths of what is gathered or collected may differ.
+    The lengths of a gather or a collect may differ.
 
     Args:
-        where: str. Who says it.
-        said: what each rank posted.
-        doing: what a rank says that its call is for, or "".
+        reporter: str. The rank and host that report the difference.
+        calls: the posted call of each rank.
+        activity_of: returns the activity that a rank has set, or "".
 
     Example:
-        >>> difference("rank 0", [(BARRIER, 0, 0, 0), (BARRIER, 0, 0, 0)])
+        >>> describe_difference("rank 0", [(BARRIER, 0, 0, 0), (BARRIER, 0, 0, 0)])
         ''
     """
-    lengths_differ = said[0][0] % 256 in (GATHER, COLLECT)
-    if all(one == said[0] or (lengths_differ and one[0] == said[0][0]) for one in said):
+    lengths_differ = calls[0][0] % 256 in (GATHER, COLLECT)
+    if all(call == calls[0] or (lengths_differ and call[0] == calls[0][0]) for call in calls):
         return ""
-    whys = [doing(rank) for rank in range(len(said))]
-    told = "; ".join(f"rank {r}: {spell(one)}{', for ' if whys[r] else ''}{whys[r]}" for r, one in enumerate(said))
+    activities = [activity_of(rank) for rank in range(len(calls))]
+    descriptions = "; ".join(
+        f"rank {rank}: {describe_call(call)}{', for ' if activities[rank] else ''}{activities[rank]}"
+        for rank, call in enumerate(calls)
+    )
     return (
-        f"{where}: the ranks do not make the same call, so nothing was done. {told}. "
+        f"{reporter}: the ranks do not make the same call, so nothing was done. {descriptions}. "
         "Every rank must call with the same count and dtype in the same order."
     )

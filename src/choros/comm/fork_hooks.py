@@ -10,30 +10,31 @@ from contextlib import suppress
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def keep_from_children(end: socket.socket) -> socket.socket:
-    """Have processes that this one forks close their copy of a socket; return it.
+def close_in_children(sock: socket.socket) -> socket.socket:
+    """Register a socket that forked child processes must close; return the socket.
 
-    The other end sees that this process has ended when the last copy is closed. A forked child, as multiprocessing and
-    data loaders make them, may live on after a rank that was killed, and would hide its death.
+    A peer notices the end of this process when the last copy of the socket is closed. Multiprocessing and data loaders
+    fork children. A child may outlive a rank that was killed, and an open copy in the child would hide the death.
 
     Args:
-        end: socket. Of this process alone.
+        sock: socket. Used by this process only.
 
     Example:
-        >>> near, far = socket.socketpair()
-        >>> keep_from_children(near) is near
+        >>> local, remote = socket.socketpair()
+        >>> close_in_children(local) is local
         True
-        >>> near.close(), far.close()
+        >>> local.close(), remote.close()
         (None, None)
     """
-    _sockets.add(end)
-    return end
+    _sockets.add(sock)
+    return sock
 
 
 def _close_in_child() -> None:
-    for end in list(_sockets):
+    for sock in list(_sockets):
         with suppress(OSError):
-            os.close(end.detach())  # not ``close``, which waits for files made of the socket
+            # Not ``sock.close``: it keeps the descriptor open as long as a file object made of the socket is open.
+            os.close(sock.detach())
 
 
 os.register_at_fork(after_in_child=_close_in_child)

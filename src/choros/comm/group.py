@@ -1,13 +1,16 @@
-"""The transport of bytes: for all ranks at once (``Group``), or between one worker and a center (``ParameterServer``).
+"""Interfaces of communication: ``Group`` for all ranks at once, ``ParameterServer`` for one worker and the center.
 
-Knows nothing of algorithms, Keras or launchers. Every wait has a limit and its error names who was missing.
+This module knows nothing of algorithms, Keras or launchers. Every wait has a time limit, and its error names the
+missing ranks.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
+
+from numpy.typing import DTypeLike
 
 from choros.errors import InvalidInputError
 from choros.types import Array
@@ -18,22 +21,21 @@ if sys.platform == "win32":
     )
 
 
-# Takes down what took time: (kind, name, begin, end, bytes). The kind is "call", "step" (of an optimizer), "wait",
-# "reduce" or "data" (waiting for the next batch); the times are of ``time.monotonic_ns``; bytes are -1 where they are
-# not known.
+# Receiver of timings: (kind, name, begin, end, bytes). The kind is "call", "step" (of an optimizer), "wait", "reduce"
+# or "data" (the wait for the next batch). Times are in nanoseconds of ``time.monotonic_ns``; bytes are -1 if unknown.
 Trace = Callable[[tuple[str, str, int, int, int]], object]
 
 
 @runtime_checkable
 class Group(Protocol):
-    """All ranks at once. Each call is made by every rank in the same order.
+    """All ranks at once. Every rank makes the same calls in the same order.
 
     Attributes:
         rank, size: int.
         timeout: float. Seconds that one wait may last.
-        warn_after: float. Seconds after which a wait is told on stderr, once; infinite: never.
-        doing: str. What the caller is about, for people to read where it waits too long; ``""``: nothing any more.
-        trace: Trace. Is told of every wait and reduction; None: nobody is.
+        warn_after: float. Seconds after which a wait is reported on stderr, once; infinite for never.
+        doing: str. The caller's present activity, for messages about long waits; ``""`` for none.
+        trace: Trace or None. Receives the timing of every wait and reduction.
     """
 
     rank: int
@@ -43,44 +45,44 @@ class Group(Protocol):
     doing: str
     trace: Trace | None
 
-    def slot(self, count: int, dtype: Any) -> Array:
-        """A buffer of ``count`` values that ``sum_slots`` reads: write there what is to be summed (no copy)."""
+    def slot(self, count: int, dtype: DTypeLike) -> Array:
+        """Return the buffer of ``count`` values that ``sum_slots`` reads: write the summands into it (no copy)."""
         ...
 
-    def sum_slots(self, count: int, dtype: Any) -> Array:
-        """Sum all ranks' slots; a view of the result, bit-equal everywhere, good until the next call."""
+    def sum_slots(self, count: int, dtype: DTypeLike) -> Array:
+        """Sum all ranks' slots; return a view of the result, bit-equal on every rank, valid until the next call."""
         ...
 
     def sum(self, x: Array) -> Array:
-        """A new array: the sum over ranks, any shape and any numeric dtype."""
+        """Return the sum over ranks, a new array; any shape and any numeric dtype."""
         ...
 
     def mean(self, x: Array) -> Array:
-        """A new array: the mean over ranks."""
+        """Return the mean over ranks, a new array."""
         ...
 
     def gather(self, x: bytes) -> list[bytes]:
-        """Every rank's bytes (any lengths), in the order of the ranks, on every rank."""
+        """Return every rank's bytes (any lengths), in the order of the ranks, on every rank."""
         ...
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
-        """Root's array on every rank (a new array); the same shape and dtype everywhere."""
+        """Return the root's array on every rank, a new array; shape and dtype must be equal on all ranks."""
         ...
 
     def barrier(self) -> None:
-        """Return when every rank has come."""
+        """Return when every rank has called this."""
         ...
 
     def close(self) -> None:
-        """Free what this rank holds."""
+        """Free this rank's resources."""
         ...
 
 
 def kind_of(group: Group) -> str:
-    """Return what a group is, for people: ``shared memory``, ``MPI``, ``torch (gloo) over shared memory`` ...
+    """Return a group's kind for messages: ``shared memory``, ``MPI``, ``torch (gloo) over shared memory`` ...
 
     Args:
-        group: any; one of a package may have a ``kind`` too, else it is called by its class.
+        group: any group. Without an attribute ``kind`` the result is the name of its class.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
@@ -90,53 +92,25 @@ def kind_of(group: Group) -> str:
     return str(getattr(group, "kind", type(group).__name__))
 
 
-class Rule(Protocol):
-    """The part of an algorithm that a center needs (the shape of ``choros.algorithms.Algorithm``)."""
-
-    @property
-    def shows(self) -> Any:
-        """The center that the worker is shown: "before" or "after" the merge."""
-        ...
-
-    @property
-    def elementwise(self) -> Any:
-        """True if the functions may be applied block by block."""
-        ...
-
-    def propose(self, local: Any, seen: Any, window: int) -> Any:
-        """Return what the worker puts forward."""
-        ...
-
-    def merge(self, centre: Any, message: Any, meeting: Any, memory: Any) -> tuple[Any, Any]:
-        """Return the new centre and the new memory; a memory vector returned as it came is not rewritten."""
-        ...
-
-    def adopt(self, local: Any, shown: Any) -> Any:
-        """Return what the worker goes on with."""
-        ...
-
-    def replaced(self, centre: Any, memory: Any) -> Any:
-        """Return the memory that goes with a centre which was set; a rule without this method keeps its memory."""
-        ...
-
-
 @runtime_checkable
 class ParameterServer(Protocol):
-    """One centre that workers meet in their own time; clock and staleness are counted once, under its lock."""
+    """The center of asynchronous training, from one worker's view. Clock and staleness are counted under its lock."""
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
-        """Propose, merge and adopt in one locked pass; ``local``, ``seen`` and ``others`` are updated in place.
+        """Propose, merge and adopt in one locked pass; update ``local``, ``seen`` and ``others`` in place.
 
-        Where a controller has set the centre since, the worker takes it as it is and nothing is merged.
+        If a controller has set the center since the worker's last exchange, the worker takes the center as it is, and
+        nothing is merged.
 
-        Returns the staleness that this exchange had.
+        Returns:
+            int. The staleness of this exchange: merges by other workers since this worker last saw the center.
         """
         ...
 
     def read(self, out: Array, others: Array) -> int:
-        """Copy the centre (and the averaged moving statistics) out, whole; returns the clock."""
+        """Copy the center into ``out`` and the averaged moving statistics into ``others``; return the clock."""
         ...
 
     def close(self) -> None:
-        """Free what this rank holds."""
+        """Free this worker's resources."""
         ...

@@ -1,4 +1,4 @@
-"""Processes of one machine: which ranks they are, whether one lives, and whether they have a core each."""
+"""Identity of this machine and its processes: machine name, process liveness, ranks in relation to cores."""
 
 from __future__ import annotations
 
@@ -8,97 +8,104 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from choros.comm.shm.group_header import names
+from choros.comm.shm.group_header import format_ranks
 
-_STARTED = 19  # the place of the start time in what the kernel says
-_UNKNOWN = ["0"] * 20
+_START_TIME_FIELD = 19  # index of the start time in /proc/<pid>/stat, counted from the state
+_NO_STAT = ["0"] * 20
 
 
 @cache
 def machine() -> str:
-    """Name this machine as one whose processes see each other: its name, this boot of it, this PID namespace.
+    """Return a name of this machine and PID namespace: host name, boot ID, namespace.
+
+    Processes with the same name see each other's process IDs, so they can map each other's memory.
 
     Example:
         >>> machine() == machine()
         True
     """
-    found = [os.uname().nodename]
+    parts = [os.uname().nodename]
     for path, read in (
         ("/proc/sys/kernel/random/boot_id", lambda p: Path(p).read_text().strip()),
         ("/proc/self/ns/pid", os.readlink),
     ):
         try:
-            found.append(read(path))
+            parts.append(read(path))
         except OSError:
             continue
-    return " ".join(found)
+    return " ".join(parts)
 
 
 class Process(NamedTuple):
-    """A process of this machine. Its number may be given to another one once it has ended; the pair is its own."""
+    """A process of this machine. The kernel may reuse the ID of an ended process; ID and start time are unique."""
 
     pid: int
-    started: int  # clock ticks since this machine's boot; 0 where that cannot be read
+    started: int  # clock ticks since this machine's boot; 0 if that cannot be read
 
     @classmethod
-    def mine(cls) -> Process:
-        """Return the process that asks."""
-        return cls(os.getpid(), int((_facts(os.getpid()) or _UNKNOWN)[_STARTED]))
+    def current(cls) -> Process:
+        """Return the calling process."""
+        return cls(os.getpid(), int((_proc_stat(os.getpid()) or _NO_STAT)[_START_TIME_FIELD]))
 
 
 def alive(process: Process) -> bool:
-    """Return True if a process of this machine runs; False for a zombie too.
+    """Return True if a process of this machine runs; False for a zombie.
 
     Example:
-        >>> mine = Process.mine()
-        >>> alive(mine), alive(mine._replace(started=1))
+        >>> process = Process.current()
+        >>> alive(process), alive(process._replace(started=1))
         (True, False)
     """
-    facts = _facts(process.pid)
-    if facts is None:
+    stat = _proc_stat(process.pid)
+    if stat is None:
         return not Path("/proc/self/stat").exists()
-    return facts[0] not in ("Z", "X") and int(facts[_STARTED]) == process.started
+    return stat[0] not in ("Z", "X") and int(stat[_START_TIME_FIELD]) == process.started
 
 
-def _facts(pid: int) -> list[str] | None:
-    """Return what the kernel says of a process, from its state on; None where it says nothing."""
+def _proc_stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/<pid>/stat from the state on; None if there is no such file."""
+    # The command name in front may contain spaces and brackets, so the fields are counted from the last bracket.
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
 
 
-def crowded(pids: Iterable[int]) -> bool:
-    """Tell whether processes of this machine outnumber the cores that they may run on together.
+def oversubscribed(pids: Iterable[int]) -> bool:
+    """Return whether ranks of this machine outnumber the cores on which they may run.
 
     Args:
-        pids: one for each rank; a process that holds several ranks counts as many times.
+        pids: process ID of each rank; a process with several ranks counts several times.
 
     Example:
-        >>> crowded([os.getpid()])
+        >>> oversubscribed([os.getpid()])
         False
     """
-    ranks = list(pids)
+    all_pids = list(pids)
     cores: set[int] = set()
-    for pid in set(ranks):
+    for pid in set(all_pids):
         try:
             cores |= os.sched_getaffinity(pid)
-        except (AttributeError, OSError):  # macOS has no affinity; of a process that has ended nothing is known
+        except (AttributeError, OSError):  # macOS has no affinity call; an ended process has no affinity
             cores |= set(range(os.cpu_count() or 1))
-    return len(ranks) > len(cores)
+    return len(all_pids) > len(cores)
 
 
-def spread(machines: list[str]) -> str:
-    """Say in words which ranks are on which machine, or ``""`` where there is one.
+def describe_hosts(machines: list[str]) -> str:
+    """Return a description of the ranks on each machine, or ``""`` for one machine.
 
     Args:
-        machines: of each rank, what ``machine`` gave there.
+        machines: list of str. For each rank, the result of ``machine``.
 
     Example:
-        >>> spread(["a 1", "a 1", "b 2"]), spread(["a 1"])
+        >>> describe_hosts(["a 1", "a 1", "b 2"]), describe_hosts(["a 1"])
         ('ranks 0, 1 on a, rank 2 on b', '')
     """
-    at = {where: [rank for rank, one in enumerate(machines) if one == where] for where in machines}
-    if len(at) == 1:
+    ranks_by_machine = {
+        machine_name: [rank for rank, name in enumerate(machines) if name == machine_name] for machine_name in machines
+    }
+    if len(ranks_by_machine) == 1:
         return ""
-    return ", ".join(f"{names(ranks)} on {where.split()[0]}" for where, ranks in at.items())
+    return ", ".join(
+        f"{format_ranks(ranks)} on {machine_name.split()[0]}" for machine_name, ranks in ranks_by_machine.items()
+    )

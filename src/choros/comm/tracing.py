@@ -1,4 +1,4 @@
-"""A call that a group knows by its name while it lasts, and that the group's trace takes down when it ends."""
+"""Named operation: a group's ``doing`` has its name while it lasts, and the group's trace receives its times."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from choros.comm.group import Group
 
 
 class TracedOperation:
-    """Say what the caller is about, for as long as a ``with`` lasts.
+    """Context manager that names and times an operation of a group.
 
     Args:
         group: Group.
-        kind: str. "call", or "step" for an optimizer's.
-        text: str. In words. Where it is not known yet, ``group.doing`` is set within.
-        nbytes: int. What the call is about weighs; -1 where that is not known.
+        kind: str. "call", or "step" for a step of an optimizer.
+        text: str. Description for messages. If it is not known yet, the block sets ``group.doing``. Defaults to "".
+        nbytes: int. Size of the data in bytes; -1, the default, if it is unknown.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
-        >>> group, taken = SingleRankGroup(), []
-        >>> group.trace = taken.append
+        >>> group, events = SingleRankGroup(), []
+        >>> group.trace = events.append
         >>> with TracedOperation(group, "call", "allreduce 'loss'", 12):
         ...     group.doing
         "allreduce 'loss'"
-        >>> group.doing, [(kind, name, end >= begin, nbytes) for kind, name, begin, end, nbytes in taken]
+        >>> group.doing, [(kind, name, end >= begin, nbytes) for kind, name, begin, end, nbytes in events]
         ('', [('call', "allreduce 'loss'", True, 12)])
     """
 

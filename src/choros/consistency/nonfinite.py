@@ -89,7 +89,7 @@ class NonFiniteDetector:
         self.over = self.over or not _finite(local)
 
     def loss(self, loss: Any, epoch: int) -> None:
-        """Look at the loss of an epoch in which nobody told of anything."""
+        """Check the loss of an epoch without an earlier report."""
         if isinstance(loss, float) and not math.isfinite(loss) and self.tally().lost_epoch < 0:
             self.tell("the loss" if self.workers == 1 else "the loss of all ranks", epoch, None)
 
@@ -103,7 +103,7 @@ class NonFiniteDetector:
             f"choros: rank {tally.rank} of {self.workers} on {tally.host}: {what} is not finite, first seen "
             f"in epoch {epoch + 1}{where}. Training goes on, and what is learnt from there on is not finite either, on "
             "all ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
-            "keras.callbacks.TerminateOnNaN ends such a run. This is said once.",
+            "keras.callbacks.TerminateOnNaN ends such a run. This warning appears once.",
             file=sys.stderr,
             flush=True,
         )

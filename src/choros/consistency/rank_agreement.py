@@ -13,14 +13,17 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from choros.comm.group import Group
 from choros.consistency.model_fingerprint import digest_of, first_difference, layers_of, named, settings, short
 from choros.consistency.versions import versions
-from choros.data import serialization
+from choros.data import Source, serialization
 from choros.errors import InvalidInputError
 from choros.types import Batch
+
+if TYPE_CHECKING:
+    import keras
 
 # Of a job, what only rank 0 knows.
 _RANK_0 = ("seed", "per_batch", "progress", "watched", "validate_average", "repeats")
@@ -44,85 +47,85 @@ class JobSettings(Protocol):
 JobT = TypeVar("JobT", bound=JobSettings)
 
 
-def agree(group: Group, job: JobT, facts: dict[str, Any], model: Any) -> JobT:
-    """Take rank 0's seed, and refuse ranks that were told to do different things.
+def agree(group: Group, job: JobT, facts: dict[str, Any], model: keras.Model) -> JobT:
+    """Take rank 0's seed, and refuse ranks with different settings.
 
     Args:
-        group: all ranks.
-        job: what this rank was told.
-        facts: by name, of data and model what JSON can hold and must be the same on every rank.
-        model: keras.Model, of which the facts tell.
+        group: Group. All ranks.
+        job: this rank's settings.
+        facts: dict of plain JSON. Facts on data and model that must be equal on every rank.
+        model: keras.Model. The model of the facts.
 
     Returns:
-        The job, with what only rank 0 knows.
+        The job, with the values that only rank 0 has.
 
     Raises:
-        InvalidInputError: on every rank, if one differs from rank 0; names what differs.
+        InvalidInputError: on every rank, if a rank differs from rank 0; the message names the difference.
     """
 
-    def gather(told: Any) -> list[Any]:
-        found = []
-        for rank, text in enumerate(group.gather(json.dumps(told).encode())):
+    def gather(value: object) -> list[Any]:
+        replies = []
+        for rank, text in enumerate(group.gather(json.dumps(value).encode())):
             try:
-                found.append(json.loads(text))
+                replies.append(json.loads(text))
             except ValueError:
                 raise InvalidInputError(
-                    f"Rank {rank} does something else than a Trainer's fit here: all ranks run the same script, with "
+                    f"Rank {rank} makes another call than this Trainer's fit: run the same script on all ranks, with "
                     "the same CHOROS_COMM."
                 ) from None
-        return found
+        return replies
 
-    said = gather({**facts, **job.json(), **facts, "host": platform.node()})
-    if problem := difference(said, model, gather):
+    settings_by_rank = gather({**facts, **job.json(), **facts, "host": platform.node()})
+    if problem := difference(settings_by_rank, model, gather):
         raise InvalidInputError(f"{problem} {_ADVICE}")
-    return replace(job, **{name: said[0][name] for name in _RANK_0})
+    return replace(job, **{name: settings_by_rank[0][name] for name in _RANK_0})
 
 
 def difference(
-    said: Sequence[dict[str, Any]],
-    model: Any,
+    facts_by_rank: Sequence[dict[str, Any]],
+    model: keras.Model,
     gather: Callable[[Any], list[Any]],
     ranks: Sequence[int] = (),
-    apart: Sequence[str] = (),
+    ignored: Sequence[str] = (),
 ) -> str:
-    """Say which rank was told something else than the first one, where it is, and what; "" where none was.
+    """Return a message on the first rank whose settings differ from the first rank's, or "".
 
     Args:
-        said: what each rank was told; the same list on every rank.
-        model: this rank's, of which the layers are told where models differ.
-        gather: gives what every rank gives it; called by all ranks or by none.
-        ranks: what they are called. Defaults to their numbers in ``said``.
-        apart: names of facts that may differ.
+        facts_by_rank: for each rank, its facts; the same list on every rank.
+        model: keras.Model. This rank's model; the message names its layers if the models differ.
+        gather: returns the argument of every rank; all ranks call it, or none.
+        ranks: sequence of int. The ranks' numbers in the message. Defaults to their numbers in the list.
+        ignored: sequence of str. Names of facts that may differ.
     """
-    first = said[0]
-    for place, other in enumerate(said):
-        skipped = {*_APART, *apart, *(_OF_A_MODEL if other.get("built") != first.get("built") else ())}
+    first = facts_by_rank[0]
+    for index, other in enumerate(facts_by_rank):
+        skipped = {*_APART, *ignored, *(_OF_A_MODEL if other.get("built") != first.get("built") else ())}
         different = [name for name in other if name not in skipped and other[name] != first.get(name)]
         if not different:
             continue
         name = different[0]
-        told = f"{short(other[name])} and {short(first.get(name))}"
+        values = f"{short(other[name])} and {short(first.get(name))}"
         if name == "model":  # the same for all: the ranks have equal libraries, which come before it
             layers = gather(layers_of(model))
-            told = first_difference(layers[place], layers[0]) or told
-            different = [each for each in different if each != "variables"]
-        names = ", ".join(dict.fromkeys(_WORDS.get(each, each) for each in different))
-        numbers = ranks or range(len(said))
+            values = first_difference(layers[index], layers[0]) or values
+            different = [fact for fact in different if fact != "variables"]
+        names = ", ".join(dict.fromkeys(_WORDS.get(fact, fact) for fact in different))
+        numbers = ranks or range(len(facts_by_rank))
         return (
-            f"Rank {numbers[place]} on {other['host']} and rank {numbers[0]} on {first['host']} were told different "
-            f"things: {names} ({told})."
+            f"Rank {numbers[index]} on {other['host']} and rank {numbers[0]} on {first['host']} have different "
+            f"settings: {names} ({values})."
         )
     return ""
 
 
-def facts_of(model: Any, source: Any, validation: Any, batch_size: int) -> dict[str, Any]:
-    """Return, of libraries, script, model and data, what must be the same on every rank, as plain JSON.
+def facts_of(model: keras.Model, source: Source, validation: Source | None, batch_size: int) -> dict[str, Any]:
+    """Return the facts on libraries, script, model and data that must be equal on every rank, as plain JSON.
 
     Args:
         model: keras.Model, built and compiled.
-        source: of batches to train on.
-        validation: of those to validate with, or None.
-        batch_size: int. Global.
+        source: Source. The training data.
+        validation: Source or None. The validation data.
+        batch_size: int. The global batch size.
     """
     facts = {
         **facts_of_model(model),
@@ -131,15 +134,15 @@ def facts_of(model: Any, source: Any, validation: Any, batch_size: int) -> dict[
         "validation_data": None if validation is None else validation.rows,
     }
     if not source.indexed:
-        facts["first_batch"] = digest(source.sample())
-    found: dict[str, Any] = json.loads(json.dumps(facts))
-    return found
+        facts["first_batch"] = digest(source.sample(batch_size))
+    plain: dict[str, Any] = json.loads(json.dumps(facts))
+    return plain
 
 
-def facts_of_model(model: Any) -> dict[str, Any]:
-    """Return, of libraries, script and model, what must be the same on every rank, as plain JSON.
+def facts_of_model(model: keras.Model) -> dict[str, Any]:
+    """Return the facts on libraries, script and model that must be equal on every rank, as plain JSON.
 
-    The learning rate is not among it, nor names and seeds that each process draws.
+    The facts leave out the learning rate, and names and seeds that each process draws.
 
     Args:
         model: keras.Model, compiled.
@@ -155,20 +158,20 @@ def facts_of_model(model: Any) -> dict[str, Any]:
         "metrics": named(getattr(metrics, "_user_metrics", None) or []),
         "weighted_metrics": named(getattr(metrics, "_user_weighted_metrics", None) or []),
     }
-    found: dict[str, Any] = json.loads(json.dumps(facts))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(facts))
+    return plain
 
 
 def digest(batch: Batch) -> str:
-    """Return what tells two batches apart."""
+    """Return a digest of a batch."""
     digest = hashlib.blake2b(digest_size=8)
     for array in serialization.flat(batch)[1]:
         digest.update(array.tobytes())
     return digest.hexdigest()
 
 
-def _layers(model: Any) -> str:
-    """The digest of a model's layers; kept, as it takes a tenth of a second of 200, until it is compiled anew."""
+def _layers(model: keras.Model) -> str:
+    """Return the digest of a model's layers. It is cached until the model is compiled again: 200 layers take 0.1 s."""
     state = id(model.optimizer), [(layer.trainable, layer.built) for layer in model._flatten_layers()]
     if _digests.get(model, (None, ""))[0] != state:
         _digests[model] = state, digest_of(layers_of(model))
@@ -177,14 +180,14 @@ def _layers(model: Any) -> str:
 
 @functools.cache
 def _libraries() -> dict[str, str]:
-    found = versions()
+    installed = versions()
     with suppress(metadata.PackageNotFoundError):
-        found["choros"] = metadata.version("choros")
-    return found
+        installed["choros"] = metadata.version("choros")
+    return installed
 
 
 def _script() -> str:
-    """Return the digest of the script that runs, "" if there is no file of it."""
+    """Return the digest of the script, or "" if the script is not a file."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest() if path else ""
@@ -192,8 +195,8 @@ def _script() -> str:
         return ""
 
 
-def optimizer_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer's class and settings, the learning rate left out."""
-    own = {name: value for name, value in settings(optimizer).items() if name != "learning_rate"}
+def optimizer_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Return an optimizer's class and settings without the learning rate."""
+    own_settings = {name: value for name, value in settings(optimizer).items() if name != "learning_rate"}
     inner = getattr(optimizer, "inner_optimizer", None)
-    return [type(optimizer).__name__, own, *([] if inner is None else [optimizer_of(inner)])]
+    return [type(optimizer).__name__, own_settings, *([] if inner is None else [optimizer_of(inner)])]

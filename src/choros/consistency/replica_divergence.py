@@ -12,12 +12,12 @@ import numpy as np
 
 from choros.types import Array
 
-_PARTS = 16  # sums that a vector is told by
+_PARTS = 16  # partial sums in the fingerprint of a vector
 _FAR = 1e-3  # of the weights' norm; rounding alone, on unlike processors, stays below
 
 
 def mark(vector: Array) -> list[Any]:
-    """Return what tells two vectors apart, and how far apart they are, as plain JSON of some hundred bytes.
+    """Return a fingerprint of a vector, plain JSON of some hundred bytes, from which distances can be estimated.
 
     Args:
         vector: flat, contiguous float array.
@@ -35,21 +35,21 @@ def mark(vector: Array) -> list[Any]:
     even = vector.nbytes // 8 * 8 // vector.itemsize
     bits = int(vector[:even].view(np.uint64).sum()) + sum(vector[even:].view(f"u{vector.itemsize}").tolist())
     parts = min(_PARTS, vector.size)
-    whole = vector.size // parts * parts
-    with np.errstate(all="ignore"):  # what is not finite is told by others
-        sums = vector[:whole].reshape(parts, -1).sum(axis=1)
-        sums[-1] += vector[whole:].sum()
+    even_rows = vector.size // parts * parts
+    with np.errstate(all="ignore"):  # other checks report values that are not finite
+        sums = vector[:even_rows].reshape(parts, -1).sum(axis=1)
+        sums[-1] += vector[even_rows:].sum()
         return [bits, float(np.dot(vector, vector)) ** 0.5, sums.tolist()]
 
 
 @dataclass(frozen=True)
 class ReplicaDivergence:
-    """Ranks whose weights are not those of most.
+    """Ranks whose weights differ from those of the majority.
 
     Attributes:
         far: ranks that must not go on, each with its distance over the norm of the weights.
         near: ranks that differ by rounding.
-        usual: int. A rank that has what most have.
+        usual: int. A rank of the majority.
     """
 
     far: dict[int, float]
@@ -57,14 +57,16 @@ class ReplicaDivergence:
     usual: int
 
     def say(self, hosts: Sequence[str], epoch: int, step: int | None = None) -> str:
-        """Name the ranks that are far from the others.
+        """Return a message that names the ranks far from the others.
 
         Args:
-            hosts: by rank.
+            hosts: sequence of str. For each rank, its host.
             epoch: int. Counted from 0.
-            step: int. After which of its steps; None is the epoch's end.
+            step: int or None. The step of the epoch, counted from 0; None for the epoch's end.
         """
-        named = ", ".join(f"rank {r} on {hosts[r]} (by {found:.2g} of their norm)" for r, found in self.far.items())
+        named = ", ".join(
+            f"rank {rank} on {hosts[rank]} (by {distance:.2g} of their norm)" for rank, distance in self.far.items()
+        )
         when = f"at the end of epoch {epoch + 1}" if step is None else f"in epoch {epoch + 1} after step {step + 1}"
         return (
             f"The weights of {named} differ {when} from those of rank {self.usual} on {hosts[self.usual]}, and should "
@@ -75,14 +77,14 @@ class ReplicaDivergence:
 
 
 def compare(marks: Sequence[list[Any]]) -> ReplicaDivergence | None:
-    """Compare what ``mark`` gave on each rank; None where all are equal, or where none is finite.
+    """Compare the results of ``mark`` of all ranks; return None if all are equal, or if none is finite.
 
     Example:
         >>> one, other = np.ones(8, np.float32), np.full(8, 2, np.float32)
         >>> compare([mark(one), mark(one)]), compare([mark(one), mark(one), mark(other)]).far
         (None, {2: 1.0})
     """
-    if all(each[0] == marks[0][0] for each in marks):
+    if all(rank_mark[0] == marks[0][0] for rank_mark in marks):
         return None
     counts = Counter(bits for bits, _, _ in marks)
     most = max(counts.values())
@@ -99,18 +101,18 @@ def compare(marks: Sequence[list[Any]]) -> ReplicaDivergence | None:
     return ReplicaDivergence(far, near, usual) if far or near else None
 
 
-def warn(drift: ReplicaDivergence, what: str) -> None:
-    """Say on stderr that ranks differ in the last bits.
+def warn(drift: ReplicaDivergence, consequence: str) -> None:
+    """Print a warning on stderr that ranks differ in the last bits.
 
     Args:
         drift: ReplicaDivergence.
-        what: what is done about it.
+        consequence: str. The consequence, for the message.
     """
-    rank, distance = max(drift.near.items(), key=lambda each: each[1])
+    rank, distance = max(drift.near.items(), key=lambda item: item[1])
     print(
         f"choros: the weights of {len(drift.near)} ranks differ from those of rank {drift.usual} in their last bits "
         f"(the most those of rank {rank}, by {distance:.1g} of their norm), as on unlike processors or with unlike "
-        f"libraries; {what}. This is said once.",
+        f"libraries; {consequence}. This warning appears once.",
         file=sys.stderr,
         flush=True,
     )

@@ -16,26 +16,26 @@ def versions() -> dict[str, str]:
     import keras
 
     backend = keras.backend.backend()
-    found = {"python": platform.python_version().rpartition(".")[0], "keras": keras.__version__, "backend": backend}
+    installed = {"python": platform.python_version().rpartition(".")[0], "keras": keras.__version__, "backend": backend}
     for name in ("numpy", "cloudpickle", *_LIBRARIES.get(backend, (backend,))):
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
-def check_versions(theirs: dict[str, str]) -> None:
-    """Refuse to read what a process with other versions wrote.
+def check_versions(remote: dict[str, str]) -> None:
+    """Refuse to read data of a process with other versions.
 
     Args:
-        theirs: ``versions()`` of that process.
+        remote: dict. ``versions()`` of that process.
 
     Raises:
-        InvalidInputError: says what differs, and on which host.
+        InvalidInputError: a version differs; the message names the libraries and this host.
     """
-    mine = versions()
-    different = [name for name in theirs if theirs[name] != mine.get(name)]
+    local = versions()
+    different = [name for name in remote if remote[name] != local.get(name)]
     if different:
-        both = ", ".join(f"{name} {mine.get(name, 'none')} here and {theirs[name]} there" for name in different)
+        both = ", ".join(f"{name} {local.get(name, 'none')} here and {remote[name]} there" for name in different)
         raise InvalidInputError(
             f"The worker on {platform.node()} and the process that called fit have different versions: {both} "
             "(here is the worker). A model travels between equal ones only: install the same on both."

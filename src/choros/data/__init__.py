@@ -18,7 +18,7 @@ from choros.data.prefetch import Prefetch, PrefetchSource, feed, prefetch, witho
 from choros.data.pydataset_source import PyDatasetSource
 from choros.data.stream_source import StreamSource, read_all
 from choros.data.validation import check_alone_in_call, unpack
-from choros.types import Batch
+from choros.types import ArrayTree, Batch
 
 __all__ = [
     "ArraySource",
@@ -84,7 +84,11 @@ class Source(Protocol):
 
 
 def make_source(
-    x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, floatx: str = "float32"
+    x: ArrayTree,
+    y: ArrayTree = None,
+    sample_weight: ArrayTree = None,
+    class_weight: Any = None,
+    floatx: str = "float32",
 ) -> Source:
     """A source from what ``model.fit`` takes, and from files.
 
@@ -128,7 +132,7 @@ def make_source(
     return ArraySource(x, y, sample_weight, floatx)
 
 
-def make_validation(data: Any, steps: int | None = None, floatx: str = "float32") -> Source:
+def make_validation(data: ArrayTree, steps: int | None = None, floatx: str = "float32") -> Source:
     """A source from what ``fit`` takes as ``validation_data``; a stream is read here and now.
 
     Args:

@@ -15,7 +15,7 @@ from choros.data.sharding import BatchSlice, pieces
 from choros.data.tree import is_nested, leaves, map_leaves
 from choros.data.validation import check_arrays, check_batch
 from choros.errors import InvalidDataError
-from choros.types import Array, Batch
+from choros.types import Array, ArrayTree, Batch
 
 
 class ArraySource:
@@ -49,15 +49,20 @@ class ArraySource:
     ahead = 0
 
     def __init__(
-        self, x: Any, y: Any = None, sample_weight: Any = None, floatx: str = "float32", block: int | None = None
+        self,
+        x: ArrayTree,
+        y: ArrayTree = None,
+        sample_weight: ArrayTree = None,
+        floatx: str = "float32",
+        block: int | None = None,
     ) -> None:
         x, y, weight = as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")
         self.rows = check_arrays(x, y, weight)
         if is_nested(y) and weight is not None and not is_nested(weight):
-            one = weight
-            weight = map_leaves(lambda _: one, y)
+            leaf = weight
+            weight = map_leaves(lambda _: leaf, y)
         self.floatx = floatx
-        self._data: tuple[Any, Any, Any] = map_leaves(
+        self._data: tuple[ArrayTree, ArrayTree, ArrayTree] = map_leaves(
             lambda a: a if place_in_file(a) else to_floatx(a, floatx), (x, y, weight)
         )
         self._cast = any(a.dtype != to_floatx(a[:0], floatx).dtype for _, a in leaves(self._data))
@@ -65,17 +70,17 @@ class ArraySource:
         self._flat = not any(map(is_nested, self._data))
 
     @property
-    def x(self) -> Any:
+    def x(self) -> ArrayTree:
         """The inputs."""
         return self._data[0]
 
     @property
-    def y(self) -> Any:
+    def y(self) -> ArrayTree:
         """The targets, or None."""
         return self._data[1]
 
     @property
-    def sample_weight(self) -> Any:
+    def sample_weight(self) -> ArrayTree:
         """The weights, nested as ``y`` is, or None."""
         return self._data[2]
 
@@ -88,7 +93,7 @@ class ArraySource:
         rows = min(self.rows, batch_size)
         return Batch(*self._cut(slice(0, rows)), rows=rows, total=rows)
 
-    def taken(self, rows: Array) -> tuple[Any, Any, Any]:
+    def taken(self, rows: Array) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
         """Copies of these rows of x, y and sample_weight."""
         return self._pick(rows)
 
@@ -157,12 +162,12 @@ class ArraySource:
             rows = piece.stop - piece.start
             yield Batch(*self._pick(order[piece.start : piece.stop]), rows=rows, total=piece.total)
 
-    def _cut(self, rows: slice) -> tuple[Any, Any, Any]:
+    def _cut(self, rows: slice) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
         if rows.start == rows.stop:
             return None, None, None
         return self._map(lambda a: _view(self._float(a[rows])))
 
-    def _pick(self, rows: Array) -> tuple[Any, Any, Any]:
+    def _pick(self, rows: Array) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
         if not len(rows):
             return None, None, None
         return self._map(lambda a: self._float(a.take(rows, axis=0) if a.flags.c_contiguous else a[rows]))
@@ -170,7 +175,7 @@ class ArraySource:
     def _float(self, part: Array) -> Array:
         return to_floatx(part, self.floatx) if self._cast else part
 
-    def _map(self, function: Callable[[Array], Array]) -> tuple[Any, Any, Any]:
+    def _map(self, function: Callable[[Array], Array]) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
         x, y, weight = self._data
         if self._flat:  # three arrays at most: no need to walk a tree at every batch
             return function(x), None if y is None else function(y), None if weight is None else function(weight)

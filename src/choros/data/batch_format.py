@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from choros.data.class_weights import with_class_weight
 from choros.data.conversion import as_arrays, is_row, to_floatx
 from choros.data.tree import is_nested, map_leaves
 from choros.data.validation import check_arrays
 from choros.errors import InvalidDataError
-from choros.types import Batch
+from choros.types import ArrayTree, Batch
 
 
 def standard(
-    batch: Any, name: str, how: str, class_weight: Mapping[int, float] | None, floatx: str
-) -> tuple[Any, Any, Any, int]:
+    batch: ArrayTree, name: str, how: str, class_weight: Mapping[int, float] | None, floatx: str
+) -> tuple[ArrayTree, ArrayTree, ArrayTree, int]:
     """Return ``(x, y, sample_weight, rows)`` of one batch.
 
     Args:
@@ -54,13 +53,13 @@ def standard(
     except InvalidDataError as error:
         raise InvalidDataError(f"In {name}: {error}") from None
     if is_nested(y) and weight is not None and not is_nested(weight):
-        one = weight
-        weight = map_leaves(lambda _: one, y)
+        leaf = weight
+        weight = map_leaves(lambda _: leaf, y)
     x, y, weight = to_floatx((x, y, weight), floatx)
     return x, y, weight, rows
 
 
-def cut(x: Any, y: Any, weight: Any, total: int, mine: slice) -> Batch:
+def cut(x: ArrayTree, y: ArrayTree, weight: ArrayTree, total: int, mine: slice) -> Batch:
     """One rank's rows of a global batch of ``total``."""
     rows = mine.stop - mine.start
     if rows == 0:

@@ -22,15 +22,15 @@ def pools(sizes: Sequence[int] | Rows, blocks: int = POOL_BLOCKS, rows: int = PO
         >>> pools([3, 3, 3, 9, 1], blocks=2, rows=8)
         [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
-    found, first, held = [], 0, 0
+    runs, first, held = [], 0, 0
     for i, size in enumerate(map(int, sizes)):
         if i > first and (i - first == blocks or held + size > rows):
-            found.append(slice(first, i))
+            runs.append(slice(first, i))
             first, held = i, 0
         held += size
     if first < len(sizes):
-        found.append(slice(first, len(sizes)))
-    return found
+        runs.append(slice(first, len(sizes)))
+    return runs
 
 
 class BlockOrder:
@@ -87,12 +87,12 @@ class BlockOrder:
     def _go_to(self, pool: int) -> None:
         if pool == self._now:
             return
-        mine, after = (
+        pool_blocks, after = (
             self._blocks[self._pools[i]] if i < len(self._pools) else self._blocks[:0] for i in (pool, pool + 1)
         )
         if self._enter is not None:
-            self._enter(mine, after)
-        rows = np.concatenate([np.arange(self._starts[b], self._starts[b + 1]) for b in mine])
+            self._enter(pool_blocks, after)
+        rows = np.concatenate([np.arange(self._starts[b], self._starts[b + 1]) for b in pool_blocks])
         if self._shuffle:
             rows = rows[permutation(len(rows), *self._key, within=pool)]
         self._now, self._rows = pool, rows

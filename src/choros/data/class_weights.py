@@ -12,7 +12,7 @@ from choros.data.conversion import as_arrays
 from choros.data.tree import is_nested
 from choros.data.validation import check_arrays
 from choros.errors import InvalidDataError
-from choros.types import Array
+from choros.types import Array, ArrayTree
 
 
 def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str = "float32") -> Array:
@@ -40,13 +40,13 @@ def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str = "fl
         raise InvalidDataError(
             f"class_weight needs one class for each row, and y has the shape {y.shape}: give sample_weight."
         )
-    found, where = np.unique(np.round(labels).astype("int32"), return_inverse=True)
+    labels_present, where = np.unique(np.round(labels).astype("int32"), return_inverse=True)
     dtype = np.dtype("float32" if floatx == "bfloat16" else floatx)
-    table: Array = np.array([class_weight.get(int(label), 1.0) for label in found], dtype=dtype)
+    table: Array = np.array([class_weight.get(int(label), 1.0) for label in labels_present], dtype=dtype)
     return table[where.reshape(labels.shape)]
 
 
-def check_class_weight(class_weight: Any, y: Any) -> None:
+def check_class_weight(class_weight: object, y: ArrayTree) -> None:
     """Refuse what is no mapping from class numbers to finite numbers, or more than one output.
 
     Raises:
@@ -76,7 +76,7 @@ def check_class_weight(class_weight: Any, y: Any) -> None:
             raise InvalidDataError(f"class_weight[{label}] is {weight!r}: give a finite number.")
 
 
-def with_class_weight(y: Any, sample_weight: Any, class_weight: Any, floatx: str = "float32") -> Any:
+def with_class_weight(y: ArrayTree, sample_weight: ArrayTree, class_weight: Any, floatx: str = "float32") -> ArrayTree:
     """``sample_weight`` with the weight of each row's class in it; the two are multiplied where both are given.
 
     Keras 3 refuses the two together; their product is what Keras 2 did, and what the words mean.
@@ -91,9 +91,9 @@ def with_class_weight(y: Any, sample_weight: Any, class_weight: Any, floatx: str
     check_class_weight(class_weight, y)
     if y is None:
         raise InvalidDataError("class_weight was given without y: give y, or leave it out.")
-    y, given = as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")
+    y, row_weights = as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")
     weights = class_weights(y, class_weight, floatx)
-    if given is None:
+    if row_weights is None:
         return weights
-    check_arrays(y, y, given)
-    return weights.reshape(-1, *[1] * (given.ndim - 1)) * given
+    check_arrays(y, y, row_weights)
+    return weights.reshape(-1, *[1] * (row_weights.ndim - 1)) * row_weights

@@ -8,12 +8,12 @@ import numpy as np
 
 from choros.data.tree import map_leaves
 from choros.errors import InvalidDataError, brief
-from choros.types import Array
+from choros.types import Array, ArrayTree
 
 _REMEDY = "convert it to numpy arrays, name files by choros.files, or wrap it in a keras.utils.PyDataset"
 
 
-def is_py_dataset(value: Any) -> bool:
+def is_py_dataset(value: object) -> bool:
     """Return whether ``value`` is a ``keras.utils.PyDataset``, found without importing Keras.
 
     Example:
@@ -26,7 +26,7 @@ def is_py_dataset(value: Any) -> bool:
     )
 
 
-def brings_targets(value: Any) -> bool:
+def brings_targets(value: object) -> bool:
     """Return whether ``value`` yields y and weights itself: a PyDataset, rows of files, or a stream of batches.
 
     Example:
@@ -36,7 +36,7 @@ def brings_targets(value: Any) -> bool:
     return is_py_dataset(value) or getattr(value, "brings_targets", False) is True or is_stream(value)
 
 
-def is_stream(value: Any) -> bool:
+def is_stream(value: object) -> bool:
     """Return whether ``value`` yields batches: it can be iterated, and is no array and no container of arrays.
 
     Example:
@@ -50,7 +50,7 @@ def is_stream(value: Any) -> bool:
     return hasattr(value, "__iter__") or hasattr(value, "__next__")
 
 
-def _has_no_rows(value: Any) -> bool:
+def _has_no_rows(value: object) -> bool:
     return hasattr(value, "tocoo") or "Ragged" in type(value).__name__ or "Sparse" in type(value).__name__
 
 
@@ -108,7 +108,7 @@ def as_array(value: Any, name: str = "x") -> Array:
     return array[:, None] if series else array
 
 
-def as_arrays(structure: Any, name: str = "x") -> Any:
+def as_arrays(structure: ArrayTree, name: str = "x") -> ArrayTree:
     """``as_array`` at every leaf of a nested structure; None stays None.
 
     Raises:
@@ -142,7 +142,7 @@ def as_arrays(structure: Any, name: str = "x") -> Any:
     return None if structure is None else as_array(structure, name)
 
 
-def is_row(value: Any) -> bool:
+def is_row(value: object) -> bool:
     """Return whether a nested structure is one row and not a batch: a part of it is a single number or text.
 
     Example:
@@ -154,7 +154,7 @@ def is_row(value: Any) -> bool:
     return isinstance(value, str | bytes | int | float | np.generic) or getattr(value, "shape", None) == ()
 
 
-def to_floatx(structure: Any, floatx: str) -> Any:
+def to_floatx(structure: ArrayTree, floatx: str) -> ArrayTree:
     """Every array of floating point as ``floatx``, as Keras' array adapter does; whole numbers stay as they are.
 
     ``bfloat16``, which numpy does not have, becomes float32; the backend rounds it.
@@ -171,7 +171,7 @@ def to_floatx(structure: Any, floatx: str) -> Any:
     return map_leaves(cast, structure)
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     """Return a description of an object that is no array."""
     kind = type(value)
     modules = {parent.__module__.split(".")[0] for parent in kind.__mro__}

@@ -55,23 +55,23 @@ def block_rows(arrays: Iterable[Array], rows: int) -> int:
 
 def _memory() -> int:
     """Bytes that this machine, or this process's control group, has."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no limit is "max"
-        there = min(there, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return there
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
 
 
 def memory_left() -> int:
     """Return the bytes that this process may still take, of the machine's or of its control group's memory."""
-    left = _memory()
+    available = _memory()
     with suppress(OSError, ValueError):
         facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        left = min(left, int(facts["MemAvailable"].split()[0]) * 1024)
+        available = min(available, int(facts["MemAvailable"].split()[0]) * 1024)
     with suppress(OSError, ValueError):  # no limit is "max"
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        left = min(left, max(limit - used, 0))
-    return left
+        available = min(available, max(limit - used, 0))
+    return available
 
 
 def open_place(place: dict[str, Any]) -> Array:

@@ -8,11 +8,10 @@ but for one row a rank. What the ranks sum is weighed by rows, so the training i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from choros.data.array_source import ArraySource
 from choros.data.sharding import BatchSlice, visits
-from choros.types import Batch
+from choros.types import ArrayTree, Batch
 
 _APART = 7919  # between the seeds of two ranks' orders
 
@@ -79,7 +78,7 @@ class PartitionedSource:
             yield BatchSlice(turn, i * mine // count, (i + 1) * mine // count, total)
 
 
-def template(x: Any, y: Any = None, weight: Any = None, floatx: str = "float32") -> Batch:
+def template(x: ArrayTree, y: ArrayTree = None, weight: ArrayTree = None, floatx: str = "float32") -> Batch:
     """Return a batch of some rows, for ``first``."""
     source = ArraySource(x, y, weight, floatx)
     return source.sample(source.rows)

@@ -34,12 +34,12 @@ def permutation(
     if not shuffle or rows < 2:
         return np.arange(rows, dtype=np.int64)
     low = np.uint64((rows - 1).bit_length())
-    one = np.uint64(1)
+    unit = np.uint64(1)
     part = () if within is None else (within + 1,)  # a SeedSequence takes no notice of zeros at the end
     keys = np.random.PCG64(np.random.SeedSequence((seed, epoch, *part))).random_raw(rows)
     keys = ((keys >> low) << low) | np.arange(rows, dtype=np.uint64)
     keys.sort()
-    numbers: npt.NDArray[np.int64] = (keys & ((one << low) - one)).astype(np.int64)
+    numbers: npt.NDArray[np.int64] = (keys & ((unit << low) - unit)).astype(np.int64)
     return numbers
 
 
@@ -61,7 +61,7 @@ def batch_order(rows: int, batch_size: int, seed: int, epoch: int) -> npt.NDArra
         >>> batch_order(7, 2, seed=1, epoch=0).tolist()
         [4, 5, 0, 1, 2, 3, 6]
     """
-    whole = rows // batch_size
-    firsts = permutation(whole, seed, epoch) * batch_size
+    full_batches = rows // batch_size
+    firsts = permutation(full_batches, seed, epoch) * batch_size
     order = (firsts[:, None] + np.arange(batch_size)).reshape(-1)
-    return np.concatenate([order, np.arange(whole * batch_size, rows)])
+    return np.concatenate([order, np.arange(full_batches * batch_size, rows)])

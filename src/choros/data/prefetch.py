@@ -7,14 +7,17 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.data.conversion import as_arrays, brings_targets
 from choros.data.tree import leaves
 from choros.errors import InvalidDataError
-from choros.types import Batch
+from choros.types import ArrayTree, Batch
 
-Augment = Callable[[Any], Any]
+if TYPE_CHECKING:
+    from choros.data import Source
+
+Augment = Callable[[ArrayTree], ArrayTree]
 
 
 class Prefetch:
@@ -28,7 +31,7 @@ class Prefetch:
 
     brings_targets = True
 
-    def __init__(self, data: tuple[Any, Any, Any], depth: int, augment: Augment | None) -> None:
+    def __init__(self, data: tuple[ArrayTree, ArrayTree, ArrayTree], depth: int, augment: Augment | None) -> None:
         self.data, self.depth, self.augment = data, depth, augment
 
 
@@ -76,7 +79,7 @@ class PrefetchSource:
         augment: a function of x, or None.
     """
 
-    def __init__(self, inner: Any, depth: int, augment: Augment | None = None) -> None:
+    def __init__(self, inner: Source, depth: int, augment: Augment | None = None) -> None:
         self.inner, self.depth, self.augment = inner, depth, augment
         self.ahead, self.indexed = depth, bool(inner.indexed)
 
@@ -109,26 +112,26 @@ class PrefetchSource:
         return replace(batch, x=augmented(self.augment, batch.x, batch.rows))
 
 
-def augmented(augment: Augment, x: Any, rows: int) -> Any:
+def augmented(augment: Augment, x: ArrayTree, rows: int) -> ArrayTree:
     """Return the result of a user's function on a batch's x.
 
     Raises:
         InvalidDataError: it gave nothing, or another number of rows.
     """
-    found = as_arrays(augment(x), "augmented x")
-    lengths = {len(leaf) for _, leaf in leaves(found)}
+    arrays = as_arrays(augment(x), "augmented x")
+    lengths = {len(leaf) for _, leaf in leaves(arrays)}
     if lengths != {rows}:
-        what = f"arrays of {sorted(lengths)} rows" if lengths else "nothing"
-        raise InvalidDataError(f"augment gave {what} for a batch of {rows}: it must return one row for each.")
-    return found
+        description = f"arrays of {sorted(lengths)} rows" if lengths else "nothing"
+        raise InvalidDataError(f"augment gave {description} for a batch of {rows}: it must return one row for each.")
+    return arrays
 
 
-def without_augment(data: Any) -> Any:
+def without_augment(data: ArrayTree) -> ArrayTree:
     """Return the data without augmentation, as evaluation reads them."""
     return Prefetch(data.data, data.depth, None) if isinstance(data, Prefetch) else data
 
 
-def feed(source: Any, ready: Callable[[Batch], Batch], first: int = 0, **how: Any) -> Iterator[Batch]:
+def feed(source: Source, ready: Callable[[Batch], Batch], first: int = 0, **how: Any) -> Iterator[Batch]:
     """One rank's batches of one epoch, made ready in a thread where ``prefetch`` was asked for.
 
     Args:

@@ -19,9 +19,11 @@ from choros.data.conversion import is_py_dataset
 from choros.data.permutation import permutation
 from choros.data.sharding import share, visits
 from choros.errors import InvalidDataError
-from choros.types import Batch
+from choros.types import ArrayTree, Batch
 
-_Read = tuple[tuple[Any, Any, Any, int], list[int]]  # (x, y, sample_weight, rows) and the numbers of its shares
+_Read = tuple[
+    tuple[ArrayTree, ArrayTree, ArrayTree, int], list[int]
+]  # (x, y, sample_weight, rows) and the numbers of its shares
 
 
 class PyDatasetSource:
@@ -180,7 +182,7 @@ class PyDatasetSource:
                 yield self._read(index), numbers
             return
         depth = max(threads, int(self.dataset.max_queue_size))
-        waiting: deque[tuple[Future[tuple[Any, Any, Any, int]], list[int]]] = deque()
+        waiting: deque[tuple[Future[tuple[ArrayTree, ArrayTree, ArrayTree, int]], list[int]]] = deque()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="choros-data")
         try:
             for index, numbers in reads:
@@ -194,7 +196,7 @@ class PyDatasetSource:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, index: int) -> tuple[Any, Any, Any, int]:
+    def _read(self, index: int) -> tuple[ArrayTree, ArrayTree, ArrayTree, int]:
         name = f"batch {index} of {self._name}"
         how = "__getitem__ must return (x,), (x, y) or (x, y, sample_weight)"
         return standard(self.dataset[index], name, how, self.class_weight, self.floatx)
@@ -228,9 +230,9 @@ def _part(dataset: Any, rank: int, size: int) -> Any:
 def _same_randomness(seed: int, epoch: int, moment: int) -> Iterator[None]:
     """Python's and numpy's global generators seeded alike on every rank, and as they were afterwards."""
     ours, numpys = random.getstate(), np.random.get_state()
-    word = int(np.random.SeedSequence((seed, epoch, moment)).generate_state(1)[0])
-    random.seed(word)
-    np.random.seed(word)
+    draw = int(np.random.SeedSequence((seed, epoch, moment)).generate_state(1)[0])
+    random.seed(draw)
+    np.random.seed(draw)
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,13 +11,16 @@ from choros.data.array_source import ArraySource
 from choros.data.tree import leaves, map_leaves
 from choros.types import Array, Batch
 
+if TYPE_CHECKING:
+    from choros.data import Source
+
 ROWS = 32
 CANDIDATES = 1024  # rows that are looked at, of which the least alike are taken
 BYTES = 1 << 23  # that these may have
 BATCHES = 8  # of a PyDataset that are read
 
 
-def spread(source: Any, sample: Batch) -> Batch:
+def spread(source: Source, sample: Batch) -> Batch:
     """Return rows drawn from all of a source, the same on every rank; those with the most zeros come first.
 
     Zeros are what sequences are padded with. The rows with the fewest and the most of them are among those returned,
@@ -57,7 +60,7 @@ def _of_batches(batches: Iterator[Batch], sample: Batch) -> Batch:
     alike = (batch for batch in batches if _form(batch) == _form(sample))  # not sequences of another length
     taken.extend(_rows(batch, ROWS // 2) for batch in alike)
     parts = [(batch.x, batch.y, batch.sample_weight) for batch in taken]
-    x, y, weight = (map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
+    x, y, weight = (map_leaves(lambda *arrays: np.concatenate(arrays), *pieces) for pieces in zip(*parts, strict=True))
     rows = sum(batch.rows for batch in taken)
     return _rows(Batch(x, y, weight, rows=rows, total=rows), ROWS)
 

@@ -8,7 +8,7 @@ copied: each worker maps the file. Files go by their names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,12 @@ from choros.data.pydataset_source import PyDatasetSource
 from choros.data.stream_source import StreamSource
 from choros.errors import NotSerializableError
 from choros.pickling import dumps, loads
-from choros.types import Array, Batch
+from choros.types import Array, ArrayTree, Batch
+
+Buffer = Any  # an object with Python's buffer protocol: bytes, memoryview, mmap
+
+if TYPE_CHECKING:
+    pass
 
 ALIGN = 64
 
@@ -134,13 +139,13 @@ def layout(arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], int]:
     return entries, end
 
 
-def write(entries: Sequence[dict[str, Any]], arrays: Sequence[Array], buffer: Any) -> None:
+def write(entries: Sequence[dict[str, Any]], arrays: Sequence[Array], buffer: Buffer) -> None:
     """Copy the arrays to their places in ``buffer`` (anything writable: a mmap, a bytearray, a memoryview)."""
     for entry, array in zip(entries, arrays, strict=True):
         np.copyto(at(entry, buffer), array)
 
 
-def views(entries: Sequence[dict[str, Any]], buffer: Any) -> list[Array]:
+def views(entries: Sequence[dict[str, Any]], buffer: Buffer) -> list[Array]:
     """The arrays in ``buffer``, read-only and without a copy.
 
     Example:
@@ -151,13 +156,13 @@ def views(entries: Sequence[dict[str, Any]], buffer: Any) -> list[Array]:
         >>> views(entries, memory)
         [array([0, 1, 2]), array([1., 1.], dtype=float32)]
     """
-    found = [at(entry, buffer) for entry in entries]
-    for array in found:
+    leaves_read = [at(entry, buffer) for entry in entries]
+    for array in leaves_read:
         array.flags.writeable = False
-    return found
+    return leaves_read
 
 
-def at(entry: dict[str, Any], buffer: Any) -> Array:
+def at(entry: dict[str, Any], buffer: Buffer) -> Array:
     """Return one array in ``buffer``, without a copy."""
     return np.ndarray(tuple(entry["shape"]), np.dtype(entry["dtype"]), buffer, entry["offset"])
 
@@ -178,13 +183,13 @@ def flat(batch: Batch) -> tuple[Any, list[Array]]:
     return _spec((batch.x, batch.y, batch.sample_weight), arrays, {}, mapped=False), arrays
 
 
-def nested(tree: Any, arrays: Sequence[Array]) -> tuple[Any, Any, Any]:
+def nested(tree: ArrayTree, arrays: Sequence[Array]) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
     """``(x, y, sample_weight)`` of a batch that ``flat`` took apart."""
     x, y, weight = _build(tree, arrays)
     return x, y, weight
 
 
-def _spec(structure: Any, arrays: list[Array], places: dict[tuple[Any, ...], int], mapped: bool = True) -> Any:
+def _spec(structure: ArrayTree, arrays: list[Array], places: dict[tuple[Any, ...], int], mapped: bool = True) -> Any:
     """The structure in JSON's terms: None, the number of an array, its place in a file, or ``[container, parts]``."""
     if structure is None:
         return None

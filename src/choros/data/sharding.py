@@ -33,9 +33,9 @@ def share(n: int, rank: int, size: int) -> slice:
         >>> [share(8, rank, 3) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
     """
-    each, more = divmod(n, size)
-    start = rank * each + min(rank, more)
-    return slice(start, start + each + (rank < more))
+    per_rank, remainder = divmod(n, size)
+    start = rank * per_rank + min(rank, remainder)
+    return slice(start, start + per_rank + (rank < remainder))
 
 
 def visits(count: int | None, *, epoch: int, steps: int | None) -> Iterator[tuple[int, int]]:
@@ -85,5 +85,5 @@ def pieces(
     for turn, i in visits(-(-rows // batch_size), epoch=epoch, steps=steps):
         start = i * batch_size
         total = min(batch_size, rows - start)
-        mine = share(total, rank, size)
-        yield BatchSlice(turn, start + mine.start, start + mine.stop, total)
+        own_share = share(total, rank, size)
+        yield BatchSlice(turn, start + own_share.start, start + own_share.stop, total)

@@ -16,7 +16,7 @@ from choros.data.prefetch import augmented
 from choros.data.sharding import share
 from choros.data.tree import leaves, map_leaves
 from choros.errors import InvalidDataError, warn
-from choros.types import Batch
+from choros.types import ArrayTree, Batch
 
 _SLOW = 10.0  # seconds of reading validation data after which there is a warning
 _HOW = "yield (x,), (x, y) or (x, y, sample_weight)"
@@ -120,7 +120,7 @@ class StreamSource:
             "An Ensemble's members have a part of the rows each, which a stream does not give: give arrays."
         )
 
-    def batches(self, steps: int | None) -> Iterator[tuple[Any, Any, Any, int]]:
+    def batches(self, steps: int | None) -> Iterator[tuple[ArrayTree, ArrayTree, ArrayTree, int]]:
         """One epoch's global batches, (x, y, sample_weight, rows): a pass, or the next ``steps``.
 
         Raises:
@@ -130,10 +130,10 @@ class StreamSource:
         while steps is None or taken < steps:
             if self._running is None:
                 self._running, fresh = iter(self.stream), True
-            found, self._first = self._first or list(islice(self._running, 1)), []
-            if found:
+            batches, self._first = self._first or list(islice(self._running, 1)), []
+            if batches:
                 taken, self._number, fresh = taken + 1, self._number + 1, False
-                yield self._standard(found[0])
+                yield self._standard(batches[0])
                 continue
             self._running = None
             if steps is None:
@@ -144,7 +144,7 @@ class StreamSource:
                     f"{steps} steps: give one that lasts for all epochs, or what can be iterated again."
                 )
 
-    def _standard(self, batch: Any) -> tuple[Any, Any, Any, int]:
+    def _standard(self, batch: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree, int]:
         x, y, weight, rows = standard(
             batch, f"batch {max(1, self._number)} of {self.name}", _HOW, self.class_weight, self.floatx
         )
@@ -160,7 +160,7 @@ class StreamSource:
         return divided(self.batches(steps), rank, size)
 
 
-def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
+def read_all(source: StreamSource, steps: int | None) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
     """Return the rows of a stream as arrays, for validation: they are the same after every epoch.
 
     Args:
@@ -203,7 +203,7 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[Any, Any, Any]:
     return x, y, weight
 
 
-def divided(batches: Iterator[tuple[Any, Any, Any, int]], rank: int, size: int) -> Iterator[Batch]:
+def divided(batches: Iterator[tuple[ArrayTree, ArrayTree, ArrayTree, int]], rank: int, size: int) -> Iterator[Batch]:
     """Yield one rank's share of each global batch."""
     for x, y, weight, total in batches:
         yield cut(x, y, weight, total, share(total, rank, size))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from choros.types import ArrayTree
 
-def is_nested(structure: Any) -> bool:
+
+def is_nested(structure: ArrayTree) -> bool:
     """Return whether ``structure`` is a dict, a list or a tuple.
 
     Example:
@@ -16,7 +18,7 @@ def is_nested(structure: Any) -> bool:
     return isinstance(structure, dict | list | tuple)
 
 
-def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
+def map_leaves(function: Callable[..., Any], structure: ArrayTree, *others: ArrayTree) -> ArrayTree:
     """The same structure with ``function(leaf, *leaves of the others)`` at each leaf; None stays None.
 
     Dicts keep the order of their keys, lists stay lists and tuples tuples (a named tuple becomes a plain one).
@@ -35,7 +37,7 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
     return function(structure, *others)
 
 
-def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(structure: ArrayTree, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf that is not None, with its name: ``x``, ``x[0]``, ``x['image']``.
 
     Example:
@@ -52,7 +54,7 @@ def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, structure
 
 
-def same_shape(a: Any, b: Any) -> bool:
+def same_shape(a: ArrayTree, b: ArrayTree) -> bool:
     """Return whether two structures have the same containers, keys and leaves; None in ``b`` fits any leaf.
 
     Example:

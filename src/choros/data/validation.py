@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.data.conversion import as_arrays, brings_targets, is_py_dataset
 from choros.data.tree import is_nested, leaves, map_leaves, same_shape
 from choros.errors import InvalidDataError
+from choros.types import ArrayTree
+
+if TYPE_CHECKING:
+    from choros.data import Source
 
 
 def check(
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: ArrayTree,
+    y: ArrayTree = None,
+    sample_weight: ArrayTree = None,
     *,
-    batch_size: Any = 32,
-    steps: Any = None,
-    validation_split: Any = 0.0,
+    batch_size: object = 32,
+    steps: object = None,
+    validation_split: float = 0.0,
 ) -> None:
     """Refuse what could not be trained; ``x`` is nested arrays, a ``keras.utils.PyDataset`` or ``choros.files``.
 
@@ -46,7 +50,7 @@ def check(
         check_arrays(as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight"))
 
 
-def check_batch(batch_size: Any) -> None:
+def check_batch(batch_size: object) -> None:
     """Refuse a global batch that is no whole number of rows.
 
     Raises:
@@ -56,7 +60,7 @@ def check_batch(batch_size: Any) -> None:
         raise InvalidDataError(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
 
 
-def check_shuffle(shuffle: Any, source: Any) -> bool | str:
+def check_shuffle(shuffle: object, source: Source) -> bool | str:
     """Return ``shuffle`` of ``fit`` as a bool, or as "batch", which is for arrays and data that yield batches.
 
     Raises:
@@ -76,23 +80,24 @@ def check_shuffle(shuffle: Any, source: Any) -> bool | str:
     raise InvalidDataError("shuffle='batch' is for arrays: choros.files and rows of Spark have True or False.")
 
 
-def check_members(source: Any, members: int) -> None:
+def check_members(source: Source, members: int) -> None:
     """Refuse data of which each member of an ensemble cannot have a part of its own.
 
     Raises:
         InvalidDataError: There are fewer rows, batches of a PyDataset or blocks of files than members, or it is a
             stream.
     """
-    count, what = (source.steps(1), "batches") if source.rows is None else (source.rows, "rows")
+    count, description = (source.steps(1), "batches") if source.rows is None else (source.rows, "rows")
     if count is not None and count < members:
         raise InvalidDataError(
-            f"{count} {what} cannot be divided among {members} members: give more {what} or fewer workers."
+            f"{count} {description} cannot be divided among {members} members: give more {description} or fewer "
+            "workers."
         )
     if not hasattr(source, "x"):  # not arrays, of which a part is a copy
         source.part(0, members, seed=0)
 
 
-def check_arrays(x: Any, y: Any, sample_weight: Any) -> int:
+def check_arrays(x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> int:
     """Refuse numpy arrays that do not fit together; returns how many rows they have.
 
     Raises:
@@ -114,7 +119,9 @@ def check_arrays(x: Any, y: Any, sample_weight: Any) -> int:
     return rows
 
 
-def split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+def split(
+    x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree, fraction: float
+) -> tuple[tuple[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree, ArrayTree]]:
     """Cut the last rows off for validation, as Keras' ``validation_split`` does: training gets the first ones.
 
     ``floor(rows * (1 - fraction))`` rows are for training, in their order, before any shuffling.
@@ -146,7 +153,7 @@ def split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple[An
     return (train[0], train[1], train[2]), (valid[0], valid[1], valid[2])
 
 
-def unpack(validation_data: Any) -> tuple[Any, Any, Any]:
+def unpack(validation_data: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
     """``validation_data`` as ``(x, y, sample_weight)``: a tuple of one to three, or a ``keras.utils.PyDataset``.
 
     Raises:
@@ -159,11 +166,11 @@ def unpack(validation_data: Any) -> tuple[Any, Any, Any]:
     if brings_targets(validation_data):
         return validation_data, None, None
     if not isinstance(validation_data, tuple | list) or not 1 <= len(validation_data) <= 3:
-        what = type(validation_data).__name__
+        description = type(validation_data).__name__
         if isinstance(validation_data, tuple | list):
-            what += f", of length {len(validation_data)}"
+            description += f", of length {len(validation_data)}"
         raise InvalidDataError(
-            f"validation_data is of type {what}: give (x, y), (x, y, sample_weight) or a keras.utils.PyDataset."
+            f"validation_data is of type {description}: give (x, y), (x, y, sample_weight) or a keras.utils.PyDataset."
         )
     padded = (*validation_data, None, None)
     return padded[0], padded[1], padded[2]
@@ -174,19 +181,19 @@ def is_whole(value: Any, least: int) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 
-def _check_fraction(fraction: Any) -> None:
+def _check_fraction(fraction: object) -> None:
     if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0.0 <= float(fraction) < 1.0:
         raise InvalidDataError(
             f"validation_split={fraction!r}: give a fraction of the rows, 0 or more and less than 1."
         )
 
 
-def _no_split(x: Any) -> str:
-    what = "PyDataset" if is_py_dataset(x) else type(x).__name__
-    return f"validation_split cannot cut a {what}: give a second one as validation_data."
+def _no_split(x: ArrayTree) -> str:
+    description = "PyDataset" if is_py_dataset(x) else type(x).__name__
+    return f"validation_split cannot cut a {description}: give a second one as validation_data."
 
 
-def check_alone_in_call(x: Any, y: Any, sample_weight: Any) -> None:
+def check_alone_in_call(x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> None:
     """Refuse targets or weights beside data that bring their own.
 
     Raises:
@@ -198,7 +205,7 @@ def check_alone_in_call(x: Any, y: Any, sample_weight: Any) -> None:
             raise InvalidDataError(f"{name} was given beside a {type(x).__name__}: {how} {name} instead.")
 
 
-def _check_weights(y: Any, sample_weight: Any) -> None:
+def _check_weights(y: ArrayTree, sample_weight: ArrayTree) -> None:
     if y is None:
         raise InvalidDataError(
             "sample_weight was given without y, and Keras would not use it: give y, or leave it out."
@@ -227,7 +234,7 @@ def _check_weights(y: Any, sample_weight: Any) -> None:
             )
 
 
-def _flat(structure: Any) -> list[Any]:
+def _flat(structure: ArrayTree) -> list[Any]:
     """The leaves with the None ones."""
     if isinstance(structure, dict):
         return [leaf for value in structure.values() for leaf in _flat(value)]

@@ -35,11 +35,11 @@ def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
     @functools.wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Result:
-        met = Collectives.met
+        met = Collectives.negotiations
         try:
             return function(*given, **named)
         except Exception as error:
-            if Collectives.met == met and (calls := _of(function, given, named)) is not None:
+            if Collectives.negotiations == met and (calls := _of(function, given, named)) is not None:
                 with contextlib.suppress(RankMismatchError):
                     calls.refuse(function.__name__, brief(error))
             raise

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from choros.comm.bootstrap import init
-from choros.comm.bootstrap.exit_hooks import linger
+from choros.comm.bootstrap.exit_hooks import delay_secondary_failure
 from choros.comm.bootstrap.init import ELASTIC
 from choros.comm.group import Group
 from choros.comm.single_rank_group import SingleRankGroup
@@ -67,7 +67,7 @@ class ElasticClient:
             PeerLostError: the driver has gone.
             SystemExit: there is no place for this process any more.
         """
-        linger()
+        delay_secondary_failure()
         while True:
             init.leave()
             self._tell({"say": "ask", "sync": sync, "lost": lost, "missing": list(missing)})
@@ -106,7 +106,7 @@ class ElasticClient:
                 said = self._said.get(timeout=_LOOK)
             except queue.Empty:
                 if self._gone.is_set():
-                    raise PeerLostError(f"{self._line.who} has gone: see what it printed last.") from None
+                    raise PeerLostError(f"{self._line.peer} has gone: see what it printed last.") from None
                 if time.monotonic() > until:
                     raise CommTimeoutError(
                         f"Not all ranks of generation {self.generation} came in {limit:g} s."
@@ -123,7 +123,7 @@ class ElasticClient:
     def _listen(self) -> None:
         try:
             while True:
-                self._take(self._line.hear()[0])
+                self._take(self._line.receive()[0])
         except (ChorosError, ValueError):
             self._gone.set()
             self._give_up("the driver of this elastic job (choros run) has gone")
@@ -153,7 +153,7 @@ class ElasticClient:
 
     def _tell(self, head: dict[str, Any]) -> None:
         with self._lock:
-            self._line.tell(head)
+            self._line.send(head)
 
 
 _now: list[ElasticClient] = []

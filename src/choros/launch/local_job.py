@@ -160,7 +160,7 @@ def start(
     keep = {} if wish.threads else dict(os.environ)
     crowded = not bindings[0].cores or max(size, shares) * bindings[0].threads > len(usable_cores())
     from choros.comm.shm.group import SharedGroup
-    from choros.comm.shm.group_header import abort, joined
+    from choros.comm.shm.group_header import abort, has_joined
 
     segment = SharedGroup.create(size)
     environment = [
@@ -176,7 +176,7 @@ def start(
     ]
 
     def ended(rank: int) -> None:
-        if not joined(segment, rank):  # who waits for it would wait in vain
+        if not has_joined(segment, rank):  # who waits for it would wait in vain
             abort(segment, f"rank {rank} ended before it met the others")
 
     try:

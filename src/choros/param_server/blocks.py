@@ -1,4 +1,4 @@
-"""Division of a vector into blocks that fit the cache, which halves the memory traffic of NumPy expressions."""
+"""Division of a vector into blocks that fit a core's cache, which halves the memory traffic of NumPy expressions."""
 
 from __future__ import annotations
 

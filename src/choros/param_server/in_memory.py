@@ -1,4 +1,4 @@
-"""A center in this process's memory, for threads, for one worker, and for tests of the algorithms."""
+"""Parameter server in this process's memory, for threads, for one worker, and for tests of the algorithms."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ class InMemoryParameterServer:
 
     Args:
         algorithm: Algorithm. Bound to the number of workers.
-        centre: flat float array. Initial values; copied.
+        center: flat float array. Initial values; copied.
         workers: int. Number of workers.
         others: flat float array. The mean of the workers' moving statistics, if the model has any; copied.
 
     Attributes:
-        centre, others: the arrays, changed in place under the lock.
+        center, others: the arrays, changed in place under the lock.
         clock: int. Merges so far.
 
     Example:
         >>> from choros.algorithms import DynSGD
-        >>> centre = InMemoryParameterServer(DynSGD(), np.zeros(1), workers=2)
-        >>> first, second = centre.at(0), centre.at(1)
+        >>> server = InMemoryParameterServer(DynSGD(), np.zeros(1), workers=2)
+        >>> first, second = server.at(0), server.at(1)
         >>> first.exchange(np.ones(1), np.zeros(1), 8, np.zeros(0))
         0
-        >>> second.exchange(np.ones(1), np.zeros(1), 8, np.zeros(0)), centre.centre.tolist()
+        >>> second.exchange(np.ones(1), np.zeros(1), 8, np.zeros(0)), server.center.tolist()
         (1, [1.5])
     """
 
-    def __init__(self, algorithm: Algorithm, centre: Array, workers: int = 1, others: Array | None = None) -> None:
+    def __init__(self, algorithm: Algorithm, center: Array, workers: int = 1, others: Array | None = None) -> None:
         self.algorithm, self.workers = algorithm, workers
-        self.centre = centre.copy()
-        self.others: Array = np.zeros(0, centre.dtype) if others is None else others.copy()
-        self.memory = tuple(algorithm.start(self.centre, workers))
+        self.center = center.copy()
+        self.others: Array = np.zeros(0, center.dtype) if others is None else others.copy()
+        self.memory = tuple(algorithm.start(self.center, workers))
         self.clock = 0
         self._last_exchange = [0] * workers
         self._lock = threading.Lock()
-        self._blocks = blocks(algorithm, centre.size)
+        self._blocks = blocks(algorithm, center.size)
 
     def at(self, rank: int) -> InMemoryClient:
         """Return the handle through which one worker uses the center.
@@ -51,7 +51,7 @@ class InMemoryParameterServer:
             ValueError: there is no such worker.
         """
         if not 0 <= rank < self.workers:
-            raise ValueError(f"rank {rank} of a centre for {self.workers} workers: give 0 to {self.workers - 1}.")
+            raise ValueError(f"rank {rank} of a center for {self.workers} workers: give 0 to {self.workers - 1}.")
         return InMemoryClient(self, rank)
 
     def exchange(self, rank: int, local: Array, seen: Array, window: int, others: Array) -> int:
@@ -59,21 +59,21 @@ class InMemoryParameterServer:
         algorithm, before = self.algorithm, self.algorithm.shows == "before"
         with self._lock:
             staleness = self.clock - self._last_exchange[rank]
-            meeting = ExchangeInfo(1, staleness, rank)
-            for part in self._blocks:
-                old, held = self.centre[part], tuple(vector[part] for vector in self.memory)
-                message = algorithm.propose(local[part], seen[part], window)
-                new, memory = algorithm.merge(old, message, meeting, held)
+            info = ExchangeInfo(1, staleness, rank)
+            for block in self._blocks:
+                old, old_memory = self.center[block], tuple(vector[block] for vector in self.memory)
+                message = algorithm.propose(local[block], seen[block], window)
+                new, memory = algorithm.merge(old, message, info, old_memory)
                 shown = old if before else new
                 if shown is old and new is message:  # the message may be a view of ``local``, which adopt overwrites
                     new = message.copy()
-                local[part] = algorithm.adopt(local[part], shown)
+                local[block] = algorithm.adopt(local[block], shown)
                 if algorithm.uses_seen:
-                    seen[part] = shown
-                for view, vector in zip(held, memory, strict=True):
+                    seen[block] = shown
+                for view, vector in zip(old_memory, memory, strict=True):
                     if vector is not view:
                         view[...] = vector
-                self.centre[part] = new
+                self.center[block] = new
             if others.size:
                 self.others += (others - self.others) / self.workers
                 others[...] = self.others
@@ -84,23 +84,23 @@ class InMemoryParameterServer:
     def read(self, out: Array, others: Array) -> int:
         """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
         with self._lock:
-            out[...], others[...] = self.centre, self.others
+            out[...], others[...] = self.center, self.others
             return self.clock
 
 
 class InMemoryClient:
     """One worker's handle to a ``InMemoryParameterServer``. It implements ``choros.comm.group.ParameterServer``."""
 
-    def __init__(self, centre: InMemoryParameterServer, rank: int) -> None:
-        self._centre, self._rank = centre, rank
+    def __init__(self, server: InMemoryParameterServer, rank: int) -> None:
+        self._server, self._rank = server, rank
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt under one lock; return the staleness."""
-        return self._centre.exchange(self._rank, local, seen, window, others)
+        return self._server.exchange(self._rank, local, seen, window, others)
 
     def read(self, out: Array, others: Array) -> int:
         """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
-        return self._centre.read(out, others)
+        return self._server.read(out, others)
 
     def close(self) -> None:
         """Do nothing: this handle holds no resources."""

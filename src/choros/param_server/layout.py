@@ -1,30 +1,37 @@
-"""The layout of a center's segment.
+"""Layout of the shared segment of a parameter server.
 
-The head (``choros.comm.shm.group_header``) has the sizes, the commit word and the lock's two words. Then come two
-headers of 64-bit words, of which the commit word's last bit chooses one: the clock; how often the centre was set; for
-the centre, the moving statistics and each memory vector, which of its two buffers counts; the clock that each rank last
-saw; how often each rank contributed; where each rank was then. Then the vectors, two buffers each, on pages of their
-own. Last, for each rank, what it has yet to bring (``SharedMemoryParameterServer.leave``): a few words, then a message
-and the moving statistics, which take memory only once they are written.
+1. The segment's header (``choros.comm.shm.group_header``): sizes, the commit word, and the lock's two words.
+2. Two center headers of 64-bit words. The last bit of the commit word selects one. A center header has: the clock; the
+   number of times that a controller set the center; the index of the valid buffer for the center, for the moving
+   statistics and for each memory vector; and for each rank the clock that it saw last, the number of its contributions,
+   and its position.
+3. The vectors, with two buffers each, on separate pages.
+4. For each rank a pending message (``SharedMemoryParameterServer.leave``): a record of words, a message, and moving
+   statistics. These pages take memory at their first write.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from choros.comm.shm.group_header import FREE, LINES
+from choros.comm.shm.group_header import FIRST_FREE_WORD, RECORDS
 from choros.comm.shm.segment import align
 
 _PAGE = 4096
-WORKERS, COUNT, OTHERS, MEMORIES, DTYPE, DTYPE_OTHERS = *range(FREE, FREE + 5), FREE + 6
-COMMIT, RELEASED, HELD = 32, 40, 41
-CLOCK, SET, ACTIVE = 0, 1, 2
-LEFT = 8  # words of what a rank has yet to bring: a turn, odd while it is written, then the next three
-LEFT_SENT, LEFT_SET, LEFT_SEEN = 1, 2, 3  # its contributions before it, how often the centre was set, the clock it saw
+WORKERS, COUNT, OTHERS, MEMORIES, DTYPE, DTYPE_OTHERS = (
+    *range(FIRST_FREE_WORD, FIRST_FREE_WORD + 5),
+    FIRST_FREE_WORD + 6,
+)
+COMMIT, RELEASED, HOLDER = 32, 40, 41
+CLOCK, TIMES_SET, ACTIVE = 0, 1, 2
+# Words of a pending record: a version, which is odd during a write, then the rank's contributions before the message,
+# the number of times that the center was set, and the clock that the rank saw last. One cache line for each rank.
+PENDING_WORDS = 8
+PENDING_CONTRIBUTIONS, PENDING_TIMES_SET, PENDING_CLOCK = range(1, 4)
 
 
 class Layout(NamedTuple):
-    """The layout: derived from five numbers, by the creator and by each process that attaches."""
+    """Offsets in bytes. The creator and each process that attaches compute them from the same numbers."""
 
     headers: tuple[int, int]
     header_words: int
@@ -35,19 +42,19 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, workers: int, sizes: list[int]) -> Layout:
-        """Lay out two headers and, for each vector of so many bytes, two buffers."""
-        header = ACTIVE + len(sizes) + 3 * workers
-        first = 8 * LINES
-        second = first + align(8 * header)
-        at = align(second + align(8 * header), _PAGE)
+        """Return the layout for a number of workers and vectors of ``sizes`` bytes."""
+        header_words = ACTIVE + len(sizes) + 3 * workers
+        first_header = 8 * RECORDS
+        second_header = first_header + align(8 * header_words)
+        offset = align(second_header + align(8 * header_words), _PAGE)
         areas = []
         for size in sizes:
-            room = align(size, _PAGE)
-            areas.append((at, at + room))
-            at += 2 * room
-        pending, messages = at, []
-        at = align(at + LEFT * 8 * workers, _PAGE)
+            buffer_bytes = align(size, _PAGE)
+            areas.append((offset, offset + buffer_bytes))
+            offset += 2 * buffer_bytes
+        pending, messages = offset, []
+        offset = align(offset + PENDING_WORDS * 8 * workers, _PAGE)
         for _ in range(workers):
-            messages.append((at, at + align(sizes[0], _PAGE)))
-            at = messages[-1][1] + align(sizes[1], _PAGE)
-        return cls((first, second), header, areas, pending, messages, at)
+            messages.append((offset, offset + align(sizes[0], _PAGE)))
+            offset = messages[-1][1] + align(sizes[1], _PAGE)
+        return cls((first_header, second_header), header_words, areas, pending, messages, offset)

@@ -1,139 +1,153 @@
-"""A host's part of the centre as its server holds it for a worker of another host: what is asked twice is done once.
+"""Server side of one shard of the center, for workers of other hosts. A repeated request is carried out once.
 
-A worker whose connection broke cannot know whether its exchange was committed. So it says how many it has made, and
-the header, which the store that commits an exchange makes count one more, tells: as many, and this one is merged; one
-more, and it was merged already, and the worker is given what it was shown then, to the bit. That lies in a segment of
-its own, written before the commit; a worker asks for its next exchange when it has this one's answer, so one room for
-each is enough. It is where the answer is sent from: nothing is copied once more.
+A worker whose connection broke does not know whether its exchange was committed. So each request has the number of the
+worker's contributions. The store that commits an exchange also increments that number in the header. If the numbers are
+equal, the exchange is merged now. If the header's number is one higher, it was merged before, and the server sends the
+same reply again, bit-equal.
+
+The reply is kept in a separate segment, written before the commit. A worker sends its next exchange only after it has
+received this reply. So one reply for each worker is enough. The server sends it from there without another copy.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from choros.comm.group import Rule
+from choros.algorithms import Vector
 from choros.comm.shm.segment import Segment, align
 from choros.errors import InvalidInputError
-from choros.param_server import layout as at
+from choros.param_server import layout as fields
+from choros.param_server.merge_rule import MergeRule
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
 _PAGE = 4096
 
 
-class Served:
-    """A rule as the serving host needs it: a message has come, and the worker adopts what it is shown itself."""
+class ShardRule:
+    """The rule on the server: the message comes from the worker, and the worker adopts the shown center itself."""
 
-    uses_seen = True  # "seen" is where what is shown goes
+    uses_seen = True  # the exchange writes the shown center to ``seen``, which is the reply
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: MergeRule) -> None:
         self.shows, self.elementwise, self.merge = rule.shows, rule.elementwise, rule.merge
-        self.replaced = getattr(rule, "replaced", lambda centre, memory: memory)
+        self.replaced = getattr(rule, "replaced", lambda center, memory: memory)
 
-    def propose(self, local: Any, seen: Any, window: int) -> Any:
-        """Return the message as it came."""
+    def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
+        """Return the worker's message."""
         return local
 
-    def adopt(self, local: Any, shown: Any) -> Any:
-        """Leave the message as it is."""
+    def adopt(self, local: Vector, shown: Vector) -> Vector:
+        """Return the message unchanged."""
         return local
 
 
-def answers(centre: SharedMemoryParameterServer) -> Segment:
-    """Make the segment in which a server keeps the last answer to each rank; those that never ask take no memory.
+def reply_segment(center: SharedMemoryParameterServer) -> Segment:
+    """Make the segment for the last reply to each rank; ranks without requests take no memory.
 
     Args:
-        centre: the host's part.
+        center: SharedMemoryParameterServer. The host's shard.
     """
-    return Segment.create(centre.workers * _rooms(centre)[1], "choros-answers")
+    return Segment.create(center.workers * _reply_sizes(center)[1], "choros-answers")
 
 
-def _rooms(centre: SharedMemoryParameterServer) -> tuple[int, int]:
-    """Return the bytes of what is shown, and of that and the moving statistics, in whole pages."""
-    shown, mean = (align(vector.nbytes, _PAGE) for vector in centre.blank())
+def _reply_sizes(center: SharedMemoryParameterServer) -> tuple[int, int]:
+    """Return the bytes of the shown vector, and of that plus the moving statistics, in whole pages."""
+    shown, mean = (align(vector.nbytes, _PAGE) for vector in center.blank())
     return shown, max(shown + mean, _PAGE)
 
 
 class ParameterShard(SharedMemoryParameterServer):
-    """The centre's part, held with the rank of a worker that is elsewhere and keeps its own counts.
+    """A shard of the center, used on behalf of a worker of another host, which keeps the counters.
 
     Args:
-        segment: Segment. The part.
-        rule: Rule. The algorithm.
-        rank: int. The worker's.
-        workers: int. Of the job.
-        kept: Segment. Made by ``answers``.
-        timeout: float. Seconds to wait for the lock.
+        segment: Segment. The shard.
+        rule: MergeRule. The algorithm.
+        rank: int. The worker's rank.
+        workers: int. Number of workers of the job.
+        replies: Segment. Made by ``reply_segment``.
+        timeout: float. Seconds to wait for the lock. Defaults to 300.
 
     Example: see ``tests/transport/test_served_centre.py``.
     """
 
     def __init__(
-        self, segment: Segment, rule: Rule, rank: int, workers: int, kept: Segment, timeout: float = 300.0
+        self, segment: Segment, rule: MergeRule, rank: int, workers: int, replies: Segment, timeout: float = 300.0
     ) -> None:
-        super().__init__(segment, Served(rule), rank, workers, timeout, spin=0.0)
-        (vector, others), (shown, both) = self.blank(), _rooms(self)
-        self._shown = kept.array(vector.dtype, vector.size, rank * both)
-        self._mean = kept.array(others.dtype, others.size, rank * both + (shown if others.size else 0))
-        self._given: Array | None = None
+        super().__init__(segment, ShardRule(rule), rank, workers, timeout, spin=0.0)
+        (vector, others), (shown, reply_bytes) = self.blank(), _reply_sizes(self)
+        self._reply_vector = replies.array(vector.dtype, vector.size, rank * reply_bytes)
+        self._reply_statistics = replies.array(
+            others.dtype, others.size, rank * reply_bytes + (shown if others.size else 0)
+        )
+        self._request_statistics: Array | None = None
 
-    def answer(self, head: dict[str, Any], arrays: list[Array]) -> tuple[dict[str, Any], list[Array]]:
-        """Answer one question; the same one, asked again, has the same answer and is done once.
+    def handle(self, header: dict[str, Any], arrays: list[Array]) -> tuple[dict[str, Any], list[Array]]:
+        """Serve one request. A repeated request has the same reply and is carried out once.
 
         Args:
-            head: what is asked: "exchange", "pending", "trial", "read", "replace" or "times" (how often it was set).
+            header: dict. Its "op" is "exchange", "pending", "trial", "read", "replace" or "times" (the number of times
+                that the center was set).
             arrays: a message or a vector, and moving statistics.
 
         Raises:
-            InvalidInputError: it asks for something else.
+            InvalidInputError: an unknown "op".
         """
-        if head["op"] == "exchange":
-            self._sent, self._last_seen, self._set = int(head["sent"]), int(head["clock"]), int(head["set"])
+        if header["op"] == "exchange":
+            self._contributions, self._clock_seen, self._times_set = (
+                int(header["sent"]),
+                int(header["clock"]),
+                int(header["set"]),
+            )
             message, others = arrays
-            self._given, self.place = others, int(head["place"])
+            self._request_statistics, self.position = others, int(header["place"])
             try:
-                staleness = self.exchange(message, self._shown, int(head["window"]), others)
+                staleness = self.exchange(message, self._reply_vector, int(header["window"]), others)
             finally:
-                self._given = None
-            taken = self._set != int(head["set"])
-            return {"staleness": staleness, "taken": taken, **self._counts()}, [self._shown, others]
-        if head["op"] == "pending":
-            self._sent, self._last_seen, self._set = int(head["sent"]), int(head["clock"]), int(head["set"])
+                self._request_statistics = None
+            taken = self._times_set != int(header["set"])
+            return {"staleness": staleness, "taken": taken, **self._counters()}, [self._reply_vector, others]
+        if header["op"] == "pending":
+            self._contributions, self._clock_seen, self._times_set = (
+                int(header["sent"]),
+                int(header["clock"]),
+                int(header["set"]),
+            )
             message, others = arrays
-            self.leave(message, message, int(head["window"]), others)
+            self.leave(message, message, int(header["window"]), others)
             return {}, []
-        if head["op"] == "trial":
+        if header["op"] == "trial":
             vector, others = self.blank()
             self.trial(vector, others)
             return {}, [vector, others]
-        if head["op"] == "read":
+        if header["op"] == "read":
             vector, others = self.blank()
             self.read(vector, others)
-            return self._counts(), [vector, others]
-        if head["op"] == "times":
-            return {"set": int(self._header()[at.SET])}, []
-        if head["op"] == "replace":
+            return self._counters(), [vector, others]
+        if header["op"] == "times":
+            return {"set": int(self._header()[fields.TIMES_SET])}, []
+        if header["op"] == "replace":
             vector, others = arrays
-            self.replace(vector, others, after=int(head["set"]))
+            self.replace(vector, others, after=int(header["set"]))
             return {}, []
-        raise InvalidInputError(f"A centre was asked to {head['op']!r}.")
+        raise InvalidInputError(f"Unknown request of a center: {header['op']!r}.")
 
-    def _counts(self) -> dict[str, int]:
-        return {"clock": self._last_seen, "set": self._set}
+    def _counters(self) -> dict[str, int]:
+        return {"clock": self._clock_seen, "set": self._times_set}
 
-    def _again(self, header: Array, others: Array) -> int:
-        """It was committed, and the answer did not arrive: give what was shown then."""
-        if header[self._sent_at] != self._sent + 1:
-            return super()._again(header, others)
-        others[:] = self._mean
-        before, self._last_seen = self._last_seen, int(header[self._seen_at])
-        return self._last_seen - 1 - before
+    def _repeat_reply(self, header: Array, others: Array) -> int:
+        """Return the staleness of an exchange that was committed but whose reply was lost; restore the reply."""
+        if header[self._contributions_index] != self._contributions + 1:
+            return super()._repeat_reply(header, others)
+        others[:] = self._reply_statistics
+        before, self._clock_seen = self._clock_seen, int(header[self._clock_seen_index])
+        return self._clock_seen - 1 - before
 
     def _commit(self, commit: int, header: Array) -> None:
-        if self._given is not None:
-            self._mean[:] = self._given
+        if self._request_statistics is not None:
+            self._reply_statistics[:] = self._request_statistics
         super()._commit(commit, header)
 
-    def _saw(self, clock: int, times_set: int) -> int:
-        self._last_seen, self._set = clock, times_set
+    def _note_seen(self, clock: int, times_set: int) -> int:
+        self._clock_seen, self._times_set = clock, times_set
         return clock

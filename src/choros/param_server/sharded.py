@@ -1,9 +1,9 @@
-"""A centre between hosts: one contiguous part of it in the memory of each host, served to the others over sockets.
+"""Sharded parameter server: each host has one contiguous shard of the center and serves it to other hosts over TCP.
 
-A worker proposes and adopts itself; only its message and what the centre shows cross the network, once each way. The
-merge is the host's own, under the same lock as for the workers of that host, so nothing differs but the way there.
-With several parts a worker sends to all hosts before it awaits any, and clock and staleness are each part's own. What
-it asks may be asked once more, of a server that was started again: ``choros.param_server.shard_service``.
+A worker runs ``propose`` and ``adopt`` itself. Only its message and the shown center cross the network, once in each
+direction. The host merges the message under the same lock as for its own workers, so the result is the same. With
+several shards a worker sends to all hosts before it waits for a reply. Clock and staleness are counted for each shard.
+A request may be repeated after the restart of a server: see ``choros.param_server.shard_service``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from choros.comm.dtypes import blocks
-from choros.comm.group import Rule
 from choros.errors import ChorosError, InvalidInputError
+from choros.param_server.merge_rule import MergeRule
 from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
 from choros.types import Array, aligned
 
@@ -23,199 +23,220 @@ _NONE = np.zeros(0, np.float32)
 
 
 class ShardConnection(Protocol):
-    """The interface of a connection to a host: ``choros.comm.tcp.reconnecting_client.ReconnectingClient``."""
+    """Interface of a connection to a host: ``choros.comm.tcp.reconnecting_client.ReconnectingClient``."""
 
-    timeout: Any
+    timeout: float
 
-    def ask(self, head: dict[str, Any], arrays: Sequence[Array] = ()) -> tuple[dict[str, Any], list[Array]]:
-        """Return the answer."""
+    def request(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> tuple[dict[str, Any], list[Array]]:
+        """Send a request; return the reply."""
         ...
 
-    def tell(self, head: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
-        """Ask, and take the answer later."""
+    def send(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
+        """Send a request; ``receive`` returns its reply."""
         ...
 
-    def hear(self) -> tuple[dict[str, Any], list[Array]]:
-        """Take it."""
+    def receive(self) -> tuple[dict[str, Any], list[Array]]:
+        """Return the reply of the last request."""
         ...
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the connection."""
         ...
 
 
-class _Far:
-    """A part that another host has, and what this worker knows of it, which it says with each exchange."""
+class _RemoteShard:
+    """A shard on another host, and this worker's counters for it, which each exchange sends."""
 
-    def __init__(self, part: slice, line: ShardConnection) -> None:
-        self.part, self.line = part, line
-        self.sent = self.clock = self.times_set = 0
-        self.message, self.fresh = _NONE, True
+    def __init__(self, part: slice, connection: ShardConnection) -> None:
+        self.part, self.connection = part, connection
+        self.contributions = self.clock = self.times_set = 0
+        self.message, self.before_first_exchange = _NONE, True
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of its exchanges, and the clock and the setting that it saw last."""
-        return {"sent": self.sent, "clock": self.clock, "set": self.times_set}
+    def counters(self) -> dict[str, int]:
+        """Return the number of contributions, the clock that was seen last, and the number of times of a set center."""
+        return {"sent": self.contributions, "clock": self.clock, "set": self.times_set}
 
-    def met(self, head: dict[str, Any]) -> None:
-        """Take the counts of an answer to an exchange, or of a read before the first one."""
-        if "taken" in head or self.fresh:
-            self.clock, self.times_set = int(head["clock"]), int(head["set"])
-        self.sent += "taken" in head and not head["taken"]
-        self.fresh = self.fresh and "taken" not in head
+    def update_counters(self, header: dict[str, Any]) -> None:
+        """Update the counters from the reply to an exchange, or to a read before the first exchange."""
+        if "taken" in header or self.before_first_exchange:
+            self.clock, self.times_set = int(header["clock"]), int(header["set"])
+        self.contributions += "taken" in header and not header["taken"]
+        self.before_first_exchange = self.before_first_exchange and "taken" not in header
 
 
 class ShardedParameterServer:
-    """One worker's hold on a centre of which other hosts have parts; implements ``choros.comm.group.ParameterServer``.
+    """One worker's client of a sharded center; implements ``choros.comm.group.ParameterServer``.
 
     Args:
-        rule: Rule. The algorithm.
-        parts: for each part, its slice of the vector, and its server: a SharedMemoryParameterServer of this host, or a
-            ShardConnection to another host. The moving statistics belong to the first.
+        rule: MergeRule. The algorithm.
+        parts: for each shard, its slice of the vector and its server. The server is a SharedMemoryParameterServer of
+            this host, or a ShardConnection to another host. The first shard has the moving statistics.
 
     Attributes:
-        timeout: float. Seconds to wait for an answer or a lock.
-        place: int. Where the worker is, for the next exchange to commit (``centre_state.word``).
+        timeout: float. Seconds to wait for a reply or a lock.
+        position: int. The worker's position, which its next exchange commits (``snapshot.encode_position``).
+
+    Raises:
+        InvalidInputError: several shards of a rule that is not elementwise.
 
     Example: see ``tests/transport/test_sharded_centre.py``.
     """
 
     def __init__(
-        self, rule: Rule, parts: Sequence[tuple[slice, SharedMemoryParameterServer | ShardConnection]]
+        self, rule: MergeRule, parts: Sequence[tuple[slice, SharedMemoryParameterServer | ShardConnection]]
     ) -> None:
         self._rule = rule
-        self._near = [
-            (i, part, at) for i, (part, at) in enumerate(parts) if isinstance(at, SharedMemoryParameterServer)
+        self._local_shards = [
+            (index, slice_, server)
+            for index, (slice_, server) in enumerate(parts)
+            if isinstance(server, SharedMemoryParameterServer)
         ]
-        self._far = [
-            (i, _Far(part, at)) for i, (part, at) in enumerate(parts) if not isinstance(at, SharedMemoryParameterServer)
+        self._remote_shards = [
+            (index, _RemoteShard(slice_, server))
+            for index, (slice_, server) in enumerate(parts)
+            if not isinstance(server, SharedMemoryParameterServer)
         ]
-        self._all: list[SharedMemoryParameterServer | ShardConnection] = [at for _, at in parts]
-        self.place = 0
+        self._servers: list[SharedMemoryParameterServer | ShardConnection] = [server for _, server in parts]
+        self.position = 0
         if len(parts) > 1 and not rule.elementwise:
-            raise InvalidInputError(f"{type(rule).__name__} looks at the whole vector: its centre cannot be divided.")
+            raise InvalidInputError(f"{type(rule).__name__} looks at the whole vector: its center cannot be divided.")
 
     @property
     def kind(self) -> str:
-        """The kind of the center, for people."""
-        return f"a centre divided among {len(self._all)} hosts" if len(self._all) > 1 else "a centre on the first host"
+        """The kind of the center, for messages."""
+        return (
+            f"a center divided among {len(self._servers)} hosts"
+            if len(self._servers) > 1
+            else "a center on the first host"
+        )
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
-        """Propose, merge and adopt; the first part's staleness. See ``SharedMemoryParameterServer.exchange``."""
+        """Propose, merge and adopt; return the first shard's staleness.
+
+        See ``SharedMemoryParameterServer.exchange``.
+        """
         staleness = 0
-        for i, far in self._far:
-            message = self._propose(far, local[far.part], seen[far.part], window)
-            told = {"op": "exchange", "window": window, "place": self.place, **far.counts()}
-            far.line.tell(told, [message, _mine(i, others)])
-        for i, part, centre in self._near:
-            centre.place = self.place
-            found = centre.exchange(local[part], seen[part], window, _mine(i, others))
-            staleness = found if i == 0 else staleness
-        for i, far, head, (shown, mean) in self._heard():
-            self._adopt(local[far.part], seen[far.part], shown, head["taken"])
-            _mine(i, others)[:] = mean
-            staleness = int(head["staleness"]) if i == 0 else staleness
+        for index, shard in self._remote_shards:
+            message = self._propose(shard, local[shard.part], seen[shard.part], window)
+            header = {"op": "exchange", "window": window, "place": self.position, **shard.counters()}
+            shard.connection.send(header, [message, _shard_statistics(index, others)])
+        for index, part, server in self._local_shards:
+            server.position = self.position
+            shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, others))
+            staleness = shard_staleness if index == 0 else staleness
+        for index, shard, reply, (shown, mean) in self._receive_all():
+            self._adopt(local[shard.part], seen[shard.part], shown, reply["taken"])
+            _shard_statistics(index, others)[:] = mean
+            staleness = int(reply["staleness"]) if index == 0 else staleness
         return staleness
 
     def leave(self, local: Array, seen: Array, window: int, others: Array) -> None:
-        """Leave what an exchange now would bring, for ``trial``. See ``SharedMemoryParameterServer.leave``."""
-        for i, far in self._far:
-            message = self._propose(far, local[far.part], seen[far.part], window)
-            far.line.tell({"op": "pending", "window": window, **far.counts()}, [message, _mine(i, others)])
-        for i, part, centre in self._near:
-            centre.leave(local[part], seen[part], window, _mine(i, others))
-        self._heard()
+        """Publish the message of an exchange for ``trial``. See ``SharedMemoryParameterServer.leave``."""
+        for index, shard in self._remote_shards:
+            message = self._propose(shard, local[shard.part], seen[shard.part], window)
+            shard.connection.send(
+                {"op": "pending", "window": window, **shard.counters()}, [message, _shard_statistics(index, others)]
+            )
+        for index, part, server in self._local_shards:
+            server.leave(local[part], seen[part], window, _shard_statistics(index, others))
+        self._receive_all()
 
     def trial(self, out: Array, others: Array) -> None:
-        """Copy out the centre with what all workers have left. See ``SharedMemoryParameterServer.trial``."""
-        for _, far in self._far:
-            far.line.tell({"op": "trial"})
-        for i, part, centre in self._near:
-            centre.trial(out[part], _mine(i, others))
-        for i, far, _, (vector, mean) in self._heard():
-            out[far.part] = vector
-            _mine(i, others)[:] = mean
+        """Copy out the center with all pending messages. See ``SharedMemoryParameterServer.trial``."""
+        for _, shard in self._remote_shards:
+            shard.connection.send({"op": "trial"})
+        for index, part, server in self._local_shards:
+            server.trial(out[part], _shard_statistics(index, others))
+        for index, shard, _, (vector, mean) in self._receive_all():
+            out[shard.part] = vector
+            _shard_statistics(index, others)[:] = mean
 
-    def _heard(self) -> list[tuple[int, _Far, dict[str, Any], list[Array]]]:
-        """Return all answers; what one host has to complain of comes after all have answered."""
-        found, wrong = [], None
-        for i, far in self._far:
+    def _receive_all(self) -> list[tuple[int, _RemoteShard, dict[str, Any], list[Array]]]:
+        """Return all replies, or raise the first error after all hosts have replied.
+
+        A reply that is not received would be taken for the reply to the next request.
+        """
+        replies, first_error = [], None
+        for index, shard in self._remote_shards:
             try:
-                head, arrays = far.line.hear()
+                header, arrays = shard.connection.receive()
             except ChorosError as error:
-                wrong = wrong or error
+                first_error = first_error or error
             else:
-                if "clock" in head:
-                    far.met(head)
-                found.append((i, far, head, arrays))
-        if wrong is not None:
-            raise wrong
-        return found
+                if "clock" in header:
+                    shard.update_counters(header)
+                replies.append((index, shard, header, arrays))
+        if first_error is not None:
+            raise first_error
+        return replies
 
-    def _propose(self, far: _Far, local: Array, seen: Array, window: int) -> Array:
-        """Return the message for a part, which stays as it is until the answer has come."""
+    def _propose(self, shard: _RemoteShard, local: Array, seen: Array, window: int) -> Array:
+        """Return the message for a shard. It must not change until the reply arrives, as it may be sent again."""
         if not self._rule.elementwise:
             return np.asarray(self._rule.propose(local, seen, window), local.dtype)
-        if far.message.size != local.size or far.message.dtype != local.dtype:
-            far.message = aligned(local.size, local.dtype)
-        for part in blocks(local.size, BLOCK):
-            far.message[part] = self._rule.propose(local[part], seen[part], window)
-        return far.message
+        if shard.message.size != local.size or shard.message.dtype != local.dtype:
+            shard.message = aligned(local.size, local.dtype)
+        for block in blocks(local.size, BLOCK):
+            shard.message[block] = self._rule.propose(local[block], seen[block], window)
+        return shard.message
 
     def _adopt(self, local: Array, seen: Array, shown: Array, taken: bool) -> None:
         if taken:
             local[:] = seen[:] = shown
             return
-        keep = getattr(self._rule, "uses_seen", True)
-        for part in blocks(local.size, BLOCK) if self._rule.elementwise else [slice(0, local.size)]:
-            local[part] = self._rule.adopt(local[part], shown[part])
-            if keep:
-                seen[part] = shown[part]
+        keep_seen = getattr(self._rule, "uses_seen", True)
+        for block in blocks(local.size, BLOCK) if self._rule.elementwise else [slice(0, local.size)]:
+            local[block] = self._rule.adopt(local[block], shown[block])
+            if keep_seen:
+                seen[block] = shown[block]
 
     def read(self, out: Array, others: Array) -> int:
-        """Copy the centre out, each part whole; returns the first part's clock."""
+        """Copy the center out, each shard consistent in itself; return the first shard's clock."""
         clock = 0
-        for _, far in self._far:
-            far.line.tell({"op": "read"})
-        for i, part, centre in self._near:
-            found = centre.read(out[part], _mine(i, others))
-            clock = found if i == 0 else clock
-        for i, far, head, (vector, mean) in self._heard():
-            out[far.part] = vector
-            _mine(i, others)[:] = mean
-            clock = int(head["clock"]) if i == 0 else clock
+        for _, shard in self._remote_shards:
+            shard.connection.send({"op": "read"})
+        for index, part, server in self._local_shards:
+            shard_clock = server.read(out[part], _shard_statistics(index, others))
+            clock = shard_clock if index == 0 else clock
+        for index, shard, reply, (vector, mean) in self._receive_all():
+            out[shard.part] = vector
+            _shard_statistics(index, others)[:] = mean
+            clock = int(reply["clock"]) if index == 0 else clock
         return clock
 
-    def replace(self, centre: Array, others: Array) -> None:
-        """Set the centre and the moving statistics: every worker's next exchange takes them as they are.
+    def replace(self, center: Array, others: Array) -> None:
+        """Set the center and the moving statistics; every worker's next exchange takes them without a merge.
 
-        Each host is asked first how often its part was set, and sets it only where that is still so: asked twice, it
-        sets it once. Where somebody else set it meanwhile, theirs is the later one.
+        Each host first returns how many times its shard was set. It sets the shard only if that number is unchanged. So
+        a repeated request has no effect. If another process set the shard meanwhile, that value stays.
         """
-        for _, far in self._far:
-            far.line.tell({"op": "times"})
-        times = [(i, far, head["set"]) for i, far, head, _ in self._heard()]
-        for i, far, before in times:
-            far.line.tell({"op": "replace", "set": before}, [centre[far.part], _mine(i, others)])
-        for i, part, near in self._near:
-            near.replace(centre[part], _mine(i, others))
-        self._heard()
+        for _, shard in self._remote_shards:
+            shard.connection.send({"op": "times"})
+        times_set_before = [(index, shard, reply["set"]) for index, shard, reply, _ in self._receive_all()]
+        for index, shard, times_set in times_set_before:
+            shard.connection.send(
+                {"op": "replace", "set": times_set}, [center[shard.part], _shard_statistics(index, others)]
+            )
+        for index, part, server in self._local_shards:
+            server.replace(center[part], _shard_statistics(index, others))
+        self._receive_all()
 
     @property
     def timeout(self) -> float:
-        """Seconds to wait for an answer or a lock."""
-        return float(self._all[0].timeout)
+        """Seconds to wait for a reply or a lock."""
+        return float(self._servers[0].timeout)
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        for at in self._all:
-            at.timeout = seconds
+        for server in self._servers:
+            server.timeout = seconds
 
     def close(self) -> None:
-        """Free what this rank holds."""
-        for at in self._all:
-            at.close()
+        """Close all connections and free this rank's resources."""
+        for server in self._servers:
+            server.close()
 
 
-def _mine(part: int, others: Array) -> Array:
-    """The moving statistics, of which the first part has all."""
+def _shard_statistics(part: int, others: Array) -> Array:
+    """Return a shard's moving statistics: the first shard has all of them, the others none."""
     return others if part == 0 else others[:0]

@@ -1,7 +1,7 @@
-"""``centre_state`` of a center between hosts: rank 0 takes all parts, as whole vectors, and puts them back.
+"""Export and import of a sharded parameter server's state: rank 0 joins the shards to whole vectors, and divides them.
 
-The parts are of one moment only if no worker is in an exchange meanwhile (``training/async_control/quiesce.py`` sees to
-it). A state is the same however many hosts the centre was divided among.
+The shards' states belong together only if no worker is in an exchange meanwhile;
+``training/async_control/quiesce.py`` ensures that. A state does not depend on the number of hosts.
 """
 
 from __future__ import annotations
@@ -17,74 +17,78 @@ from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
 
-def take(centre: ShardedParameterServer) -> tuple[Array, list[Array]]:
-    """Return copies of the first part's header, and of all parts' vectors put together; rank 0 calls.
+def export_state(server: ShardedParameterServer) -> tuple[Array, list[Array]]:
+    """Return copies of the first shard's header and of all vectors, joined over the shards. Rank 0 calls.
 
     Raises:
-        PeerLostError: a worker was in an exchange.
+        PeerLostError: a worker was in an exchange, so the shards' clocks differ.
     """
-    for _, far in centre._far:
-        far.line.tell({"op": "take"})
-    found = {i: snapshot.take(near) for i, _, near in centre._near}
-    for i, _, _, (header, *vectors) in centre._heard():
-        found[i] = header.copy(), [vector.copy() for vector in vectors]
-    (first, (_, others, *_)), count = found[0], len(found[0][1])
-    if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in found.values()):
-        raise PeerLostError("The hosts' parts of the centre are not of one moment: a worker was in an exchange.")
-    whole = [np.concatenate([found[i][1][each] for i in sorted(found)]) for each in range(count)]
-    whole[1] = others
-    return first, whole
+    for _, shard in server._remote_shards:
+        shard.connection.send({"op": "take"})
+    states = {index: snapshot.export_state(local) for index, _, local in server._local_shards}
+    for index, _, _, (header, *vectors) in server._receive_all():
+        states[index] = header.copy(), [vector.copy() for vector in vectors]
+    (first, (_, others, *_)), count = states[0], len(states[0][1])
+    if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):
+        raise PeerLostError("The hosts' parts of the center have different clocks: a worker was in an exchange.")
+    vectors_joined = [np.concatenate([states[index][1][number] for index in sorted(states)]) for number in range(count)]
+    vectors_joined[1] = others  # the first shard has all moving statistics
+    return first, vectors_joined
 
 
-def put(centre: ShardedParameterServer, header: Array, vectors: list[Array]) -> None:
-    """Go on from what ``take`` gave, on so many hosts as there are now; rank 0 calls, before any worker exchanges."""
+def import_state(server: ShardedParameterServer, header: Array, vectors: list[Array]) -> None:
+    """Restore the result of ``export_state``, on any number of hosts. Rank 0 calls, before any worker exchanges."""
     vector, others, *memory = vectors
-    for _, far in centre._far:
-        far.line.tell({"op": "put"}, [header, vector[far.part], others[:0], *(each[far.part] for each in memory)])
-    for i, part, near in centre._near:
-        snapshot.put(near, header, [vector[part], others if i == 0 else others[:0], *(m[part] for m in memory)])
-    centre._heard()
+    for _, shard in server._remote_shards:
+        shard.connection.send(
+            {"op": "put"}, [header, vector[shard.part], others[:0], *(vector_[shard.part] for vector_ in memory)]
+        )
+    for index, part, local in server._local_shards:
+        snapshot.import_state(
+            local, header, [vector[part], others if index == 0 else others[:0], *(vector_[part] for vector_ in memory)]
+        )
+    server._receive_all()
 
 
-def begin_at(centre: ShardedParameterServer, epoch: int, batch: int) -> None:
-    """Say of all workers, before they exchange, where they begin; rank 0 calls."""
-    for _, _, near in centre._near:
-        snapshot.begin_at(near, epoch, batch)
+def set_positions(server: ShardedParameterServer, epoch: int, batch: int) -> None:
+    """Set the start position of all workers. Rank 0 calls, before any worker exchanges."""
+    for _, _, local in server._local_shards:
+        snapshot.set_positions(local, epoch, batch)
 
 
-def place_of(centre: ShardedParameterServer, rank: int) -> tuple[int, int] | None:
-    """Return where a worker was at its last exchange, as the first part knows."""
-    for i, far in centre._far:
-        if i == 0:
-            return snapshot.place(int(far.line.ask({"op": "place", "rank": rank})[0]["word"]))
-    return snapshot.place_of(centre._near[0][2], rank)
+def position_of(server: ShardedParameterServer, rank: int) -> tuple[int, int] | None:
+    """Return a worker's position (epoch, batch) at its last exchange, from the first shard; None if it had none."""
+    for index, shard in server._remote_shards:
+        if index == 0:
+            return snapshot.decode_position(int(shard.connection.request({"op": "place", "rank": rank})[0]["word"]))
+    return snapshot.position_of(server._local_shards[0][2], rank)
 
 
-def look_again(centre: ShardedParameterServer) -> None:
-    """Take up, as a worker that has yet to exchange, what was put into the centre after it had come."""
-    for _, far in centre._far:
-        far.line.tell({"op": "look again"})
-    for _, _, near in centre._near:
-        snapshot.look_again(near)
-    for _, far, head, _ in centre._heard():
-        far.sent, far.times_set = int(head["sent"]), int(head["set"])
+def refresh(server: ShardedParameterServer) -> None:
+    """Read the counters again, in a worker before its first exchange, after ``import_state`` by rank 0."""
+    for _, shard in server._remote_shards:
+        shard.connection.send({"op": "refresh"})
+    for _, _, local in server._local_shards:
+        snapshot.refresh(local)
+    for _, shard, reply, _ in server._receive_all():
+        shard.contributions, shard.times_set = int(reply["sent"]), int(reply["set"])
 
 
-def answer(
-    centre: SharedMemoryParameterServer, head: dict[str, Any], arrays: list[Array]
+def handle(
+    shard: SharedMemoryParameterServer, request: dict[str, Any], arrays: list[Array]
 ) -> tuple[dict[str, Any], list[Array]] | None:
-    """Answer one question of the functions above, by the host that has the part; None where it is none of theirs."""
-    if head["op"] == "take":
-        header, vectors = snapshot.take(centre)
+    """Serve a request of the functions above, on the host of the shard; return None for any other request."""
+    if request["op"] == "take":
+        header, vectors = snapshot.export_state(shard)
         return {}, [header, *vectors]
-    if head["op"] == "put":
+    if request["op"] == "put":
         header, *vectors = arrays
-        snapshot.put(centre, header, vectors)
+        snapshot.import_state(shard, header, vectors)
         return {}, []
-    if head["op"] == "place":
-        found = snapshot.place_of(centre, int(head["rank"]))
-        return {"word": 0 if found is None else snapshot.word(*found)}, []
-    if head["op"] == "look again":
-        snapshot.look_again(centre)
-        return {"sent": centre._sent, "set": centre._set}, []
+    if request["op"] == "place":
+        position = snapshot.position_of(shard, int(request["rank"]))
+        return {"word": 0 if position is None else snapshot.encode_position(*position)}, []
+    if request["op"] == "refresh":
+        snapshot.refresh(shard)
+        return {"sent": shard._contributions, "set": shard._times_set}, []
     return None

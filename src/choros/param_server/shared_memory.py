@@ -1,62 +1,62 @@
-"""A centre in shared memory that workers meet one at a time, each when it comes.
+"""Parameter server in shared memory: workers exchange with the center one at a time, without waiting for each other.
 
-Every vector has two buffers. A merge, under a lock that its holder's death opens, writes the spare ones and a
-spare header (which buffers count, the clock, who contributed how often); one aligned store of the commit word
-makes them the centre. So a worker killed at any moment leaves a whole centre, in which its last contribution
-counts once or not at all.
+Every vector has two buffers. A merge holds a lock, which the kernel releases if the holder dies. It writes the spare
+buffers and a spare header (valid buffers, clock, contributions of each rank). One aligned 8-byte store of the commit
+word then makes them the center. So a worker may be killed at any moment: the center stays consistent, and the worker's
+last contribution counts once or not at all.
 
-The meeting in its own time is that of DOWNPOUR (Dean et al. 2012, NIPS, section 4.1) and of asynchronous EASGD
-(Zhang, Choromanska and LeCun 2015, NIPS, algorithm 1); what happens in it is the rule's.
+This is the exchange of DOWNPOUR (Dean et al. 2012, NIPS, section 4.1) and of asynchronous EASGD (Zhang, Choromanska and
+LeCun 2015, NIPS, algorithm 1). The rule defines the arithmetic.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from choros.algorithms import ExchangeInfo
 from choros.comm.dtypes import blocks, dtype_code, dtype_name, read_only
-from choros.comm.group import Rule
 from choros.comm.shm.futex import SPIN, fence
-from choros.comm.shm.group_header import CENTRE, abort, open_stamped, stamp
+from choros.comm.shm.group_header import PARAM_SERVER, abort, open_stamped, stamp
 from choros.comm.shm.robust_lock import RobustLock
 from choros.comm.shm.segment import Segment
 from choros.errors import InvalidInputError
-from choros.param_server import layout as at
-from choros.param_server.fused_update import follow
+from choros.param_server import layout as fields
+from choros.param_server.fused_update import trace_rule
 from choros.param_server.layout import Layout
+from choros.param_server.merge_rule import MergeRule
 from choros.types import Array
 
 BLOCK = 1 << 15
-_OPTIMISTIC = 3
-_WRITES = 1.0  # seconds in which a worker has written what it leaves
+_OPTIMISTIC_READS = 3
+_WRITE_SECONDS = 1.0  # seconds to wait for a pending message that is being written; after that its writer has died
 
 
 class SharedMemoryParameterServer:
-    """One worker's (or a controller's) hold on the centre; implements ``choros.comm.group.ParameterServer``.
+    """A worker's or a controller's access to the center; implements ``choros.comm.group.ParameterServer``.
 
     Args:
         segment_or_fd: Segment, or the int of an inherited descriptor, which this object then owns.
-        rule: Rule. The algorithm; a controller, which only reads, needs none.
-        rank: int. Who contributes; None for a controller.
-        workers: int. How many contribute; None takes it from the segment.
-        timeout: float. Seconds to wait for the lock.
-        spin: float. Seconds to try before sleeping.
+        rule: MergeRule. The algorithm; None for a controller, which does not exchange.
+        rank: int. The worker's rank; None for a controller.
+        workers: int. Number of workers; None takes it from the segment.
+        timeout: float. Seconds to wait for the lock. Defaults to 300.
+        spin: float. Seconds to try the lock before sleeping. Defaults to 50 us.
 
     Attributes:
         timeout: float. May be set between calls.
-        place: int. Where this worker is; kept with what its next exchange commits (``choros.param_server.snapshot``).
+        position: int. This worker's position, which its next exchange commits (``snapshot.encode_position``).
 
     Raises:
-        InvalidInputError: if the descriptor is not a centre's segment, or rank or workers do not fit it.
+        InvalidInputError: the descriptor is not a center's segment, or ``rank`` or ``workers`` do not fit it.
 
     Example:
         >>> class Downpour:
         ...     shows, elementwise = "after", True
         ...     def propose(self, local, seen, window): return local - seen
-        ...     def merge(self, centre, message, meeting, memory): return centre + message, memory
+        ...     def merge(self, center, message, meeting, memory): return center + message, memory
         ...     def adopt(self, local, shown): return shown
         >>> none = np.zeros(0)
         >>> segment = SharedMemoryParameterServer.create(np.zeros(3), none, (), workers=2)
@@ -69,373 +69,400 @@ class SharedMemoryParameterServer:
         >>> segment.close()
     """
 
-    kind = "a centre in shared memory"
+    kind = "a center in shared memory"
 
     def __init__(
         self,
         segment_or_fd: Segment | int,
-        rule: Rule | None = None,
+        rule: MergeRule | None = None,
         rank: int | None = None,
         workers: int | None = None,
         timeout: float = 300.0,
         *,
         spin: float = SPIN,
     ) -> None:
-        self._segment, self._owned = open_stamped(segment_or_fd, CENTRE)
+        self._segment, self._owned = open_stamped(segment_or_fd, PARAM_SERVER)
         self._words = self._segment.words
-        self.workers, self.count, self.others = self._words[at.WORKERS], self._words[at.COUNT], self._words[at.OTHERS]
+        self.workers, self.count, self.others = (
+            self._words[fields.WORKERS],
+            self._words[fields.COUNT],
+            self._words[fields.OTHERS],
+        )
         self.rank, self.timeout, self._rule = rank, timeout, rule
-        self._who = "the controller" if rank is None else f"rank {rank}"
+        self._name = "the controller" if rank is None else f"rank {rank}"
         try:
-            self._check_place(rule, rank, workers)
+            self._check_arguments(rule, rank, workers)
         except InvalidInputError:
             self.close()
             raise
-        self._map()
+        self._map_areas()
         number = -1 if rank is None else rank
-        self._lock = RobustLock(self._segment, at.RELEASED, at.HELD, self._who, number, spin)
-        self._last_seen = 0
-        self._sent = self._header()[self._sent_at] if rank is not None else 0
-        self._met, self.place = False, 0
-        self._set = int(self._header()[at.SET])
+        self._lock = RobustLock(self._segment, fields.RELEASED, fields.HOLDER, self._name, number, spin)
+        self._clock_seen = 0
+        self._contributions = self._header()[self._contributions_index] if rank is not None else 0
+        self._has_exchanged, self.position = False, 0
+        self._times_set = int(self._header()[fields.TIMES_SET])
         self._scratch: list[Array] = []
         if rank is not None:
             self._segment.touch(0, self._segment.nbytes)
 
-    def _check_place(self, rule: Rule | None, rank: int | None, workers: int | None) -> None:
+    def _check_arguments(self, rule: MergeRule | None, rank: int | None, workers: int | None) -> None:
         if workers is not None and workers != self.workers:
             raise InvalidInputError(
-                f"{self._who} expects {workers} workers; this centre was created for {self.workers}."
+                f"{self._name} expects {workers} workers; this center was created for {self.workers}."
             )
         if rank is not None and not 0 <= rank < self.workers:
-            raise InvalidInputError(f"Rank {rank} was given for a centre of {self.workers} workers.")
+            raise InvalidInputError(f"Rank {rank} was given for a center of {self.workers} workers.")
         if rule is None and rank is not None:
             raise InvalidInputError(
-                f"{self._who} gave no rule: a worker needs the algorithm, a controller has no rank."
+                f"{self._name} gave no rule: a worker needs the algorithm, a controller has no rank."
             )
 
-    def _map(self) -> None:
-        words, segment = self._words, self._segment
-        kind = dtype_name((words[at.DTYPE], words[at.DTYPE + 1]))
-        kind_others = dtype_name((words[at.DTYPE_OTHERS], words[at.DTYPE_OTHERS + 1]))
-        vectors = [(kind, self.count), (kind_others, self.others), *[(kind, self.count)] * words[at.MEMORIES]]
-        layout = Layout.of(self.workers, [np.dtype(k).itemsize * n for k, n in vectors])
+    def _map_areas(self) -> None:
+        header, segment = self._words, self._segment
+        dtype = dtype_name((header[fields.DTYPE], header[fields.DTYPE + 1]))
+        others_dtype = dtype_name((header[fields.DTYPE_OTHERS], header[fields.DTYPE_OTHERS + 1]))
+        vectors = [(dtype, self.count), (others_dtype, self.others), *[(dtype, self.count)] * header[fields.MEMORIES]]
+        layout = Layout.of(self.workers, [np.dtype(vector_dtype).itemsize * count for vector_dtype, count in vectors])
         self._headers = [segment.array("int64", layout.header_words, begin) for begin in layout.headers]
         self._buffers = [
-            (segment.array(k, n, pair[0]), segment.array(k, n, pair[1]))
-            for (k, n), pair in zip(vectors, layout.areas, strict=True)
+            (segment.array(vector_dtype, count, pair[0]), segment.array(vector_dtype, count, pair[1]))
+            for (vector_dtype, count), pair in zip(vectors, layout.areas, strict=True)
         ]
-        self._fixed = [tuple(read_only(buffer) for buffer in pair) for pair in self._buffers]
-        self._pending = segment.array("int64", self.workers * at.LEFT, layout.pending).reshape(self.workers, at.LEFT)
+        self._read_only_buffers = [tuple(read_only(buffer) for buffer in pair) for pair in self._buffers]
+        self._pending = segment.array("int64", self.workers * fields.PENDING_WORDS, layout.pending).reshape(
+            self.workers, fields.PENDING_WORDS
+        )
         self._messages = [
             (
-                segment.array(kind, self.count, message),
-                segment.array(kind_others, self.others, mean if self.others else 0),
+                segment.array(dtype, self.count, message),
+                segment.array(others_dtype, self.others, mean if self.others else 0),
             )
             for message, mean in layout.messages
         ]
-        self._seen_at = at.ACTIVE + len(vectors) + (self.rank or 0)
-        self._sent_at = self._seen_at + self.workers
-        self._place_at = self._sent_at + self.workers
+        self._clock_seen_index = fields.ACTIVE + len(vectors) + (self.rank or 0)
+        self._contributions_index = self._clock_seen_index + self.workers
+        self._position_index = self._contributions_index + self.workers
         self._blocks = blocks(self.count, BLOCK)
 
     abort = staticmethod(abort)
 
     @staticmethod
-    def create(centre: Array, others: Array, memory: tuple[Array, ...], workers: int) -> Segment:
-        """Make the segment of a centre.
+    def create(center: Array, others: Array, memory: tuple[Array, ...], workers: int) -> Segment:
+        """Make the segment of a center.
 
         Args:
-            centre: flat float array. Where the centre starts.
-            others: flat float array. The averaged moving statistics; may be empty.
-            memory: arrays of the centre's size. What the rule's ``start`` gave.
-            workers: int. How many contribute.
+            center: flat float array. Initial center.
+            others: flat float array. Initial averaged moving statistics; may be empty.
+            memory: arrays of the center's size, from the rule's ``start``.
+            workers: int. Number of workers.
 
         Returns:
-            Segment. Two buffers for each vector, the first ones filled.
+            Segment. It has two buffers for each vector; the first ones have the initial values.
 
         Raises:
-            InvalidInputError: for vectors that are not flat, not of floats, or whose sizes do not fit.
+            InvalidInputError: a vector is not flat, not of floats, or has a wrong size; or ``workers`` is below 1.
         """
-        for name, vector in [("centre", centre), ("others", others), *[("memory", m) for m in memory]]:
-            if vector.ndim != 1 or vector.dtype.kind != "f" or (name == "memory" and vector.size != centre.size):
+        for name, vector in [("center", center), ("others", others), *[("memory", m) for m in memory]]:
+            if vector.ndim != 1 or vector.dtype.kind != "f" or (name == "memory" and vector.size != center.size):
                 raise InvalidInputError(
-                    f"A centre was given {name} of shape {vector.shape} and type {vector.dtype}: "
-                    "give flat float vectors, memory as long as the centre."
+                    f"A center was given {name} of shape {vector.shape} and type {vector.dtype}: "
+                    "give flat float vectors, memory as long as the center."
                 )
         if workers < 1:
-            raise InvalidInputError(f"A centre of {workers} workers was asked for: give 1 or more.")
-        vectors = [centre, others, *(m.astype(centre.dtype, copy=False) for m in memory)]
+            raise InvalidInputError(f"A center for {workers} workers is impossible: give 1 or more.")
+        vectors = [center, others, *(m.astype(center.dtype, copy=False) for m in memory)]
         layout = Layout.of(workers, [vector.nbytes for vector in vectors])
-        segment = Segment.create(layout.total, "choros-centre")
-        words = segment.words
-        words[at.WORKERS], words[at.COUNT], words[at.OTHERS], words[at.MEMORIES] = (
+        segment = Segment.create(layout.total, "choros-center")
+        header = segment.words
+        header[fields.WORKERS], header[fields.COUNT], header[fields.OTHERS], header[fields.MEMORIES] = (
             workers,
-            len(centre),
+            len(center),
             len(others),
             len(memory),
         )
-        words[at.DTYPE], words[at.DTYPE + 1] = dtype_code(centre.dtype)
-        words[at.DTYPE_OTHERS], words[at.DTYPE_OTHERS + 1] = dtype_code(others.dtype)
+        header[fields.DTYPE], header[fields.DTYPE + 1] = dtype_code(center.dtype)
+        header[fields.DTYPE_OTHERS], header[fields.DTYPE_OTHERS + 1] = dtype_code(others.dtype)
         for vector, (first, _) in zip(vectors, layout.areas, strict=True):
             segment.array(vector.dtype, vector.size, first)[:] = vector
-        stamp(segment, CENTRE, at.RELEASED, 1, 1)
+        stamp(segment, PARAM_SERVER, fields.RELEASED, 1, 1)
         return segment
 
     def _header(self) -> Array:
-        return self._headers[self._words[at.COMMIT] % 2]
+        return self._headers[self._words[fields.COMMIT] % 2]
 
     @property
     def clock(self) -> int:
         """The number of merges of the center."""
-        return int(self._header()[at.CLOCK])
+        return int(self._header()[fields.CLOCK])
 
     @property
     def times_set(self) -> int:
         """The number of times that a controller had set the center when this worker last took it."""
-        return self._set
+        return self._times_set
 
     def blank(self) -> tuple[Array, Array]:
-        """Return memory of the centre's and the moving statistics' sizes, for ``read``."""
+        """Return memory of the center's and the moving statistics' sizes, for ``read``."""
         return np.empty_like(self._buffers[0][0]), np.empty_like(self._buffers[1][0])
 
     @property
     def contributions(self) -> list[int]:
         """The number of merges of each rank's exchanges, as of the last commit."""
-        first = self._sent_at - (self.rank or 0)
+        first = self._contributions_index - (self.rank or 0)
         return [int(count) for count in self._header()[first : first + self.workers]]
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt under the lock, in one pass over blocks where the rule is elementwise.
 
-        Where the centre was set since this worker last saw it, nothing is merged: what the worker learnt is void, and
-        it takes the centre as it is. If the rule raises, the centre is as before; ``local`` and ``seen`` may be half
-        updated.
+        If a controller set the center since this worker's last exchange, nothing is merged. The worker takes the center
+        as it is, and its own progress since then is lost. If the rule raises, the center is unchanged; ``local`` and
+        ``seen`` may be partly updated.
 
         Args:
-            local: this worker's vector; becomes what the rule's ``adopt`` returns.
-            seen: the centre as it last saw it; becomes what it was shown, unless ``rule.uses_seen`` is False or the
-                rule is seen not to look at it.
-            window: int. The optimizer steps since the last exchange.
+            local: this worker's vector; becomes the result of the rule's ``adopt``.
+            seen: the center that this worker saw last; becomes the center that it is shown now, unless
+                ``rule.uses_seen`` is False or the traced rule does not read it.
+            window: int. Optimizer steps since the last exchange.
             others: its moving statistics; c <- c + (others - c) / workers, and others <- c.
 
         Returns:
-            int. The staleness: merges by others since this worker last saw the centre.
+            int. The staleness: merges by other workers since this worker last saw the center.
 
         Raises:
-            InvalidInputError: for vectors that do not fit, or on a controller.
-            CommTimeoutError: if the lock stays held; names the holder.
-            PeerLostError: if the run was given up.
+            InvalidInputError: the vectors do not fit, or this is a controller.
+            CommTimeoutError: the lock was not free within the timeout; the message names the holder.
+            PeerLostError: the run was aborted.
         """
         if self._rule is None or self.rank is None:
             raise InvalidInputError(
-                "A controller reads the centre; only a worker, which has a rule and a rank, exchanges."
+                "A controller reads the center; only a worker, which has a rule and a rank, exchanges."
             )
-        self._fit(local, others)
-        self._fit(seen, others)
-        with self._lock.hold(self.timeout, "an exchange with the centre"):
+        self._check_vectors(local, others)
+        self._check_vectors(seen, others)
+        with self._lock.hold(self.timeout, "an exchange with the center"):
             # All changes go into a copy of the header and into spare buffers. A worker that is killed before the commit
             # leaves the center as it was; the next holder of the lock writes the same spare buffers again.
-            commit = self._words[at.COMMIT]
+            commit = self._words[fields.COMMIT]
             header = self._headers[commit % 2].copy()
-            if header[self._sent_at] != self._sent:
-                return self._again(header, others)
-            if header[at.SET] != self._set:
-                self._last_seen, self._set = self._copy(commit, local, others)
+            if header[self._contributions_index] != self._contributions:
+                return self._repeat_reply(header, others)
+            if header[fields.TIMES_SET] != self._times_set:
+                self._clock_seen, self._times_set = self._copy_committed(commit, local, others)
                 seen[:] = local
-                header[self._place_at] = self.place
+                header[self._position_index] = self.position
                 self._commit(commit, header)
                 return 0
-            staleness = int(header[at.CLOCK]) - self._last_seen
-            told = ExchangeInfo(workers=1, staleness=staleness, sender=self.rank)
-            self._merge(self._rule, header, local, seen, window, told)
+            staleness = int(header[fields.CLOCK]) - self._clock_seen
+            info = ExchangeInfo(workers=1, staleness=staleness, sender=self.rank)
+            self._merge(self._rule, header, local, seen, window, info)
             self._average(header, others)
-            header[at.CLOCK] += 1
-            header[self._seen_at] = header[at.CLOCK]
-            header[self._sent_at] += 1
-            header[self._place_at] = self.place
+            header[fields.CLOCK] += 1
+            header[self._clock_seen_index] = header[fields.CLOCK]
+            header[self._contributions_index] += 1
+            header[self._position_index] = self.position
             self._commit(commit, header)
-        self._last_seen, self._sent, self._met = int(header[at.CLOCK]), self._sent + 1, True
+        self._clock_seen, self._contributions, self._has_exchanged = (
+            int(header[fields.CLOCK]),
+            self._contributions + 1,
+            True,
+        )
         return staleness
 
     def leave(self, local: Array, seen: Array, window: int, others: Array) -> None:
-        """Leave what an exchange now would bring, for ``trial``; nothing is merged, and the arguments stay as they are.
+        """Publish the message that an exchange would merge now, for ``trial``; merge nothing, change no argument.
 
-        It counts until this worker's next exchange. The arguments are those of ``exchange``.
+        The message is valid until this worker's next exchange. The arguments are those of ``exchange``.
         """
         if self._rule is None or self.rank is None:
             raise InvalidInputError(
-                "A controller reads the centre; only a worker, which has a rule and a rank, leaves a message."
+                "A controller reads the center; only a worker, which has a rule and a rank, leaves a message."
             )
-        # A sequence lock: the count is odd while the message is written. Readers take no lock, so a worker that leaves
-        # a message does not wait for one that makes a trial.
-        head, (message, mean) = self._pending[self.rank], self._messages[self.rank]
-        head[0] += 1 + head[0] % 2  # also where one was killed here
-        fence()
-        for part in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
-            message[part] = self._rule.propose(local[part], seen[part], window)
+        # A sequence lock: the version is odd during the write. Readers take no lock, so a worker that publishes a
+        # message does not wait for a worker that runs a trial.
+        record, (message, mean) = self._pending[self.rank], self._messages[self.rank]
+        record[0] += 1 + record[0] % 2  # the version becomes odd, also if it stayed odd after a kill during a write
+        fence()  # readers must see the odd version before any new value of the message
+        for block in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
+            message[block] = self._rule.propose(local[block], seen[block], window)
         mean[:] = others
-        head[at.LEFT_SENT], head[at.LEFT_SET], head[at.LEFT_SEEN] = self._sent, self._set, self._last_seen
-        fence()
-        head[0] += 1
+        record[fields.PENDING_CONTRIBUTIONS], record[fields.PENDING_TIMES_SET], record[fields.PENDING_CLOCK] = (
+            self._contributions,
+            self._times_set,
+            self._clock_seen,
+        )
+        fence()  # readers that see the even version must also see the whole message
+        record[0] += 1
 
     def trial(self, out: Array, others: Array) -> None:
-        """Copy out the centre as it would be with what all workers have left since their last exchange; none is kept.
+        """Copy out the center as it would be after a merge of all pending messages; the center does not change.
 
         Args:
-            out: receives the centre.
+            out: receives the center.
             others: receives the averaged moving statistics.
 
         Raises:
-            InvalidInputError: for vectors that do not fit, or on a controller.
-            CommTimeoutError: if the lock stays held; names the holder.
+            InvalidInputError: the vectors do not fit, or this is a controller.
+            CommTimeoutError: the lock was not free within the timeout; the message names the holder.
         """
         if self._rule is None:
-            raise InvalidInputError("A controller reads the centre; only a worker, which has a rule, makes a trial.")
-        self._fit(out, others)
-        with self._lock.hold(self.timeout, "a copy of the centre"):
+            raise InvalidInputError("A controller reads the center; only a worker, which has a rule, makes a trial.")
+        self._check_vectors(out, others)
+        with self._lock.hold(self.timeout, "a copy of the center"):
             header = self._header().copy()
-            out[:] = self._buffers[0][int(header[at.ACTIVE])]
-            others[:] = self._buffers[1][int(header[at.ACTIVE + 1])]
-            left = [rank for rank in range(self.workers) if self._counts_still(header, rank)]
-            rest = enumerate(self._buffers[2:] if left else [], at.ACTIVE + 2)
-            memory = tuple(pair[int(header[i])].copy() for i, pair in rest)
-        message, mean, clock = np.empty_like(out), np.empty_like(others), int(header[at.CLOCK])
-        for rank in left:
-            seen = self._copy_left(header, rank, message, mean)
-            if seen is None:  # it has exchanged meanwhile
+            out[:] = self._buffers[0][int(header[fields.ACTIVE])]
+            others[:] = self._buffers[1][int(header[fields.ACTIVE + 1])]
+            valid_ranks = [rank for rank in range(self.workers) if self._pending_is_valid(header, rank)]
+            memory_pairs = enumerate(self._buffers[2:] if valid_ranks else [], fields.ACTIVE + 2)
+            memory = tuple(pair[int(header[i])].copy() for i, pair in memory_pairs)
+        message, mean, clock = np.empty_like(out), np.empty_like(others), int(header[fields.CLOCK])
+        for rank in valid_ranks:
+            clock_seen = self._copy_pending(header, rank, message, mean)
+            if clock_seen is None:  # it has exchanged meanwhile
                 continue
-            told = ExchangeInfo(workers=1, staleness=clock - seen, sender=rank)
+            info = ExchangeInfo(workers=1, staleness=clock - clock_seen, sender=rank)
             with np.errstate(all="ignore"):
-                for part in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
-                    was = tuple(vector[part] for vector in memory)
-                    new, now = self._rule.merge(out[part], message[part], told, was)
-                    for old, fresh in zip(was, now, strict=True):
-                        if fresh is not old:
-                            old[...] = fresh
-                    out[part] = new
+                for block in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
+                    old_block = tuple(vector[block] for vector in memory)
+                    new, new_block = self._rule.merge(out[block], message[block], info, old_block)
+                    for old_vector, new_vector in zip(old_block, new_block, strict=True):
+                        if new_vector is not old_vector:
+                            old_vector[...] = new_vector
+                    out[block] = new
             others += (mean - others) / self.workers
             clock += 1
 
-    def _counts_still(self, header: Array, rank: int) -> bool:
-        """Tell whether what a worker left is not in the centre of this header, and would be taken."""
-        turn, sent, times_set = self._pending[rank, :3].tolist()
-        first = self._sent_at - (self.rank or 0)
-        return bool(turn > 0 and sent == header[first + rank] and times_set == header[at.SET])
+    def _pending_is_valid(self, header: Array, rank: int) -> bool:
+        """Return whether a worker has a pending message that the center of this header does not contain."""
+        version, contributions, times_set = self._pending[rank, :3].tolist()
+        first = self._contributions_index - (self.rank or 0)
+        return bool(version > 0 and contributions == header[first + rank] and times_set == header[fields.TIMES_SET])
 
-    def _copy_left(self, header: Array, rank: int, message: Array, mean: Array) -> int | None:
-        """Copy what a worker left; returns the clock that it saw last, or None where that counts no more."""
-        head, limit = self._pending[rank], time.monotonic() + _WRITES
-        while self._counts_still(header, rank):
-            turn, seen = int(head[0]), int(head[at.LEFT_SEEN])
-            fence()  # the count is read before the values and after them: equal and even means no write in between
+    def _copy_pending(self, header: Array, rank: int, message: Array, mean: Array) -> int | None:
+        """Copy a pending message; return the clock that its worker saw last, or None if it is not valid any more."""
+        record, deadline = self._pending[rank], time.monotonic() + _WRITE_SECONDS
+        while self._pending_is_valid(header, rank):
+            turn, clock_seen = int(record[0]), int(record[fields.PENDING_CLOCK])
+            fence()  # the version is read before and after the values: equal and even means no write in between
             message[:], mean[:] = self._messages[rank]
             fence()
-            if turn % 2 == 0 and int(head[0]) == turn:
-                return seen
-            if time.monotonic() > limit:  # it was killed while it wrote
+            if turn % 2 == 0 and int(record[0]) == turn:
+                return clock_seen
+            if time.monotonic() > deadline:  # the worker was killed during the write
                 break
             time.sleep(1e-4)
         return None
 
-    def _again(self, header: Array, others: Array) -> int:
-        """Answer an exchange of a rank that has made another number of them than it knows of."""
-        raise InvalidInputError(f"{self._who}: another process exchanges under this rank; give each its own.")
+    def _repeat_reply(self, header: Array, others: Array) -> int:
+        """Handle an exchange whose number of contributions differs from the header's; a shard's server repeats it."""
+        raise InvalidInputError(f"{self._name}: another process exchanges under this rank; give each its own.")
 
     def _commit(self, commit: int, header: Array) -> None:
-        """Make a new header, and the buffers that it names, the centre: by one store, which is never half done."""
+        """Make a new header and its buffers the center, by one 8-byte store, which is atomic."""
         self._headers[(commit + 1) % 2][:] = header
-        fence()  # buffers and header are in memory before the word that makes them the center
-        self._words[at.COMMIT] = commit + 1
+        fence()  # the stores to buffers and header must come before the store that makes them the center
+        self._words[fields.COMMIT] = commit + 1
 
-    def replace(self, centre: Array, others: Array, after: int | None = None) -> None:
-        """Set the centre and the moving statistics, whole; neither a merge nor a contribution, the clock stays.
+    def replace(self, center: Array, others: Array, after: int | None = None) -> None:
+        """Set the center and the moving statistics. This is neither a merge nor a contribution; the clock stays.
 
-        Every worker's next exchange takes it as it is and merges nothing, so nothing of before is mixed into it.
+        Every worker's next exchange takes the center without a merge. So no older value mixes with it.
 
         Args:
-            centre: what the centre becomes.
-            others: what the averaged moving statistics become.
-            after: how often the centre had been set; where it has been since, this is done already. None is any.
+            center: the new center.
+            others: the new averaged moving statistics.
+            after: int or None. Set the center only if it has been set this many times, so that a repeated request has
+                no effect. None, the default, sets it in any case.
         """
-        self._fit(centre, others)
-        with self._lock.hold(self.timeout, "setting the centre"):
-            commit = self._words[at.COMMIT]
+        self._check_vectors(center, others)
+        with self._lock.hold(self.timeout, "setting the center"):
+            commit = self._words[fields.COMMIT]
             header = self._headers[commit % 2].copy()
-            if after not in (None, header[at.SET]):
+            if after not in (None, header[fields.TIMES_SET]):
                 return
-            for i, vector in enumerate((centre, others)):
-                active = int(header[at.ACTIVE + i])
+            for i, vector in enumerate((center, others)):
+                active = int(header[fields.ACTIVE + i])
                 self._buffers[i][1 - active][:] = vector
-                header[at.ACTIVE + i] = 1 - active
-            self._replace_memory(header, centre)
-            header[at.SET] += 1
+                header[fields.ACTIVE + i] = 1 - active
+            self._replace_memory(header, center)
+            header[fields.TIMES_SET] += 1
             self._commit(commit, header)
 
-    def _replace_memory(self, header: Array, centre: Array) -> None:
-        """Write the memory that goes with a centre which was set, where the rule has another one for it."""
+    def _replace_memory(self, header: Array, center: Array) -> None:
+        """Write the rule's memory for a center that was set, if the rule has a method ``replaced``."""
         replaced = getattr(self._rule, "replaced", None)
         if replaced is None:
             return
-        first = at.ACTIVE + 2
-        pairs = list(zip(self._fixed[2:], self._buffers[2:], strict=True))
-        kept = tuple(fixed[header[first + i]] for i, (fixed, _) in enumerate(pairs))
-        for i, (old, new) in enumerate(zip(kept, replaced(centre, kept), strict=True)):
+        first_index = fields.ACTIVE + 2
+        pairs = list(zip(self._read_only_buffers[2:], self._buffers[2:], strict=True))
+        memory = tuple(read_only[header[first_index + i]] for i, (read_only, _) in enumerate(pairs))
+        for i, (old, new) in enumerate(zip(memory, replaced(center, memory), strict=True)):
             if new is not old:
-                active = int(header[first + i])
+                active = int(header[first_index + i])
                 pairs[i][1][1 - active][:] = new
-                header[first + i] = 1 - active
+                header[first_index + i] = 1 - active
 
-    def _merge(self, rule: Rule, header: Array, local: Array, seen: Array, window: int, told: Any) -> None:
-        """Write the spare buffers and flip, in the header to be, those that were written."""
-        active = header[at.ACTIVE : at.ACTIVE + len(self._buffers)].tolist()
-        del active[1], (pairs := list(zip(self._fixed, self._buffers, strict=True)))[1]  # the moving statistics
-        vectors = [fixed[a] for (fixed, _), a in zip(pairs, active, strict=True)]
-        spares = [buffers[1 - a] for (_, buffers), a in zip(pairs, active, strict=True)]
-        program = follow(rule, window, told, len(vectors) - 1) if rule.elementwise else None
+    def _merge(
+        self, rule: MergeRule, header: Array, local: Array, seen: Array, window: int, info: ExchangeInfo
+    ) -> None:
+        """Write the merge to the spare buffers; in the new header make the written buffers valid."""
+        active = header[fields.ACTIVE : fields.ACTIVE + len(self._buffers)].tolist()
+        del (
+            active[1],
+            (pairs := list(zip(self._read_only_buffers, self._buffers, strict=True)))[1],
+        )  # the moving statistics
+        vectors = [read_only[active_index] for (read_only, _), active_index in zip(pairs, active, strict=True)]
+        spares = [buffers[1 - active_index] for (_, buffers), active_index in zip(pairs, active, strict=True)]
+        program = trace_rule(rule, window, info, len(vectors) - 1) if rule.elementwise else None
         with np.errstate(all="ignore"):
             if program is not None:
                 program.run([local, seen, *vectors], spares, self._blocks, self._scratch)
                 changed = program.changed
             else:
-                changed = self._call(rule, local, seen, vectors, spares, window, told)
-        for slot in (at.ACTIVE, *(at.ACTIVE + 2 + i for i in changed)):
+                changed = self._apply_rule(rule, local, seen, vectors, spares, window, info)
+        for slot in (fields.ACTIVE, *(fields.ACTIVE + 2 + i for i in changed)):
             header[slot] = 1 - header[slot]
 
-    def _call(
-        self, rule: Rule, local: Array, seen: Array, vectors: list[Array], spares: list[Array], window: int, told: Any
+    def _apply_rule(
+        self,
+        rule: MergeRule,
+        local: Array,
+        seen: Array,
+        vectors: list[Array],
+        spares: list[Array],
+        window: int,
+        info: ExchangeInfo,
     ) -> list[int]:
-        """Call the rule itself, block by block or on whole vectors; returns which memory was written."""
-        (centre, *kept), (spare, *room) = vectors, spares
+        """Call the rule itself, block by block or on whole vectors; return the indices of written memory vectors."""
+        (center, *memory), (spare, *memory_spares) = vectors, spares
         changed: list[int] = []
         before, keep_seen = rule.shows == "before", getattr(rule, "uses_seen", True)
-        for part in self._blocks if rule.elementwise else [slice(0, self.count)]:
-            mine, old = local[part], centre[part]
-            message = rule.propose(mine, seen[part], window)
-            was = tuple(vector[part] for vector in kept)
-            new, now = rule.merge(old, message, told, was)
-            if len(now) != len(was):
+        for block in self._blocks if rule.elementwise else [slice(0, self.count)]:
+            local_block, center_block = local[block], center[block]
+            message = rule.propose(local_block, seen[block], window)
+            old_memory = tuple(vector[block] for vector in memory)
+            new, new_memory = rule.merge(center_block, message, info, old_memory)
+            if len(new_memory) != len(old_memory):
                 raise InvalidInputError(
-                    f"{self._who}: merge returned {len(now)} memory vectors and was given {len(was)}."
+                    f"{self._name}: merge returned {len(new_memory)} memory vectors and was given {len(old_memory)}."
                 )
-            spare[part] = new
-            for i, vector in enumerate(now):
-                if vector is not was[i] and i not in changed:
-                    room[i][: part.start] = kept[i][: part.start]
+            spare[block] = new
+            for i, vector in enumerate(new_memory):
+                if vector is not old_memory[i] and i not in changed:
+                    memory_spares[i][: block.start] = memory[i][: block.start]
                     changed.append(i)
                 if i in changed:
-                    room[i][part] = vector
-            shown = old if before else new
-            local[part] = rule.adopt(mine, shown)
+                    memory_spares[i][block] = vector
+            shown = center_block if before else new
+            local[block] = rule.adopt(local_block, shown)
             if keep_seen:
-                seen[part] = shown
+                seen[block] = shown
         return changed
 
     def _average(self, header: Array, others: Array) -> None:
         """Moving statistics: c <- c + (others - c) / workers, others <- c."""
         if not self.others:
             return
-        active = int(header[at.ACTIVE + 1])
+        active = int(header[fields.ACTIVE + 1])
         old, new = self._buffers[1][active], self._buffers[1][1 - active]
         if self.workers == 1:
             new[:] = others
@@ -444,58 +471,58 @@ class SharedMemoryParameterServer:
             new /= self.workers
             new += old
         others[:] = new
-        header[at.ACTIVE + 1] = 1 - active
+        header[fields.ACTIVE + 1] = 1 - active
 
     def read(self, out: Array, others: Array) -> int:
-        """Copy the centre out, whole; works also when every worker was killed.
+        """Copy the center out. This works even if every worker was killed.
 
-        A copy counts if no second merge began meanwhile; after three that do not, the lock is taken. A worker's
-        read before its first exchange is the centre that it has seen, from which its staleness counts.
+        A copy is valid if no merge was committed during the copy. After three invalid copies the read takes the lock. A
+        worker's read before its first exchange counts as the center that it saw last, for its staleness.
 
         Args:
-            out: receives the centre.
+            out: receives the center.
             others: receives the averaged moving statistics.
 
         Returns:
             int. The clock of what was copied.
         """
-        self._fit(out, others)
-        # Without the lock first: a reader would delay every worker. The commit word is read before and after the copy.
-        # The merge after the next commit overwrites the copied buffers; a busy center could do so again and again, so
-        # the last attempt takes the lock.
-        for _ in range(_OPTIMISTIC):
-            commit = self._words[at.COMMIT]
-            copied = self._copy(commit, out, others)
+        self._check_vectors(out, others)
+        # First without the lock, as a reader with the lock would delay every worker. The commit word is read before and
+        # after the copy. The merge after the next commit overwrites the copied buffers. A busy center could do that
+        # again and again, so the last attempt takes the lock.
+        for _ in range(_OPTIMISTIC_READS):
+            commit = self._words[fields.COMMIT]
+            copied = self._copy_committed(commit, out, others)
             fence()
-            if self._words[at.COMMIT] == commit:
-                return self._saw(*copied)
-        with self._lock.hold(self.timeout, "a read of the centre"):
-            return self._saw(*self._copy(self._words[at.COMMIT], out, others))
+            if self._words[fields.COMMIT] == commit:
+                return self._note_seen(*copied)
+        with self._lock.hold(self.timeout, "a read of the center"):
+            return self._note_seen(*self._copy_committed(self._words[fields.COMMIT], out, others))
 
-    def _copy(self, commit: int, out: Array, others: Array) -> tuple[int, int]:
-        """Copy both vectors; returns their clock, and how often the centre had been set."""
-        fence()
-        clock, times_set, first, second = self._headers[commit % 2][: at.ACTIVE + 2].tolist()
+    def _copy_committed(self, commit: int, out: Array, others: Array) -> tuple[int, int]:
+        """Copy both vectors; return their clock, and the number of times that the center was set."""
+        fence()  # the header must not be older than the commit word that selected it
+        clock, times_set, first, second = self._headers[commit % 2][: fields.ACTIVE + 2].tolist()
         out[:] = self._buffers[0][first & 1]
         others[:] = self._buffers[1][second & 1]
         return int(clock), int(times_set)
 
-    def _saw(self, clock: int, times_set: int) -> int:
-        if not self._met:
-            self._last_seen, self._set = clock, times_set
+    def _note_seen(self, clock: int, times_set: int) -> int:
+        if not self._has_exchanged:
+            self._clock_seen, self._times_set = clock, times_set
         return clock
 
-    def _fit(self, vector: Array, others: Array) -> None:
-        for name, given, pair in (("vector", vector, self._buffers[0]), ("others", others, self._buffers[1])):
-            want = pair[0]
-            if given.shape != want.shape or (want.size and given.dtype != want.dtype):
+    def _check_vectors(self, vector: Array, others: Array) -> None:
+        for name, array, pair in (("vector", vector, self._buffers[0]), ("others", others, self._buffers[1])):
+            expected = pair[0]
+            if array.shape != expected.shape or (expected.size and array.dtype != expected.dtype):
                 raise InvalidInputError(
-                    f"{self._who} gave a {name} of shape {given.shape} and type {given.dtype}; "
-                    f"the centre's has {want.shape} and {want.dtype}."
+                    f"{self._name} gave a {name} of shape {array.shape} and type {array.dtype}; "
+                    f"the center's has {expected.shape} and {expected.dtype}."
                 )
 
     def close(self) -> None:
-        """Free what this process holds; the centre lives on while anyone maps it."""
+        """Free this process's resources; the center exists as long as a process maps its segment."""
         if self._owned:
             self._segment.close()
 

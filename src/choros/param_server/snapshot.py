@@ -1,71 +1,71 @@
-"""A centre's whole state, taken and put back; and where each worker was at its last exchange.
+"""Export and import of a parameter server's whole state, and each worker's position at its last exchange.
 
-A worker's place is committed with its contribution, by one store: so one that begins anew from its place brings nothing
-twice, and leaves nothing out.
+One store commits a worker's position together with its contribution. So a worker that restarts from its position
+contributes no batch twice and skips none.
 """
 
 from __future__ import annotations
 
-from choros.param_server import layout as at
+from choros.param_server import layout as fields
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
 
-def word(epoch: int, batch: int) -> int:
-    """Return a place as a word of the centre's header.
+def encode_position(epoch: int, batch: int) -> int:
+    """Return a position (epoch, batch) as a 64-bit word of the center's header; 0 is reserved for no position.
 
     Example:
-        >>> place(word(3, 17)), place(0)
+        >>> decode_position(encode_position(3, 17)), decode_position(0)
         ((3, 17), None)
     """
     return 1 + (epoch << 32 | batch)
 
 
-def place(word: int) -> tuple[int, int] | None:
-    """Return the place that a word is; None where none was said."""
-    return divmod(word - 1, 1 << 32) if word else None
+def decode_position(value: int) -> tuple[int, int] | None:
+    """Return the position (epoch, batch) of a word; None for 0."""
+    return divmod(value - 1, 1 << 32) if value else None
 
 
-def place_of(centre: SharedMemoryParameterServer, rank: int) -> tuple[int, int] | None:
-    """Return where a worker was at its last exchange."""
-    own = centre._place_at - (centre.rank or 0) + rank
-    return place(int(centre._header()[own]))
+def position_of(center: SharedMemoryParameterServer, rank: int) -> tuple[int, int] | None:
+    """Return a worker's position (epoch, batch) at its last exchange; None if it had none."""
+    index = center._position_index - (center.rank or 0) + rank
+    return decode_position(int(center._header()[index]))
 
 
-def begin_at(centre: SharedMemoryParameterServer, epoch: int, batch: int) -> None:
-    """Say of all workers, before they exchange, where they begin."""
-    first = centre._place_at - (centre.rank or 0)
-    centre._header()[first : first + centre.workers] = word(epoch, batch)
+def set_positions(center: SharedMemoryParameterServer, epoch: int, batch: int) -> None:
+    """Set the start position of all workers, before any worker exchanges."""
+    first = center._position_index - (center.rank or 0)
+    center._header()[first : first + center.workers] = encode_position(epoch, batch)
 
 
-def take(centre: SharedMemoryParameterServer) -> tuple[Array, list[Array]]:
-    """Return copies of the header, and of the centre, the moving statistics and the rule's memory, by whoever holds it.
+def export_state(center: SharedMemoryParameterServer) -> tuple[Array, list[Array]]:
+    """Return copies of the header and of all vectors: the center, the moving statistics and the rule's memory.
 
     Raises:
-        CommTimeoutError: if the centre stays held.
+        CommTimeoutError: the lock was not free within the timeout.
     """
-    with centre._lock.hold(centre.timeout, "a copy of the centre"):
-        header = centre._header().copy()
-        vectors = [pair[int(header[at.ACTIVE + i])].copy() for i, pair in enumerate(centre._buffers)]
+    with center._lock.hold(center.timeout, "a copy of the center"):
+        header = center._header().copy()
+        vectors = [pair[int(header[fields.ACTIVE + i])].copy() for i, pair in enumerate(center._buffers)]
     return header, vectors
 
 
-def put(centre: SharedMemoryParameterServer, header: Array, vectors: list[Array]) -> None:
-    """Go on from what ``take`` gave, before any worker exchanges."""
-    for pair, vector in zip(centre._buffers, vectors, strict=True):
+def import_state(center: SharedMemoryParameterServer, header: Array, vectors: list[Array]) -> None:
+    """Restore the result of ``export_state``, before any worker exchanges."""
+    for pair, vector in zip(center._buffers, vectors, strict=True):
         pair[0][:] = vector
-    own = centre._header()
-    own[:] = header
-    own[at.ACTIVE : at.ACTIVE + len(vectors)] = 0
-    centre._set = int(own[at.SET])
+    current = center._header()
+    current[:] = header
+    current[fields.ACTIVE : fields.ACTIVE + len(vectors)] = 0
+    center._times_set = int(current[fields.TIMES_SET])
 
 
-def look_again(centre: SharedMemoryParameterServer) -> None:
-    """Take up, as a worker that has yet to exchange, what was put into the centre after it had come."""
-    centre._sent = int(centre._header()[centre._sent_at])
-    centre._set = int(centre._header()[at.SET])
+def refresh(center: SharedMemoryParameterServer) -> None:
+    """Read the counters again, in a worker before its first exchange, after ``import_state`` by a controller."""
+    center._contributions = int(center._header()[center._contributions_index])
+    center._times_set = int(center._header()[fields.TIMES_SET])
 
 
-def holder(centre: SharedMemoryParameterServer) -> int:
-    """Return the rank that holds the lock, or held it when it died; -1 where none does."""
-    return int(centre._words[at.HELD]) - 1
+def lock_holder(center: SharedMemoryParameterServer) -> int:
+    """Return the rank that holds the lock, or that held it when it died; -1 for none."""
+    return int(center._words[fields.HOLDER]) - 1

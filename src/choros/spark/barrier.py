@@ -19,7 +19,7 @@ from typing import Any
 
 import choros
 from choros.cluster.hardware.network_address import addresses, own_address
-from choros.comm.bootstrap.rendezvous import Rendezvous, come, ports
+from choros.comm.bootstrap.rendezvous import Rendezvous, join_rendezvous, ports
 from choros.comm.tcp.auth_socket import AuthListener
 from choros.errors import InvalidDataError, InvalidInputError, PeerLostError
 from choros.spark.feature_columns import Columns
@@ -168,8 +168,8 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
 
         def swap(own: bytes) -> list[bytes]:
             if door:
-                Rendezvous(door, plan.size, told=False)
-            return come(place, plan.secret, rank, plan.timeout, told=False)(own)
+                Rendezvous(door, plan.size, from_variable=False)
+            return join_rendezvous(place, plan.secret, rank, plan.timeout, from_variable=False)(own)
 
         try:
             same_version(plan.version)

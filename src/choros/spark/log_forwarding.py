@@ -63,5 +63,5 @@ class LogForwarder:
             end = dial(self.home["place"], bytes.fromhex(self.home["secret"]), hello, _DIAL)
             line = RpcConnection(end, "The driver", self.home["timeout"])
             while (text := self._lines.get()) is not None:
-                line.ask({"said": text})
+                line.request({"said": text})
             line.close()

@@ -109,7 +109,7 @@ class RunRecord:
         waiting: float. Mean share of training time spent waiting for data.
         losses: tuple of (seconds of training, compiling left out, epoch, loss), one an epoch.
         group: str. What the workers met in: "shared memory", "MPI over 2 hosts, sums in each host first",
-            "torch (gloo) over shared memory", "a centre in shared memory", "nothing" ...
+            "torch (gloo) over shared memory", "a center in shared memory", "nothing" ...
         keeping: float. Seconds of processors, all processes together, that went into keeping and writing the state.
         restarts: tuple of Restart. Workers that failed, after which the run went on.
     """

@@ -35,10 +35,10 @@ def gpu_vendor(backend: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def _of_jax(environ: Mapping[str, str]) -> str:
-    asked = " ".join(environ.get(name, "") for name in JAX_PLATFORM_NAMES).lower().strip()
+    requested = " ".join(environ.get(name, "") for name in JAX_PLATFORM_NAMES).lower().strip()
     names = [path.name for folder in _folders("jax_plugins") if folder.is_dir() for path in folder.iterdir()]
     for mark, vendor in (("cuda", NVIDIA), ("rocm", AMD)):
-        if any(mark in name for name in names) and (not asked or mark in asked or "gpu" in asked):
+        if any(mark in name for name in names) and (not requested or mark in requested or "gpu" in requested):
             return vendor
     return ""
 

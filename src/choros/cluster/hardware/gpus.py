@@ -69,7 +69,7 @@ def visible_gpus(vendor: str, environ: Mapping[str, str] | None = None) -> tuple
     """
     environ = os.environ if environ is None else environ
     if vendor == INTEL:
-        return tuple(Gpu(word.strip()) for word in environ.get(VARIABLE[INTEL], "").split(",") if word.strip())
+        return tuple(Gpu(entry.strip()) for entry in environ.get(VARIABLE[INTEL], "").split(",") if entry.strip())
     if vendor == NVIDIA:
         machine, same_model = _nvidia(shutil.which("nvidia-smi"))
         if not same_model and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -128,8 +128,8 @@ def _shown(
         every = [part for parts in machine for part in parts]
         return tuple(part if numbered or not part.name.isdecimal() else Gpu(part.name) for part in every)
     shown: list[Gpu] = []
-    for word in map(str.strip, words.split(",")):
-        gpu = _named(machine, word, numbered)
+    for entry in map(str.strip, words.split(",")):
+        gpu = _named(machine, entry, numbered)
         if gpu is None:
             break
         if any(gpu.name == other.name or (gpu.identity and gpu.identity == other.identity) for other in shown):
@@ -138,19 +138,19 @@ def _shown(
     return tuple(shown)
 
 
-def _named(machine: Sequence[Sequence[Gpu]], word: str, numbered: bool) -> Gpu | None:
+def _named(machine: Sequence[Sequence[Gpu]], entry: str, numbered: bool) -> Gpu | None:
     """Return the GPU that a word of a variable names, with the word as its name; None if there is none."""
-    if word.isdecimal():
-        if int(word) >= len(machine):
+    if entry.isdecimal():
+        if int(entry) >= len(machine):
             return None
-        return Gpu(word, machine[int(word)][0].identity if numbered else "")
+        return Gpu(entry, machine[int(entry)][0].identity if numbered else "")
     known = [part.identity for parts in machine for part in parts]
-    matching = [identity for identity in known if word and identity.startswith(word)]
+    matching = [identity for identity in known if entry and identity.startswith(entry)]
     if len(matching) == 1:
-        return Gpu(word, matching[0])
+        return Gpu(entry, matching[0])
     # /proc does not list the parts of a GPU.
-    unlisted = word.startswith("MIG-") and known and not any("MIG-" in identity for identity in known)
-    return Gpu(word, word) if unlisted else None
+    unlisted = entry.startswith("MIG-") and known and not any("MIG-" in identity for identity in known)
+    return Gpu(entry, entry) if unlisted else None
 
 
 @lru_cache

@@ -47,7 +47,7 @@ def interfaces(
                 "addresses": [],
             }
         )
-    by_name: dict[str, dict[str, Any]] = {each["name"]: each for each in listed}
+    by_name: dict[str, dict[str, Any]] = {interface["name"]: interface for interface in listed}
     if primary is None:
         primary = primary_address if proc == _PROC else lambda name: None
     first = [(name, address) for name in by_name if by_name[name]["up"] and (address := primary(name))]
@@ -98,11 +98,11 @@ def _version_4(proc: Path, by_name: dict[str, dict[str, Any]], known: set[str]) 
     """
     routes = []
     for line in _text(proc / "route").splitlines()[1:]:
-        words = line.split()
-        target, mask = (int.from_bytes(bytes.fromhex(words[at])[::-1], "big") for at in (1, 7))
+        columns = line.split()
+        target, mask = (int.from_bytes(bytes.fromhex(columns[at])[::-1], "big") for at in (1, 7))
         if mask:
-            routes.append((mask, target, words[0]))
-    loopback = next((name for name, each in by_name.items() if each["loopback"]), "")
+            routes.append((mask, target, columns[0]))
+    loopback = next((name for name, interface in by_name.items() if interface["loopback"]), "")
     local = re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", _text(proc / "fib_trie"))
     outward = default_route(proc)
     placed = []

@@ -35,7 +35,7 @@ def own_address(network: str = "") -> str:
         >>> own_address("127.0.0.1"), own_address("lo")
         ('127.0.0.1', '127.0.0.1')
     """
-    here = addresses()
+    own_addresses = addresses()
     every = [(name, address) for name, some in _each_interface() for address in some]
     if network == LOOPBACK or any(network == address for _, address in every):
         return network
@@ -45,14 +45,14 @@ def own_address(network: str = "") -> str:
     if network:
         matching = [address for name, address in every if name.startswith(network) or _within(address, network)]
         if not matching:
-            known = ", ".join(f"{name} ({address})" for name, address in here.items())
+            known = ", ".join(f"{name} ({address})" for name, address in own_addresses.items())
             raise InvalidInputError(
                 f"network={network!r}: {socket.gethostname()} has no such interface that is up with an address. It has "
                 f"{known or 'none'}. Name one of them (CHOROS_NETWORK), or a domain such as .hsn.example.org."
             )
-        return here.get(network, matching[0])
+        return own_addresses.get(network, matching[0])
     outside = [address for _, address in every if not address.startswith("127.")]
-    first = here.get(default_route(), (*outside, LOOPBACK)[0])
+    first = own_addresses.get(default_route(), (*outside, LOOPBACK)[0])
     try:
         named = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -168,7 +168,11 @@ def addresses() -> dict[str, str]:
 
 def _each_interface() -> list[tuple[str, list[str]]]:
     """Return the name and the IPv4 addresses of each interface that is up."""
-    return [(each["name"], [a for a in each["addresses"] if ":" not in a]) for each in interfaces() if each["up"]]
+    return [
+        (interface["name"], [a for a in interface["addresses"] if ":" not in a])
+        for interface in interfaces()
+        if interface["up"]
+    ]
 
 
 def _look_up(name: str, asked: str) -> str:

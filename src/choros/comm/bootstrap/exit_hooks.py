@@ -1,4 +1,4 @@
-"""An exception that nobody catches, where it only says that another rank was lost: that one has more to say."""
+"""Exit hooks: a rank that fails only because a peer failed exits later, so the launcher reports the root cause."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from types import TracebackType
 
 from choros.errors import PeerLostError
 
-CAUSE = 1.0  # seconds in which the rank that failed ends, so that its launcher sees it first
-_hooked: list[str] = []
-_cries: list[Callable[[], object]] = []
+# Seconds that a secondary failure waits before its exit. The rank that failed first ends meanwhile, so the launcher
+# sees that rank's exit code first.
+ROOT_CAUSE_SECONDS = 1.0
+_installed: list[str] = []
+_failure_callbacks: list[Callable[[], object]] = []
 
 
-def code_of(error: BaseException) -> int:
-    """Return the code of a process that this ends, of which the system keeps eight bits.
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a process that ends by this exception; the kernel keeps eight bits.
 
     Example:
-        >>> code_of(SystemExit(3)), code_of(SystemExit("no")), code_of(SystemExit()), code_of(SystemExit(-1))
-        (3, 1, 0, 255)
-        >>> code_of(ValueError()), code_of(KeyboardInterrupt())
+        >>> codes = [exit_code_of(SystemExit(value)) for value in (3, "no", None, -1)]
+        >>> codes
+        [3, 1, 0, 255]
+        >>> exit_code_of(ValueError()), exit_code_of(KeyboardInterrupt())
         (1, 130)
     """
     if isinstance(error, KeyboardInterrupt):
@@ -35,24 +38,27 @@ def code_of(error: BaseException) -> int:
     return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 
-def hook(name: str, where: str, after: Callable[[BaseException], object]) -> None:
-    """Print the loss of another rank in one line, others as before and whose they were; then do something more.
+def install_hook(name: str, where: str, after: Callable[[BaseException], object]) -> None:
+    """Install an exception hook that names this rank.
+
+    For a ``PeerLostError`` the hook prints one line. For another exception it calls the previous hook and prints a line
+    with this rank and its host, as some launchers do not name the rank. Then it calls ``after``.
 
     Args:
-        name: str. Of this hook, which is set once.
-        where: str. This rank and its host, for people; launchers may not say, or lose it.
-        after: is told what it was.
+        name: str. Name of this hook; a second installation under the same name does nothing.
+        where: str. This rank and its host, for messages.
+        after: called with the exception, after the output.
     """
-    if name in _hooked:
+    if name in _installed:
         return
-    before = sys.excepthook
+    previous = sys.excepthook
 
-    @functools.wraps(before)
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    @functools.wraps(previous)
+    def report(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         try:
-            if not _only_lost(error):
-                before(kind, error, trace)
-                _leave_for_torchrun(error)
+            if not _report_lost_peer(error):
+                previous(kind, error, tb)
+                _write_torchrun_error_file(error)
                 if issubclass(kind, Exception):
                     print(f"choros: {where} failed ({kind.__qualname__}), which ends the job", file=sys.stderr)
         except Exception:
@@ -61,57 +67,56 @@ def hook(name: str, where: str, after: Callable[[BaseException], object]) -> Non
             stream.flush()
         after(error)
 
-    sys.excepthook = tell
-    _hooked.append(name)
+    sys.excepthook = report
+    _installed.append(name)
 
 
-def linger() -> None:
-    """Have a rank that only lost another one end a moment later, under ``choros run``, which says the rest itself."""
-    if _hooked:
+def delay_secondary_failure() -> None:
+    """Delay the exit of a rank that only lost a peer, under ``choros run``, which reports failures itself."""
+    if _installed:
         return
-    before = sys.excepthook
+    previous = sys.excepthook
 
-    @functools.wraps(before)
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not _only_lost(error):
-            before(kind, error, trace)
+    @functools.wraps(previous)
+    def report(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if not _report_lost_peer(error):
+            previous(kind, error, tb)
         else:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
-            time.sleep(CAUSE)
+            time.sleep(ROOT_CAUSE_SECONDS)
 
-    sys.excepthook = tell
-    _hooked.append("linger")
+    sys.excepthook = report
+    _installed.append("linger")
 
 
-def let_the_cause_end_first(where: str) -> None:
-    """Have a rank that only lost another one end a moment later than that one.
+def let_root_cause_exit_first(where: str) -> None:
+    """Delay the exit of a rank that only lost a peer, and call the callbacks of ``on_failure`` for other exceptions.
 
     Args:
-        where: str. This rank and its host, for people.
+        where: str. This rank and its host, for messages.
     """
 
-    def after(error: BaseException) -> None:
+    def on_exception(error: BaseException) -> None:
         if isinstance(error, PeerLostError):
-            time.sleep(CAUSE)
+            time.sleep(ROOT_CAUSE_SECONDS)
             return
-        for cry in _cries:
-            cry()
+        for callback in _failure_callbacks:
+            callback()
 
-    hook("cause", where, after)
+    install_hook("cause", where, on_exception)
 
 
-def on_failure(cry: Callable[[], object]) -> None:
-    """Have something done when an exception that is this rank's own ends it, after ``let_the_cause_end_first``.
+def on_failure(callback: Callable[[], object]) -> None:
+    """Register a callback for an uncaught exception of this rank that is not a ``PeerLostError``.
 
-    Args:
-        cry: what.
+    It takes effect after ``let_root_cause_exit_first``.
     """
-    _cries.append(cry)
+    _failure_callbacks.append(callback)
 
 
-def _only_lost(error: BaseException) -> bool:
-    """Say the loss of another rank in one line: that one has more to say, and should be seen."""
+def _report_lost_peer(error: BaseException) -> bool:
+    """Print a ``PeerLostError`` in one line and return True; a traceback would hide the output of the failed rank."""
     if not isinstance(error, PeerLostError):
         return False
     kind = type(error)
@@ -119,12 +124,12 @@ def _only_lost(error: BaseException) -> bool:
     return True
 
 
-def _leave_for_torchrun(error: BaseException) -> None:
-    """Leave the traceback where torchrun reads it for the report that it ends with; its report says none otherwise."""
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if not file or os.path.exists(file):
+def _write_torchrun_error_file(error: BaseException) -> None:
+    """Write the traceback to the file that torchrun reads for its final report, if torchrun set one."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not path or os.path.exists(path):
         return
     text = "".join(traceback.format_exception(error))
-    more = {"py_callstack": text, "timestamp": str(int(time.time()))}
-    with suppress(OSError), open(file, "w", encoding="utf-8") as out:
-        json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": more}}, out)
+    details = {"py_callstack": text, "timestamp": str(int(time.time()))}
+    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": details}}, file)

@@ -1,7 +1,7 @@
-"""The library that makes a group's large sums, where ``CHOROS_COMM`` names one.
+"""Offload of a group's large sums to a library that ``CHOROS_COMM`` names.
 
-None is chosen by itself, NCCL neither: gradients pass through the host, so NCCL would take them to the GPU and back
-once more than the sum in memory that it replaces.
+Choros never chooses a library by itself, not even NCCL. Gradients pass through host memory, so NCCL would copy them to
+the GPU and back, which the sum in host memory does not need.
 """
 
 from __future__ import annotations
@@ -13,113 +13,115 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from types import TracebackType
-from typing import Any, TypeVar
+from types import ModuleType, TracebackType
+from typing import TypeVar
 
 from choros.cluster.hardware.network_address import LOOPBACK, own_address
-from choros.comm.bootstrap.exit_hooks import let_the_cause_end_first
+from choros.comm.bootstrap.exit_hooks import let_root_cause_exit_first
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
 from choros.comm.host_identity import machine
-from choros.comm.offload.group import ControlGroup, OffloadGroup, wide_of
-from choros.comm.shm.group_header import GRACE
-from choros.comm.tcp.auth_socket import free_port, listener
+from choros.comm.offload.group import ControlGroup, OffloadGroup, as_control_group
+from choros.comm.shm.group_header import FAILURE_GRACE
+from choros.comm.tcp.auth_socket import free_port, listening_socket
 from choros.errors import ChorosError, InvalidInputError, PeerLostError
 
 _T = TypeVar("_T")
-_CARRIERS = "choros.comm.offload."
-_CAUSE = 0.5  # seconds in which the other ranks can say that they lost rank 0
-_failing: list[float] = []
+_BACKEND_PACKAGE = "choros.comm.offload."
+_PEER_REPORT_SECONDS = 0.5  # seconds for the other ranks to report that rank 0 failed, before JAX ends them
+_exit_limits: list[float] = []
 
 
-def summed(group: Group, asked: str, timeout: float) -> Group:
-    """Return the group as it is, or one whose large sums a library makes; all ranks call.
+def with_offload(group: Group, library: str, timeout: float) -> Group:
+    """Return the group, or a group that delegates large sums to a library. All ranks call.
 
     Args:
-        group: all ranks.
-        asked: str. "torch" (NCCL where every rank has a CUDA device of its own, else gloo), "jax", or "": none.
+        group: Group. All ranks.
+        library: str. "torch" (NCCL if every rank has its own CUDA device, else gloo), "jax", or "" for none.
         timeout: float. Seconds that the ranks wait for each other.
 
     Raises:
-        InvalidInputError: on every rank, if the library cannot be had on one; says why.
+        InvalidInputError: on every rank, if one rank cannot use the library; the message has the reason.
     """
-    if group.size == 1 or not asked:
+    if group.size == 1 or not library:
         return group
-    wide = wide_of(group)
-    made = _by_jax(wide, timeout) if asked == "jax" else _by_torch(wide, timeout)
-    _on_all(wide, made.try_out)
-    return made
+    control = as_control_group(group)
+    group_with_backend = _jax_group(control, timeout) if library == "jax" else _torch_group(control, timeout)
+    _on_all_ranks(control, group_with_backend.try_out)
+    return group_with_backend
 
 
-def _by_torch(wide: ControlGroup, timeout: float) -> OffloadGroup:
-    def load() -> tuple[Any, str]:
-        module = import_module(_CARRIERS + "torch")
+def _torch_group(control: ControlGroup, timeout: float) -> OffloadGroup:
+    def load() -> tuple[ModuleType, str]:
+        module = import_module(_BACKEND_PACKAGE + "torch")
         return module, module.device()
 
-    module, device = _on_all(wide, load)
-    devices = [tuple(json.loads(text)) for text in wide.gather(json.dumps([machine(), device]).encode())]
-    nccl = all(found for _, found in devices) and len(set(devices)) == wide.size
-    address = _address(wide)
-    port, hears = listener(address) if wide.rank == 0 else (0, None)
-    host, at = json.loads(wide.gather(json.dumps([address, port]).encode())[0])
-    store = _on_all(wide, lambda: module.open_store(host, at, wide.size, hears, timeout))
-    carrier = _on_all(wide, lambda: module.TorchCarrier(store, wide.rank, wide.size, address, nccl))
-    return OffloadGroup(wide, carrier)
+    module, device = _on_all_ranks(control, load)
+    devices = [tuple(json.loads(text)) for text in control.gather(json.dumps([machine(), device]).encode())]
+    nccl = all(name for _, name in devices) and len(set(devices)) == control.size
+    address = _address(control)
+    port, listen_fd = listening_socket(address) if control.rank == 0 else (0, None)
+    rank_zero_address, rank_zero_port = json.loads(control.gather(json.dumps([address, port]).encode())[0])
+    store = _on_all_ranks(
+        control, lambda: module.open_store(rank_zero_address, rank_zero_port, control.size, listen_fd, timeout)
+    )
+    backend = _on_all_ranks(control, lambda: module.TorchBackend(store, control.rank, control.size, address, nccl))
+    return OffloadGroup(control, backend)
 
 
-def _by_jax(wide: ControlGroup, timeout: float) -> OffloadGroup:
-    def load() -> Any:
-        module = import_module(_CARRIERS + "jax")
+def _jax_group(control: ControlGroup, timeout: float) -> OffloadGroup:
+    def load() -> ModuleType:
+        module = import_module(_BACKEND_PACKAGE + "jax")
         module.check_unused()
         return module
 
-    module = _on_all(wide, load)
-    address = _address(wide)
-    first = wide.gather(f"{address}:{free_port(address)}".encode())[0].decode()
-    alone = _on_all(wide, lambda: module.start(first, wide.rank, wide.size, timeout, watched=True))
-    let_the_cause_end_first(f"rank {wide.rank} of {wide.size} on {os.uname().nodename}")
-    if alone:
+    module = _on_all_ranks(control, load)
+    address = _address(control)
+    coordinator = control.gather(f"{address}:{free_port(address)}".encode())[0].decode()
+    rank_zero_leaves_last = _on_all_ranks(
+        control, lambda: module.start(coordinator, control.rank, control.size, timeout, watched=True)
+    )
+    let_root_cause_exit_first(f"rank {control.rank} of {control.size} on {os.uname().nodename}")
+    if rank_zero_leaves_last:
         _note_failure()
-        atexit.register(_leave, wide, module.leave)
-    return OffloadGroup(wide, _on_all(wide, lambda: module.JaxCarrier(range(wide.size))))
+        atexit.register(_leave_in_order, control, module.leave)
+    return OffloadGroup(control, _on_all_ranks(control, lambda: module.JaxBackend(range(control.size))))
 
 
-def _address(wide: ControlGroup) -> str:
-    """Return the address at which other ranks reach this host."""
-    near = len(hosts_of(wide)) == 1
-    return LOOPBACK if near else own_address(os.environ.get("CHOROS_NETWORK", ""))
+def _address(control: ControlGroup) -> str:
+    """Return the address of this host for the other ranks."""
+    one_host = len(hosts_of(control)) == 1
+    return LOOPBACK if one_host else own_address(os.environ.get("CHOROS_NETWORK", ""))
 
 
-def _on_all(wide: ControlGroup, make: Callable[[], _T]) -> _T:
-    """Do something on every rank, and have all fail where one does."""
-    problem, made = "", None
+def _on_all_ranks(control: ControlGroup, action: Callable[[], _T]) -> _T:
+    """Call ``action`` on every rank; raise on all ranks if it fails on one."""
+    problem, results = "", list[_T]()
     try:
-        made = make()
+        results.append(action())
     except (ChorosError, ImportError, OSError, RuntimeError, ValueError) as error:
         problem = str(error) or type(error).__name__
-    for rank, text in enumerate(wide.gather(problem.encode())):
+    for rank, text in enumerate(control.gather(problem.encode())):
         if text:
-            raise InvalidInputError(f"Rank {rank} of {wide.size} cannot have its sums made so: {text.decode()}")
-    found: Any = made
-    result: _T = found
-    return result
+            raise InvalidInputError(f"Rank {rank} of {control.size} cannot use this library for sums: {text.decode()}")
+    return results[0]
 
 
-def _leave(wide: ControlGroup, leave: Callable[[], None]) -> None:
-    """As Python ends: rank 0, whose process tells JAX's of each other, ends last."""
-    if wide.rank:
+def _leave_in_order(control: ControlGroup, leave: Callable[[], None]) -> None:
+    """Leave at exit of Python. Rank 0 leaves last: it runs JAX's service, and JAX ends the other ranks with it."""
+    if control.rank:
         leave()
-        wide.outlive(0.0)
+        control.leave_after_peers(0.0)
     else:
-        wide.outlive(*_failing[:1] or [math.inf])
+        control.leave_after_peers(*_exit_limits[:1] or [math.inf])
 
 
 def _note_failure() -> None:
-    """Remember whether this process ends by an exception: the others need not be waited for long then."""
-    before = sys.excepthook
+    """Install a hook that limits rank 0's wait at exit after an exception: the other ranks fail soon as well."""
+    previous = sys.excepthook
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _failing.append(GRACE if issubclass(kind, PeerLostError) else _CAUSE)
-        before(kind, error, trace)
+    def report(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        _exit_limits.append(FAILURE_GRACE if issubclass(kind, PeerLostError) else _PEER_REPORT_SECONDS)
+        previous(kind, error, tb)
 
-    sys.excepthook = tell
+    sys.excepthook = report

@@ -1,4 +1,4 @@
-"""Work of one rank of a job before the others: downloads, caches, files that all read."""
+"""Work that rank 0 of a job does before the other ranks: downloads, caches, files that all ranks read."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from choros.comm.bootstrap.init import join
 
 @contextmanager
 def rank_zero_first(timeout: float = 1800.0) -> Iterator[None]:
-    """Let rank 0 go through the block first, and the others after it, when what it made is there.
+    """Run the block on rank 0 first, then on the other ranks.
 
-    For data sets that are downloaded once and then read from the disk that all ranks share; so each rank has the same
-    lines. Where rank 0's block raises, the others try themselves. Outside a job there is nobody to wait for.
+    Use it for a data set that one rank downloads to a shared disk and that all ranks then read. If the block raises on
+    rank 0, the other ranks run it as well. Outside a job the block runs at once.
 
     Args:
         timeout: float. Seconds to wait for rank 0. Defaults to 1,800.
 
     Raises:
-        CommTimeoutError: rank 0 took longer.
-        PeerLostError: rank 0 has ended.
+        CommTimeoutError: rank 0 took longer than ``timeout``.
+        PeerLostError: rank 0 ended.
 
     Example:
         >>> with rank_zero_first():
@@ -32,12 +32,12 @@ def rank_zero_first(timeout: float = 1800.0) -> Iterator[None]:
         yield
         return
     group = join(place.rank, place.size, timeout)
-    before, group.timeout, group.doing = group.timeout, timeout, "waiting for rank 0, which goes first"
+    old_timeout, group.timeout, group.doing = group.timeout, timeout, "waiting for rank 0, which goes first"
     try:
         if place.rank:
             group.barrier()
     finally:
-        group.timeout, group.doing = before, ""
+        group.timeout, group.doing = old_timeout, ""
     try:
         yield
     finally:

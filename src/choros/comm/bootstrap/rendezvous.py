@@ -1,4 +1,4 @@
-"""An exchange among ranks that share only an address and a secret: each brings bytes, all get all."""
+"""Rendezvous of ranks that share only an address and a secret: each rank sends bytes and receives all ranks' bytes."""
 
 from __future__ import annotations
 
@@ -12,148 +12,163 @@ from contextlib import suppress
 
 import numpy as np
 
-from choros.comm.shm.group_header import names
+from choros.comm.shm.group_header import format_ranks
 from choros.comm.tcp.auth_socket import AuthListener, NoListenerError, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
 
 _PORTS = 8
-_SAY = 15.0  # seconds after which whoever waits says so
-_OWN = "give each process of the job a rank of its own, from 0."
+_REPORT_SECONDS = 15.0  # seconds of waiting after which a line on stderr names the missing ranks
+_UNIQUE_RANK_ADVICE = "give each process of the job a rank of its own, from 0."
 
 
 class Rendezvous:
-    """The place of the meeting: collects what each rank brings and gives all to all, once.
+    """Server of one rendezvous: a thread collects each rank's bytes and sends all bytes to all ranks.
 
     Args:
-        door: AuthListener. Where they come.
-        size: int. How many. As soon as one is there, the others have the time that it is ready to wait.
-        told: bool. Whether the secret is CHOROS_SECRET, which messages then tell apart from others. Defaults to True.
+        listener: AuthListener. The ranks connect to it.
+        size: int. Number of ranks. After the first rank has connected, the others have that rank's ``timeout``.
+        from_variable: bool. Whether the secret is CHOROS_SECRET; messages then show a fingerprint of it. Defaults to
+            True.
 
     Example:
-        >>> with AuthListener("127.0.0.1", b"secret") as door:
-        ...     meeting = Rendezvous(door, 1)
-        ...     come(door.place, b"secret", 0, 5.0)(b"here")
+        >>> with AuthListener("127.0.0.1", b"secret") as listener:
+        ...     server = Rendezvous(listener, 1)
+        ...     join_rendezvous(listener.place, b"secret", 0, 5.0)(b"here")
         [b'here']
     """
 
-    def __init__(self, door: AuthListener, size: int, told: bool = True) -> None:
-        self._door, self._size, self._told = door, size, told
+    def __init__(self, listener: AuthListener, size: int, from_variable: bool = True) -> None:
+        self._listener, self._size, self._from_variable = listener, size, from_variable
         threading.Thread(target=self._collect, name="choros-rendezvous", daemon=True).start()
 
     def _collect(self) -> None:
-        guests, brought, error = list[RpcConnection](), dict[int, bytes](), ""
-        limit, until = 0.0, time.monotonic() + threading.TIMEOUT_MAX
-        said = False
-        while len(brought) < self._size and not (error and brought):  # somebody is there to be told
-            left = until - time.monotonic()
+        connections, data_by_rank, error = list[RpcConnection](), dict[int, bytes](), ""
+        limit, deadline = 0.0, time.monotonic() + threading.TIMEOUT_MAX
+        reported = False
+        # After an error the loop goes on until a rank is connected, which then receives the error.
+        while len(data_by_rank) < self._size and not (error and data_by_rank):
+            remaining = deadline - time.monotonic()
             try:
-                hello, end = self._door.next(left if said else min(left, _SAY))
+                hello, sock = self._listener.next_peer(remaining if reported else min(remaining, _REPORT_SECONDS))
             except CommTimeoutError:
-                missing = f"{names(sorted(set(range(self._size)) - set(brought)))} of {self._size}"
-                if not said and left > _SAY:
-                    said = bool(brought)
-                    if said:
-                        _say(f"{missing} did not come here within {_SAY:g} s{_see(self._door.secret, self._told)}")
+                missing = f"{format_ranks(sorted(set(range(self._size)) - set(data_by_rank)))} of {self._size}"
+                if not reported and remaining > _REPORT_SECONDS:
+                    reported = bool(data_by_rank)
+                    if reported:
+                        hint = _secret_hint(self._listener.secret, self._from_variable)
+                        _report(f"{missing} did not connect within {_REPORT_SECONDS:g} s{hint}")
                     continue
                 error = (
-                    f"{missing} did not come to {self._door.place} within "
-                    f"{limit:g} s: see whether they were started, and whether they reach this host."
+                    f"{missing} did not connect to {self._listener.place} within "
+                    f"{limit:g} s: check that they were started and can reach this host."
                 )
                 break
             rank = int(hello["rank"])
-            guests.append(RpcConnection(end, f"rank {rank}", 30.0))
-            if rank in brought or "twice" in hello or not 0 <= rank < self._size:
-                who = "A process" if rank >= self._size else "Two processes"
-                error = f"{who} came as rank {rank} of {self._size}: {_OWN}"
+            connections.append(RpcConnection(sock, f"rank {rank}", 30.0))
+            if rank in data_by_rank or "twice" in hello or not 0 <= rank < self._size:
+                processes = "A process" if rank >= self._size else "Two processes"
+                error = f"{processes} connected as rank {rank} of {self._size}: {_UNIQUE_RANK_ADVICE}"
                 continue
-            if not brought:
+            if not data_by_rank:
                 limit = float(hello["timeout"])
-                until = time.monotonic() + limit
+                deadline = time.monotonic() + limit
             try:
-                brought[rank] = guests[-1].hear()[1][0].tobytes()
-            except ChorosError as gone:
-                error = str(gone)
-        kind = "InvalidInputError" if _OWN in error else "CommTimeoutError"
+                data_by_rank[rank] = connections[-1].receive()[1][0].tobytes()
+            except ChorosError as lost:
+                error = str(lost)
+        kind = "InvalidInputError" if _UNIQUE_RANK_ADVICE in error else "CommTimeoutError"
         answer = {"error": kind, "text": error} if error else {}
-        all_of_it = [np.frombuffer(brought[rank], np.uint8) for rank in sorted(brought)]
-        for guest in guests:
-            with suppress(ChorosError):  # it has gone; whoever needs it will notice
-                guest.tell(answer, all_of_it)
-            guest.close()
+        arrays = [np.frombuffer(data_by_rank[rank], np.uint8) for rank in sorted(data_by_rank)]
+        for connection in connections:
+            with suppress(ChorosError):  # the rank is lost; the group's first call will report it
+                connection.send(answer, arrays)
+            connection.close()
 
 
-def alone(door: AuthListener, among: Sequence[int]) -> None:
-    """Refuse a second first rank on this host: one that holds another of the ports at which this job meets.
+def refuse_second_rank_zero(listener: AuthListener, candidate_ports: Sequence[int]) -> None:
+    """Refuse a second rank 0 on this host, which would listen at another of the job's candidate ports.
 
     Args:
-        door: of this rank.
-        among: the ports that it may have, in the order in which they are tried.
+        listener: AuthListener. Of this rank.
+        candidate_ports: the job's ports, in the order in which a listener tries them.
 
     Raises:
-        InvalidInputError: there is one.
+        InvalidInputError: another rank 0 of this job listens.
     """
-    for port in among[: among.index(int(door.place.rpartition(":")[2]))]:
-        with suppress(PeerLostError):  # not of this job
+    for port in candidate_ports[: candidate_ports.index(int(listener.place.rpartition(":")[2]))]:
+        with suppress(PeerLostError):  # the port is free, or belongs to another job
             dial(
-                f"{door.place.rpartition(':')[0] or '127.0.0.1'}:{port}", door.secret, {"rank": 0, "twice": True}, 0.0
+                f"{listener.place.rpartition(':')[0] or '127.0.0.1'}:{port}",
+                listener.secret,
+                {"rank": 0, "twice": True},
+                0.0,
             ).close()
             raise InvalidInputError(
                 f"Another process on {os.uname().nodename} is rank 0 of this job (it holds port {port}, with the same "
-                f"secret): {_OWN}"
+                f"secret): {_UNIQUE_RANK_ADVICE}"
             )
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"choros: {text}", file=sys.stderr, flush=True)
 
 
-def _see(secret: bytes, told: bool) -> str:
-    """Return what to look at; the mark of a secret does not tell it."""
-    if not told:
+def _secret_hint(secret: bytes, from_variable: bool) -> str:
+    """Return a hint on the secret for a message. Its fingerprint, three bytes of a hash, does not reveal the secret."""
+    if not from_variable:
         return "."
-    mark = hashlib.blake2b(secret, person=b"choros mark", digest_size=3).hexdigest()
-    return f" (this process' CHOROS_SECRET has the mark {mark}: one with another mark belongs to another job)."
+    fingerprint = hashlib.blake2b(secret, person=b"choros mark", digest_size=3).hexdigest()
+    return (
+        f" (this process' CHOROS_SECRET has the fingerprint {fingerprint}: a process with another fingerprint belongs "
+        "to another job)."
+    )
 
 
 def ports(secret: bytes) -> list[int]:
-    """Return the ports of which a job's first rank takes one where nobody tells a port: two jobs have other ones.
+    """Return a job's candidate ports, derived from its secret. Rank 0 takes the first free one if no port is given.
+
+    Ranks with the same secret compute the same ports, and two jobs rarely have a common port.
 
     Example:
         >>> ports(b"one job") == ports(b"one job"), ports(b"one job") == ports(b"another")
         (True, False)
     """
-    drawn = hashlib.blake2b(secret, person=b"choros ports", digest_size=2 * _PORTS).digest()
-    return [20_000 + int.from_bytes(drawn[i : i + 2], "little") % 12_000 for i in range(0, len(drawn), 2)]
+    digest = hashlib.blake2b(secret, person=b"choros ports", digest_size=2 * _PORTS).digest()
+    return [20_000 + int.from_bytes(digest[index : index + 2], "little") % 12_000 for index in range(0, len(digest), 2)]
 
 
-def come(place: str, secret: bytes, rank: int, timeout: float, told: bool = True) -> Callable[[bytes], list[bytes]]:
-    """Return what brings this rank's bytes to a ``Rendezvous``, once, and returns everybody's.
+def join_rendezvous(
+    place: str, secret: bytes, rank: int, timeout: float, from_variable: bool = True
+) -> Callable[[bytes], list[bytes]]:
+    """Return a function that sends this rank's bytes to a ``Rendezvous`` and returns all ranks' bytes. Call it once.
 
     Args:
-        place: str. ``host:port`` of the meeting.
-        secret: bytes.
-        rank: int.
-        timeout: float. Seconds for all to come.
-        told: bool. As of ``Rendezvous``. Defaults to True.
+        place: str. ``host:port`` of the rendezvous.
+        secret: bytes. The job's secret.
+        rank: int. This rank.
+        timeout: float. Seconds for all ranks to connect.
+        from_variable: bool. See ``Rendezvous``. Defaults to True.
 
     Raises:
-        PeerLostError, CommTimeoutError: when called: nobody is there, or not all come.
+        PeerLostError: from the function; no listener answers. CommTimeoutError: not all ranks connected.
     """
 
-    def swap(mine: bytes) -> list[bytes]:
+    def exchange(data: bytes) -> list[bytes]:
         hello = {"rank": rank, "timeout": timeout}
         try:
-            end = dial(place, secret, hello, min(timeout, _SAY))
-        except NoListenerError as nobody:
-            if timeout <= _SAY:
+            sock = dial(place, secret, hello, min(timeout, _REPORT_SECONDS))
+        except NoListenerError as no_listener:
+            if timeout <= _REPORT_SECONDS:
                 raise
-            _say(f"rank {rank}: {nobody} It tries for {timeout - _SAY:g} s more{_see(secret, told)}")
-            end = dial(place, secret, hello, timeout - _SAY)
-        channel = RpcConnection(end, f"The meeting at {place}", timeout + 5.0)
+            hint = _secret_hint(secret, from_variable)
+            _report(f"rank {rank}: {no_listener} It tries for {timeout - _REPORT_SECONDS:g} s more{hint}")
+            sock = dial(place, secret, hello, timeout - _REPORT_SECONDS)
+        # The server waits up to ``timeout`` for the other ranks before it replies: the reply needs a little longer.
+        connection = RpcConnection(sock, f"The rendezvous at {place}", timeout + 5.0)
         try:
-            return [array.tobytes() for array in channel.ask({}, [np.frombuffer(mine, np.uint8)])[1]]
+            return [array.tobytes() for array in connection.request({}, [np.frombuffer(data, np.uint8)])[1]]
         finally:
-            channel.close()
+            connection.close()
 
-    return swap
+    return exchange

@@ -1,4 +1,4 @@
-"""Ranks that torchrun started learn of each other through its store."""
+"""Exchange of bytes among ranks that torchrun started, through torchrun's store."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from datetime import timedelta
 from choros.errors import CommTimeoutError, InvalidInputError
 
 
-def come(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes], list[bytes]]]:
-    """Return the job's secret, and what brings this rank's bytes to the store, once, and returns everybody's.
+def join_store(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes], list[bytes]]]:
+    """Return the job's secret, and a function that sends this rank's bytes and returns all ranks' bytes.
 
-    The store itself asks nobody for a secret: as torchrun has it, its port is for a trusted network.
+    The store itself checks no secret: torchrun's port is meant for a trusted network.
 
     Args:
-        rank: int.
-        size: int.
-        timeout: float. Seconds for all to come.
+        rank: int. This rank.
+        size: int. Number of ranks.
+        timeout: float. Seconds for all ranks to write to the store.
 
     Raises:
-        InvalidInputError: the variables of torchrun are missing, or PyTorch is.
-        CommTimeoutError: not all come.
+        InvalidInputError: torchrun's variables or PyTorch are missing.
+        CommTimeoutError: the store does not answer, or not all ranks write to it in time.
     """
     try:
         from torch.distributed import DistStoreError, TCPStore
@@ -33,25 +33,27 @@ def come(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[bytes],
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
         raise InvalidInputError(
-            f"torchrun's MASTER_ADDR={host!r} and MASTER_PORT={port!r} tell no place to meet: start it with torchrun."
+            f"torchrun's MASTER_ADDR={host!r} and MASTER_PORT={port!r} are no address of a store: start with torchrun."
         )
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    run, again = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    until = timedelta(seconds=timeout)
+    run_id, restart_count = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    time_limit = timedelta(seconds=timeout)
     try:
-        store = TCPStore(host, int(port), size, is_master=not rank and not agent, timeout=until, wait_for_workers=False)
-        key = f"choros/{run}/{again}"
+        store = TCPStore(
+            host, int(port), size, is_master=not rank and not agent, timeout=time_limit, wait_for_workers=False
+        )
+        key = f"choros/{run_id}/{restart_count}"
         if not rank:
             store.set(f"{key}/secret", secrets.token_bytes(32))
         secret = bytes(store.get(f"{key}/secret"))
     except (DistStoreError, RuntimeError) as error:
         raise CommTimeoutError(f"rank {rank}: torchrun's store at {host}:{port} does not answer: {error}") from None
 
-    def swap(mine: bytes) -> list[bytes]:
-        store.set(f"{key}/{rank}", mine)
+    def exchange(data: bytes) -> list[bytes]:
+        store.set(f"{key}/{rank}", data)
         try:
             return [bytes(store.get(f"{key}/{other}")) for other in range(size)]
         except (DistStoreError, RuntimeError) as error:
-            raise CommTimeoutError(f"rank {rank}: not all of {size} ranks came to torchrun's store: {error}") from None
+            raise CommTimeoutError(f"rank {rank}: not all of {size} ranks wrote to torchrun's store: {error}") from None
 
-    return secret, swap
+    return secret, exchange

@@ -1,6 +1,6 @@
-"""Named collectives over a ``transport.Group``: checked before they move anything, on arrays and on plain objects.
+"""Named collectives over a ``Group``, on arrays and plain objects. The ranks compare each call before any data move.
 
-Knows numpy and groups; nothing of Keras, launchers or backends.
+This package knows numpy and groups, but nothing of Keras, launchers or backends.
 """
 
 from __future__ import annotations

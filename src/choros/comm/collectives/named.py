@@ -1,4 +1,4 @@
-"""Collectives by name: every rank first says what it is about to do, so that a difference is an error, not a hang."""
+"""Named collectives: the ranks first exchange signatures of their calls, so a difference is an error and not a hang."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from choros.comm.collectives.object_codec import decode, encode, name_of
 from choros.comm.collectives.reduce_ops import AVERAGE, SUM, Op, reduced, refusal
@@ -19,28 +20,29 @@ from choros.errors import InvalidInputError, RankMismatchError
 from choros.types import Array, dtype_of
 
 _JOIN = {"call": "join"}
-_KEPT = 256  # spelled calls that are remembered
-_FEW = 4096  # bytes that travel with what is said of them, so that the ranks meet once
-Call = dict[str, Any]
-Given = ParamSpec("Given")
+_MAX_DESCRIPTIONS = 256  # entries of the cache of call descriptions
+_INLINE_BYTES = 4096  # data up to this size travel with the signature: one exchange instead of two
+Signature = dict[str, Any]  # equal on all ranks
+Details = dict[str, Any]  # may differ between ranks
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
-def _told(
-    method: Callable[Concatenate[Collectives, Given], Result],
-) -> Callable[Concatenate[Collectives, Given], Result]:
-    """Let the group's trace take a call down, by the words that ``_agree`` finds for it, and end what it is about."""
+def _traced(
+    method: Callable[Concatenate[Collectives, Params], Result],
+) -> Callable[Concatenate[Collectives, Params], Result]:
+    """Decorate a call: record it in the group's trace under the description that ``_negotiate`` set, then clear it."""
 
     @functools.wraps(method)
-    def call(self: Collectives, /, *given: Given.args, **named: Given.kwargs) -> Result:
+    def call(self: Collectives, /, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         group = self.group
         begin = 0 if group.trace is None else time.monotonic_ns()
         try:
-            return method(self, *given, **named)
+            return method(self, *args, **kwargs)
         finally:
             if begin and group.trace is not None:
-                weighs = getattr(given[0], "nbytes", -1) if given else -1
-                group.trace(("call", group.doing or method.__name__, begin, time.monotonic_ns(), weighs))
+                nbytes = getattr(args[0], "nbytes", -1) if args else -1
+                group.trace(("call", group.doing or method.__name__, begin, time.monotonic_ns(), nbytes))
             group.doing = ""
 
     return call
@@ -49,276 +51,308 @@ def _told(
 class Collectives:
     """Collectives of one set of ranks.
 
-    Each call is made by every rank in the same order. What must be equal (call, name, type, shape, operation, root) is
-    compared before any value is used; where it differs every rank raises ``RankMismatchError`` and the next call works.
-    Input is never changed; results are new arrays.
+    Every rank makes the same calls in the same order. The ranks compare the signatures (call, name, type, shape,
+    operation, root) before they use any value. If they differ, every rank raises ``RankMismatchError``, and the next
+    call works. Inputs are never changed; results are new arrays.
 
     Args:
-        group: transport.Group. Everyone who takes part.
-        ranks: list of int. What roots and errors call them. Defaults to their numbers in the group.
+        group: Group. All ranks that take part.
+        ranks: sequence of int. The ranks' numbers in roots and errors. Defaults to their numbers in the group.
 
     Attributes:
-        group: as given. rank, size: int, within the group. met: int. Calls that this process compared, in all sets.
+        group: Group. rank, size: int, within the group.
+        negotiations: int. Comparisons of calls in this process, over all objects of the class.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
-        >>> alone = Collectives(SingleRankGroup())
-        >>> alone.allreduce(np.array([1.0, 2.0]), SUM, name="x").tolist()
+        >>> collectives = Collectives(SingleRankGroup())
+        >>> collectives.allreduce(np.array([1.0, 2.0]), SUM, name="x").tolist()
         [1.0, 2.0]
     """
 
-    met = 0
+    negotiations = 0
 
     def __init__(self, group: Group, ranks: Sequence[int] = ()) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
         self.ranks = list(ranks) or list(range(group.size))
-        for told, nothing in (("doing", ""), ("warn_after", math.inf), ("trace", None)):
-            if not hasattr(group, told):  # a group from elsewhere need not tell what takes long
-                setattr(group, told, nothing)
-        self._numbers: dict[str, int] = {}
-        self._spelled: dict[bytes, str] = {}
+        for attribute, default in (("doing", ""), ("warn_after", math.inf), ("trace", None)):
+            if not hasattr(group, attribute):  # a group of another package need not report long waits
+                setattr(group, attribute, default)
+        self._call_numbers: dict[str, int] = {}
+        self._descriptions: dict[bytes, str] = {}
 
-    @_told
+    @_traced
     def allreduce(
         self, x: Array, op: Op = AVERAGE, *, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0
     ) -> Array:
-        """Return the reduction of all ranks' arrays, of ``x``'s type and shape.
+        """Return the reduction of all ranks' arrays, with the dtype and shape of ``x``.
 
         Args:
-            x: the same type and shape on every rank.
-            op: Op.
-            name: str. What errors call it; the ranks' names must be equal.
-            prescale: float. Factor before. Defaults to 1.
-            postscale: float. Factor after. Defaults to 1.
+            x: array of the same dtype and shape on every rank.
+            op: Op. Defaults to AVERAGE.
+            name: str. Name of the call in errors, equal on all ranks. Defaults to a number that counts such calls.
+            prescale: float. Factor before the reduction. Defaults to 1.
+            postscale: float. Factor after the reduction. Defaults to 1.
 
         Raises:
-            RankMismatchError: the ranks' calls differ, or one of them cannot be made.
+            RankMismatchError: the ranks' calls differ, or a rank cannot make its call.
         """
         factors = {"prescale": float(prescale), "postscale": float(postscale)}
-        same = self._same("allreduce", name, x, op=int(op), **factors)
+        signature = self._signature("allreduce", name, x, op=int(op), **factors)
         problem = refusal(op, x.dtype, self.size)
-        if x.nbytes <= _FEW and not problem:
-            return reduced(_Once(self, same), x, op, prescale, postscale)
-        self._agree(same, problem)
+        if x.nbytes <= _INLINE_BYTES and not problem:
+            return reduced(_InlineReduction(self, signature), x, op, prescale, postscale)
+        self._negotiate(signature, problem)
         return reduced(self.group, x, op, prescale, postscale)
 
     def allgather(self, x: Array, *, name: str | None = None) -> Array:
-        """Return all ranks' rows, in the order of the ranks; the first dimension may differ, also be 0."""
+        """Return all ranks' rows, in the order of the ranks; the first dimension may differ and may be 0."""
         return self.allgather_counted(x, name=name)[0]
 
-    @_told
+    @_traced
     def allgather_counted(self, x: Array, *, name: str | None = None) -> tuple[Array, list[int]]:
-        """Return what ``allgather`` does, and how many rows each rank gave."""
-        said = self._agree(self._rows("allgather", name, x), _needs_rows(x), rows=len(x) if x.ndim else 0)
-        return self._gathered(x, said), [own.get("rows", 0) for _, own in said]
+        """Return the result of ``allgather`` and each rank's number of rows."""
+        replies = self._negotiate(
+            self._row_signature("allgather", name, x), _needs_rows(x), rows=len(x) if x.ndim else 0
+        )
+        return self._gather_rows(x, replies), [details.get("rows", 0) for _, details in replies]
 
-    @_told
+    @_traced
     def broadcast(self, x: Array, root: int | None = None, *, name: str | None = None) -> Array:
-        """Return the root's array, by default the first rank's; ``x`` has its type and shape on every rank."""
+        """Return the root's array; the default root is the first rank. Dtype and shape must be equal on all ranks."""
         root = self.ranks[0] if root is None else as_root(root)
-        self._agree(self._same("broadcast", name, x, root=root), self._no_root(root))
+        self._negotiate(self._signature("broadcast", name, x, root=root), self._root_problem(root))
         return self.group.broadcast(x, self.ranks.index(root))
 
-    @_told
+    @_traced
     def alltoall(self, x: Array, splits: Array | None = None, *, name: str | None = None) -> tuple[Array, Array]:
         """Send ``splits[r]`` rows to each rank r; return the rows received and how many came from each rank.
 
         Args:
-            x: rows in the order of the ranks that get them.
-            splits: (size,) whole numbers. Defaults to equal parts.
-            name: str. What errors call it.
+            x: array of rows, in the order of the ranks that receive them.
+            splits: integers of shape (size,). Defaults to equal parts.
+            name: str. Name of the call in errors.
+
+        Returns:
+            The received rows, and an int32 array of shape (size,): the number of rows from each rank.
         """
         problem, parts = _needs_rows(x), [0] * self.size
         if not problem:
-            problem, parts = _parts(x, splits, self.size)
-        said = self._agree(self._rows("alltoall", name, x), problem, rows=len(x) if x.ndim else 0, splits=parts)
-        everything = self._gathered(x, said)
-        begins = np.cumsum([0, *(own.get("rows", 0) for _, own in said)])
+            problem, parts = _split_rows(x, splits, self.size)
+        replies = self._negotiate(
+            self._row_signature("alltoall", name, x), problem, rows=len(x) if x.ndim else 0, splits=parts
+        )
+        all_rows = self._gather_rows(x, replies)
+        begins = np.cumsum([0, *(details.get("rows", 0) for _, details in replies)])
         pieces, received = [], []
-        for begin, (_, own) in zip(begins, said, strict=False):
-            sent = own.get("splits", [0] * self.size)
-            first = int(begin) + sum(sent[: self.rank])
-            pieces.append(everything[first : first + sent[self.rank]])
-            received.append(sent[self.rank])
+        for begin, (_, details) in zip(begins, replies, strict=False):
+            peer_splits = details.get("splits", [0] * self.size)
+            first = int(begin) + sum(peer_splits[: self.rank])
+            pieces.append(all_rows[first : first + peer_splits[self.rank]])
+            received.append(peer_splits[self.rank])
         return np.concatenate(pieces), np.array(received, np.int32)
 
-    @_told
+    @_traced
     def reducescatter(
         self, x: Array, op: Op = AVERAGE, *, name: str | None = None, prescale: float = 1.0, postscale: float = 1.0
     ) -> Array:
-        """Return this rank's rows of the reduction; of rows that do not divide the first ranks have one more."""
-        same = self._same("reducescatter", name, x, op=int(op), prescale=prescale, postscale=postscale)
-        self._agree(same, _needs_rows(x) or refusal(op, x.dtype, self.size))
-        whole = reduced(self.group, x, op, prescale, postscale)
-        each, more = divmod(len(x), self.size)
-        begin = self.rank * each + min(self.rank, more)
-        return whole[begin : begin + each + (self.rank < more)].copy()
+        """Return this rank's rows of the reduction; if the rows do not divide evenly, the first ranks have one more."""
+        signature = self._signature("reducescatter", name, x, op=int(op), prescale=prescale, postscale=postscale)
+        self._negotiate(signature, _needs_rows(x) or refusal(op, x.dtype, self.size))
+        total = reduced(self.group, x, op, prescale, postscale)
+        rows_per_rank, remainder = divmod(len(x), self.size)
+        begin = self.rank * rows_per_rank + min(self.rank, remainder)
+        return total[begin : begin + rows_per_rank + (self.rank < remainder)].copy()
 
-    @_told
-    def broadcast_object(self, value: Any, root: int | None = None, *, name: str | None = None) -> Any:
-        """Return the root's object, by default the first rank's; see ``collectives.encode`` for what can travel."""
+    @_traced
+    def broadcast_object(self, value: object, root: int | None = None, *, name: str | None = None) -> Any:
+        """Return the root's object; the default root is the first rank. ``encode`` lists the supported types."""
         root = self.ranks[0] if root is None else as_root(root)
-        problem, data = self._no_root(root), b""
+        problem, data = self._root_problem(root), b""
         if self.ranks[self.rank] == root:
             try:
                 data = encode(value)
             except InvalidInputError as error:
                 problem = str(error)
-        self._agree({"call": "broadcast_object", "name": self._name("broadcast_object", name), "root": root}, problem)
+        self._negotiate(
+            {"call": "broadcast_object", "name": self._name("broadcast_object", name), "root": root}, problem
+        )
         return decode(self.group.gather(data)[self.ranks.index(root)])
 
-    @_told
-    def allgather_object(self, value: Any, *, name: str | None = None) -> list[Any]:
+    @_traced
+    def allgather_object(self, value: object, *, name: str | None = None) -> list[Any]:
         """Return every rank's object, in the order of the ranks."""
         problem, data = "", b""
         try:
             data = encode(value)
         except InvalidInputError as error:
             problem = str(error)
-        self._agree({"call": "allgather_object", "name": self._name("allgather_object", name)}, problem)
-        return [decode(part) for part in self.group.gather(data) if part]
+        self._negotiate({"call": "allgather_object", "name": self._name("allgather_object", name)}, problem)
+        return [decode(blob) for blob in self.group.gather(data) if blob]
 
-    @_told
+    @_traced
     def barrier(self) -> None:
-        """Return when every rank has come."""
-        self._agree({"call": "barrier"})
+        """Return when every rank has called this."""
+        self._negotiate({"call": "barrier"})
 
-    def announce(self, name: str, size: int, dtype: Any) -> None:
-        """Say that this rank's slot of ``size`` values is to be summed next, by ``group.sum_slots``.
+    def announce(self, name: str, size: int, dtype: DTypeLike) -> None:
+        """Announce that ``group.sum_slots`` with ``size`` values follows.
 
-        A rank that has joined takes part in that with zeros.
+        A rank that has joined then contributes zeros.
 
         Raises:
             RankMismatchError: the ranks' calls differ.
         """
-        self._agree({"call": "reduction", "name": name, "dtype": name_of(np.dtype(dtype)), "shape": [size]})
+        self._negotiate({"call": "reduction", "name": name, "dtype": name_of(np.dtype(dtype)), "shape": [size]})
 
-    @_told
+    @_traced
     def join(self) -> int:
-        """Say that this rank has no more data; take part in what the others do with zeros until all have joined.
+        """Declare that this rank has no more data; contribute zeros to the others' calls until all ranks have joined.
+
+        A mean still divides by the number of all ranks.
 
         Returns:
-            The rank that joined last. A mean still divides by all ranks.
+            int. The rank that joined last.
         """
         turns = 0
         while True:
-            said = self._agree(_JOIN, turns=turns)
-            going = [same for same, _ in said if same != _JOIN]
-            if not going:
-                return min(range(self.size), key=lambda rank: (said[rank][1]["turns"], -rank))
-            self._follow(going[0])
+            replies = self._negotiate(_JOIN, turns=turns)
+            active = [signature for signature, _ in replies if signature != _JOIN]
+            if not active:
+                return min(range(self.size), key=lambda rank: (replies[rank][1]["turns"], -rank))
+            self._contribute_zeros(active[0])
             turns += 1
 
-    # -- what all of them share
-    def _follow(self, same: Call) -> None:
-        """As one that has joined, take part in a call of the others with nothing to give."""
-        call = same["call"]
-        kind, _, number = str(same.get("name", "")).rpartition(".")
-        if kind == call and number.isdecimal():  # a call without a name: the next one has the same number everywhere
-            self._numbers[call] = int(number)
+    # -- negotiation
+    def _contribute_zeros(self, signature: Signature) -> None:
+        """Take part in a call of the other ranks with zeros or no rows, after this rank has joined."""
+        call = signature["call"]
+        kind, _, number = str(signature.get("name", "")).rpartition(".")
+        if kind == call and number.isdecimal():  # a call without a name: keep the ranks' numbers equal
+            self._call_numbers[call] = int(number)
         if call in ("allreduce", "reducescatter"):
-            nothing = np.zeros(same["shape"], dtype_of(same["dtype"]))
-            if call == "reducescatter" or nothing.nbytes > _FEW:
-                reduced(self.group, nothing, Op(same["op"]))
+            zeros = np.zeros(signature["shape"], dtype_of(signature["dtype"]))
+            if call == "reducescatter" or zeros.nbytes > _INLINE_BYTES:
+                reduced(self.group, zeros, Op(signature["op"]))
         elif call == "broadcast":
-            self.group.broadcast(np.zeros(same["shape"], dtype_of(same["dtype"])), self.ranks.index(same["root"]))
+            self.group.broadcast(
+                np.zeros(signature["shape"], dtype_of(signature["dtype"])), self.ranks.index(signature["root"])
+            )
         elif call == "reduction":
-            size, dtype = same["shape"][0], dtype_of(same["dtype"])
+            size, dtype = signature["shape"][0], dtype_of(signature["dtype"])
             self.group.slot(size, dtype)[:] = 0
             self.group.sum_slots(size, dtype)
         elif call != "barrier":
             self.group.gather(b"")
 
-    def refuse(self, doing: str, problem: str = "") -> None:
-        """Meet the others in nothing they do, so that none of them waits for this rank.
+    def refuse(self, activity: str, problem: str = "") -> None:
+        """Take part in the others' next comparison with a call that differs, so that no rank waits for this one.
 
         Args:
-            doing: str. What this rank does instead, or the call that it cannot make.
-            problem: str. Why it cannot.
+            activity: str. This rank's activity, or the call that it cannot make.
+            problem: str. The reason why it cannot make the call. Defaults to "".
 
         Raises:
             RankMismatchError: on every rank.
         """
-        self._agree({"call": doing}, problem)
+        self._negotiate({"call": activity}, problem)
 
-    def _no_root(self, root: Any) -> str:
+    def _root_problem(self, root: object) -> str:
         if root in self.ranks:
             return ""
-        whole = self.ranks == list(range(self.size))
-        return f"root {root} is none of {f'{self.size} ranks' if whole else f'the ranks {self.ranks}'}"
+        is_world = self.ranks == list(range(self.size))
+        return f"root {root} is none of {f'{self.size} ranks' if is_world else f'the ranks {self.ranks}'}"
 
     def _name(self, call: str, name: str | None) -> str:
         if isinstance(name, str):
             return name
         if name is not None:
             raise TypeError(f"name={name!r}: give text.")
-        self._numbers[call] = self._numbers.get(call, 0) + 1
-        return f"{call}.{self._numbers[call]}"
+        self._call_numbers[call] = self._call_numbers.get(call, 0) + 1
+        return f"{call}.{self._call_numbers[call]}"
 
-    def _same(self, call: str, name: str | None, x: Array, **more: Any) -> Call:
-        return {"call": call, "name": self._name(call, name), "dtype": name_of(x.dtype), "shape": list(x.shape), **more}
+    def _signature(self, call: str, name: str | None, x: Array, **fields: Any) -> Signature:
+        return {
+            "call": call,
+            "name": self._name(call, name),
+            "dtype": name_of(x.dtype),
+            "shape": list(x.shape),
+            **fields,
+        }
 
-    def _rows(self, call: str, name: str | None, x: Array) -> Call:
-        return {**self._same(call, name, x), "shape": ["any", *x.shape[1:]]}
+    def _row_signature(self, call: str, name: str | None, x: Array) -> Signature:
+        return {**self._signature(call, name, x), "shape": ["any", *x.shape[1:]]}
 
-    def _gathered(self, x: Array, said: list[tuple[Call, Call]]) -> Array:
+    def _gather_rows(self, x: Array, replies: list[tuple[Signature, Details]]) -> Array:
         parts = self.group.gather(np.ascontiguousarray(x).tobytes())
-        rows = [own.get("rows", 0) for _, own in said]
-        arrays = [np.frombuffer(p, x.dtype).reshape(n, *x.shape[1:]) for p, n in zip(parts, rows, strict=True)]
+        rows = [details.get("rows", 0) for _, details in replies]
+        arrays = [
+            np.frombuffer(part, x.dtype).reshape(count, *x.shape[1:]) for part, count in zip(parts, rows, strict=True)
+        ]
         return np.concatenate(arrays)
 
-    def _agree(self, same: Call, problem: str = "", body: bytes = b"", **own: Any) -> list[tuple[Call, Call]]:
-        """Tell all what this rank is about to do; return what each said (what must be equal, and what is its own).
+    def _negotiate(
+        self, signature: Signature, problem: str = "", body: bytes = b"", **details: Any
+    ) -> list[tuple[Signature, Details]]:
+        """Exchange the signatures of the ranks' calls; return each rank's signature and details.
 
-        A rank's ``body`` is what it has beside these words; it comes back as its own too.
+        Args:
+            signature: the part of the call that must be equal on all ranks.
+            problem: the reason why this rank cannot make the call, or "".
+            body: data of this rank that travel with the signature; each rank's are in its details.
+            **details: the part of the call that may differ between ranks.
 
         Raises:
-            RankMismatchError: on every rank alike (those that have joined only wait).
+            RankMismatchError: on every rank that has not joined; ranks that have joined wait for the next call.
         """
-        Collectives.met += 1
+        Collectives.negotiations += 1
         if problem:
-            own["problem"] = problem
-        mine = json.dumps([same, own]).encode()
-        if mine not in self._spelled:
-            if len(self._spelled) >= _KEPT:
-                self._spelled.clear()
-            self._spelled[mine] = _spell(same)
-        self.group.doing = self._spelled[mine]
-        parts = [text.partition(b"\n") for text in self.group.gather(b"%b\n%b" % (mine, body) if body else mine)]
-        # as nearly always all say the same: then nothing needs to be read
-        said = [(same, own) if text == mine else tuple(json.loads(text)) for text, _, _ in parts]
+            details["problem"] = problem
+        message = json.dumps([signature, details]).encode()
+        if message not in self._descriptions:
+            if len(self._descriptions) >= _MAX_DESCRIPTIONS:
+                self._descriptions.clear()
+            self._descriptions[message] = _describe(signature)
+        self.group.doing = self._descriptions[message]
+        parts = [text.partition(b"\n") for text in self.group.gather(b"%b\n%b" % (message, body) if body else message)]
+        # Nearly always all ranks send the same text. Then no JSON needs to be parsed.
+        replies = [(signature, details) if text == message else tuple(json.loads(text)) for text, _, _ in parts]
         if body:
-            said = [
-                (theirs, {**more, "body": given}) for (theirs, more), (_, _, given) in zip(said, parts, strict=True)
+            bodies = [peer_body for _, _, peer_body in parts]
+            replies = [
+                (peer_signature, {**peer_details, "body": peer_body})
+                for (peer_signature, peer_details), peer_body in zip(replies, bodies, strict=True)
             ]
-        going = [rank for rank, (theirs, _) in enumerate(said) if theirs != _JOIN]
-        if not going:
-            return said
-        refused = _refused(said, going, self.ranks)
-        if not refused:
-            return said
-        self._numbers.clear()  # on every rank: calls without a name have one number again
-        if same == _JOIN:
-            return self._agree(same, **own)
-        raise RankMismatchError(refused)
+        active = [rank for rank, (peer_signature, _) in enumerate(replies) if peer_signature != _JOIN]
+        if not active:
+            return replies
+        problem_text = _find_problem(replies, active, self.ranks)
+        if not problem_text:
+            return replies
+        self._call_numbers.clear()  # on every rank: else calls without a name would have different numbers from now on
+        if signature == _JOIN:
+            return self._negotiate(signature, **details)
+        raise RankMismatchError(problem_text)
 
 
-class _Once:
-    """A group for one reduction of few values, which go with the words that are compared."""
+class _InlineReduction:
+    """Stand-in for a group in a reduction of few values: it sends the values together with the signature."""
 
-    def __init__(self, calls: Collectives, same: Call) -> None:
-        self._calls, self._same = calls, same
-        self.size, self.trace = calls.size, calls.group.trace
+    def __init__(self, collectives: Collectives, signature: Signature) -> None:
+        self._collectives, self._signature = collectives, signature
+        self.size, self.trace = collectives.size, collectives.group.trace
 
     def gather(self, x: bytes) -> list[bytes]:
-        """Return what each rank gave; zeros for a rank that has joined."""
-        return [own.get("body") or bytes(len(x)) for _, own in self._calls._agree(self._same, body=x)]
+        """Return each rank's bytes; zeros for a rank that has joined."""
+        return [
+            details.get("body") or bytes(len(x)) for _, details in self._collectives._negotiate(self._signature, body=x)
+        ]
 
     def sum(self, x: Array) -> Array:
-        """The sum, in the order of the ranks."""
-        kind = x.dtype.newbyteorder("=")
+        """Return the sum, in the order of the ranks."""
+        dtype = x.dtype.newbyteorder("=")
         parts = [
-            np.frombuffer(part, kind).reshape(x.shape) for part in self.gather(x.astype(kind, copy=False).tobytes())
+            np.frombuffer(part, dtype).reshape(x.shape) for part in self.gather(x.astype(dtype, copy=False).tobytes())
         ]
         begin = time.monotonic_ns()
         with np.errstate(all="ignore"):
@@ -328,24 +362,28 @@ class _Once:
         return total
 
 
-def _refused(said: list[tuple[Call, Call]], going: list[int], ranks: list[int]) -> str:
-    """Return why the ranks' calls cannot be carried out, or ""; the same text on every rank."""
-    same = said[going[0]][0]
-    if any(said[rank][0] != same for rank in going):
-        told = "; ".join(f"rank {ranks[rank]}: {_spell(theirs)}" for rank, (theirs, _) in enumerate(said))
-        return f"The ranks do not make the same call, so nothing was done. {told}."
-    bad = [f"rank {ranks[rank]}: {said[rank][1]['problem']}" for rank in going if "problem" in said[rank][1]]
-    if bad:
-        return f"{_spell(same)} cannot be done, so nothing was done. {'; '.join(bad).rstrip('.')}."
-    if len(going) < len(said) and same.get("op", SUM) not in (AVERAGE, SUM):
-        return f"{_spell(same)}: only sums and averages have a meaning where a rank has joined."
-    if same.get("root", ranks[going[0]]) not in [ranks[rank] for rank in going]:
-        return f"{_spell(same)}: that rank has joined and has nothing to send."
+def _find_problem(replies: list[tuple[Signature, Details]], active: list[int], ranks: list[int]) -> str:
+    """Return the reason why the ranks' calls cannot run, or ""; the same text on every rank."""
+    signature = replies[active[0]][0]
+    if any(replies[rank][0] != signature for rank in active):
+        descriptions = "; ".join(
+            f"rank {ranks[rank]}: {_describe(peer_signature)}" for rank, (peer_signature, _) in enumerate(replies)
+        )
+        return f"The ranks do not make the same call, so nothing was done. {descriptions}."
+    problems = [
+        f"rank {ranks[rank]}: {replies[rank][1]['problem']}" for rank in active if "problem" in replies[rank][1]
+    ]
+    if problems:
+        return f"{_describe(signature)} cannot be done, so nothing was done. {'; '.join(problems).rstrip('.')}."
+    if len(active) < len(replies) and signature.get("op", SUM) not in (AVERAGE, SUM):
+        return f"{_describe(signature)}: only sums and averages have a meaning where a rank has joined."
+    if signature.get("root", ranks[active[0]]) not in [ranks[rank] for rank in active]:
+        return f"{_describe(signature)}: that rank has joined and has nothing to send."
     return ""
 
 
 def as_root(root: Any) -> Any:
-    """Return a whole number of any library as Python's; of anything else the words for it, which are no rank."""
+    """Return an integer of any library as int; for any other object its ``repr``, which equals no rank."""
     try:
         return operator.index(root)
     except TypeError:
@@ -356,28 +394,28 @@ def _needs_rows(x: Array) -> str:
     return "" if x.ndim else "a single number has no rows: give an array of one dimension or more"
 
 
-def _parts(x: Array, splits: Any, size: int) -> tuple[str, list[int]]:
-    """Return why the rows cannot be split, or ""; and the rows for each rank."""
+def _split_rows(x: Array, splits: ArrayLike | None, size: int) -> tuple[str, list[int]]:
+    """Return the reason why the rows cannot be split, or "", and the number of rows for each rank."""
     if splits is None:
         if len(x) % size:
             return f"{len(x)} rows do not divide among {size} ranks: give splits", []
         return "", [len(x) // size] * size
-    given = np.asarray(splits).reshape(-1)
-    if given.dtype.kind == "f" and not (np.isfinite(given) & (given == np.trunc(given))).all():
-        return f"splits={given.tolist()} are no whole numbers", []
-    parts = [int(n) for n in given]
+    values = np.asarray(splits).reshape(-1)
+    if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.trunc(values))).all():
+        return f"splits={values.tolist()} are no whole numbers", []
+    parts = [int(n) for n in values]
     if len(parts) != size or min(parts, default=0) < 0 or sum(parts) != len(x):
         return f"splits={parts} are no {size} parts of {len(x)} rows", []
     return "", parts
 
 
-def _spell(same: Call) -> str:
-    """Say a call in words."""
-    text = f"{same['call']} {same['name']!r}" if "name" in same else str(same["call"])
-    if "dtype" in same:
-        text += f" of {same['dtype']} {tuple(same['shape'])}".replace("'", "")
-    if "root" in same:
-        text += f" from rank {same['root']}"
-    text += f" by {Op(same['op']).name.capitalize()}" if "op" in same else ""
-    factors = [f"{what} {same[what]}" for what in ("prescale", "postscale") if same.get(what, 1.0) != 1.0]
+def _describe(signature: Signature) -> str:
+    """Return a description of a call."""
+    text = f"{signature['call']} {signature['name']!r}" if "name" in signature else str(signature["call"])
+    if "dtype" in signature:
+        text += f" of {signature['dtype']} {tuple(signature['shape'])}".replace("'", "")
+    if "root" in signature:
+        text += f" from rank {signature['root']}"
+    text += f" by {Op(signature['op']).name.capitalize()}" if "op" in signature else ""
+    factors = [f"{key} {signature[key]}" for key in ("prescale", "postscale") if signature.get(key, 1.0) != 1.0]
     return f"{text} ({', '.join(factors)})" if factors else text

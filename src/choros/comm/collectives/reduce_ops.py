@@ -1,4 +1,4 @@
-"""Reductions over the ranks: sum, average, extremes, product, Adasum, in a type that is wide enough."""
+"""Reductions over ranks: sum, average, minimum, maximum, product, Adasum, in a type that is wide enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from choros.types import Array
 
 
 class Op(enum.IntEnum):
-    """The reductions, by Horovod's numbers."""
+    """Reduction operations, with Horovod's numbers."""
 
     AVERAGE = 0
     SUM = 1
@@ -31,7 +31,7 @@ _PAIRS: dict[Op, Callable[[Array, Array], Array]] = {MIN: np.minimum, MAX: np.ma
 
 
 def refusal(op: Op, dtype: np.dtype, size: int) -> str:
-    """Say why values of a type cannot be reduced so, or ``""``.
+    """Return the reason why values of a dtype cannot be reduced by ``op``, or ``""``.
 
     Example:
         >>> refusal(ADASUM, np.dtype("float32"), 3)
@@ -50,8 +50,8 @@ def refusal(op: Op, dtype: np.dtype, size: int) -> str:
     return ""
 
 
-class Summing(Protocol):
-    """The part of a group that ``reduced`` needs."""
+class SumGroup(Protocol):
+    """Part of a group that ``reduced`` needs."""
 
     @property
     def size(self) -> int:
@@ -60,59 +60,59 @@ class Summing(Protocol):
 
     @property
     def trace(self) -> Trace | None:
-        """The receiver of timings."""
+        """The receiver of timings, or None."""
         ...
 
     def sum(self, x: Array) -> Array:
-        """The sum over ranks."""
+        """Return the sum over ranks."""
         ...
 
     def gather(self, x: bytes) -> list[bytes]:
-        """Every rank's bytes."""
+        """Return every rank's bytes."""
         ...
 
 
-def reduced(group: Summing, x: Array, op: Op, prescale: float = 1.0, postscale: float = 1.0) -> Array:
-    """Reduce the arrays of all ranks; every rank gets the same bits in a new array of ``x``'s type and shape.
+def reduced(group: SumGroup, x: Array, op: Op, prescale: float = 1.0, postscale: float = 1.0) -> Array:
+    """Reduce the arrays of all ranks; return a new array with the dtype and shape of ``x``, bit-equal on every rank.
 
-    Half precision is summed in float32 and rounded once, and whole numbers that are averaged in 64 bits, so an average
-    of large values does not overflow. Whole numbers are scaled in float64 and cut towards zero, as Horovod does.
+    Half precision is summed in float32 and rounded once. An average of integers is summed in 64 bits, so large values
+    do not overflow. Integers are scaled in float64 and truncated towards zero, as in Horovod.
 
     Args:
-        group: everyone that takes part.
-        x: any shape.
-        op: what to do with them.
-        prescale: factor before.
-        postscale: factor after.
+        group: all ranks that take part.
+        x: array of any shape.
+        op: Op.
+        prescale: float. Factor before the reduction. Defaults to 1.
+        postscale: float. Factor after the reduction. Defaults to 1.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
         >>> reduced(SingleRankGroup(), np.array([1, 3, 5]), SUM, prescale=0.5).tolist()
         [0, 1, 2]
     """
-    kind = x.dtype
+    dtype = x.dtype
     if op == AVERAGE:
         op, postscale = SUM, postscale / group.size
-        x = x.astype(np.int64) if kind.kind in "iu" and kind.itemsize < 8 else x
-    narrow = kind.itemsize == 2 and name_of(kind) in ("float16", "bfloat16")
-    work = x.astype(np.float32) if narrow else x.astype(np.uint8) if kind.kind == "b" else x
+        x = x.astype(np.int64) if dtype.kind in "iu" and dtype.itemsize < 8 else x
+    is_half_precision = dtype.itemsize == 2 and name_of(dtype) in ("float16", "bfloat16")
+    work = x.astype(np.float32) if is_half_precision else x.astype(np.uint8) if dtype.kind == "b" else x
     work = _scaled(work, prescale)
-    if op == SUM and kind.kind != "b":
+    if op == SUM and dtype.kind != "b":
         total = group.sum(work)
     else:
-        parts = _all(group, work if op != ADASUM else work.astype(np.float64))
+        parts = _gather_arrays(group, work if op != ADASUM else work.astype(np.float64))
         begin = time.monotonic_ns()
         if op == ADASUM:
-            total = _tree(parts).astype(work.dtype)
+            total = _adasum_tree(parts).astype(work.dtype)
         else:
             total = functools.reduce(_PAIRS[MAX if op == SUM else op], parts)
         if group.trace is not None:
             group.trace(("reduce", "reduce", begin, time.monotonic_ns(), work.nbytes))
     with np.errstate(over="ignore"):
-        return np.asarray(_scaled(total, postscale)).astype(kind)
+        return np.asarray(_scaled(total, postscale)).astype(dtype)
 
 
-def _all(group: Summing, x: Array) -> list[Array]:
+def _gather_arrays(group: SumGroup, x: Array) -> list[Array]:
     return [np.frombuffer(part, x.dtype).reshape(x.shape) for part in group.gather(np.ascontiguousarray(x).tobytes())]
 
 
@@ -124,8 +124,11 @@ def _scaled(x: Array, factor: float) -> Array:
     return np.asarray(x * x.dtype.type(factor))
 
 
-def _tree(vectors: list[Array]) -> Array:
-    """Maleki et al. 2021 (Scaling Distributed Training with Adaptive Summation, MLSys), equation 3, pair by pair."""
+def _adasum_tree(vectors: list[Array]) -> Array:
+    """Return Adasum of the vectors, pair by pair.
+
+    Maleki et al. 2021 (Scaling Distributed Training with Adaptive Summation, MLSys), equation 3.
+    """
     while len(vectors) > 1:
         vectors = [_adasum(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
     return vectors[0]

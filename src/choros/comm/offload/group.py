@@ -1,222 +1,223 @@
-"""A group whose large sums are made by a library of its own: ``torch.distributed`` or JAX, with NCCL where there is.
+"""Group that delegates large sums to a library: ``torch.distributed`` or JAX, with NCCL if available.
 
-Everything else stays with the group that is there already, the wide one: who is missing, whether all make the same
-call, who has gone, bytes, small sums. A library's call begins once all ranks have come to it, is looked at and never
-waited for inside, and is over when all ranks have said so; so a rank that dies in the middle is an error on the
-others within seconds, whatever the library does then.
+Another group, the control group, does the rest: it compares calls, detects missing and dead ranks, and moves bytes and
+small sums. The library's call starts after all ranks have reached it. This module polls the call and never waits inside
+the library. The call ends when all ranks have reported its end. So the death of a rank during the call is an error on
+the other ranks within seconds, even if the library hangs.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from choros.comm.call_signature import BROADCAST, SUM, SUM_SLOTS, Posted
 from choros.comm.dtypes import dtype_code, mean_of, numeric
 from choros.comm.gather_bytes import collect
 from choros.comm.group import Group, Trace, kind_of
-from choros.comm.offload.interface import CollectiveBackend, Look
+from choros.comm.offload.interface import CollectiveBackend, Poll
 from choros.errors import InvalidInputError, PeerLostError
 from choros.types import Array, aligned
 
-_LEAST = 1 << 14  # bytes: for fewer a message of the wide group is quicker
+_MIN_BYTES = 1 << 14  # for fewer bytes a frame of the control group is faster: it carries 16 KiB at most
 
 
 class ControlGroup(Group, Protocol):
-    """The interface of the underlying group: ``SharedGroup`` and all groups of messages have it."""
+    """Interface of the control group: ``SharedGroup`` and all groups over messages implement it."""
 
     def agree(self, posted: Posted) -> None:
-        """Return when every rank has come, and all make the same call."""
+        """Return when every rank has called this, and check that all make the same call."""
         ...
 
-    def oversee(self, ready: Callable[[], bool], posted: Posted) -> None:
-        """Return when ``ready`` is true on every rank; look meanwhile whether they live."""
+    def wait_until_ready(self, ready: Callable[[], bool], posted: Posted) -> None:
+        """Return when ``ready`` is true on every rank; check meanwhile whether the ranks live."""
         ...
 
-    def outlive(self, limit: float) -> None:
-        """Leave, and return when all others have left or died, or the seconds are over."""
+    def leave_after_peers(self, limit: float) -> None:
+        """Leave, then wait until all other ranks have left or died, for at most ``limit`` seconds."""
         ...
 
 
 class OffloadGroup:
-    """All ranks, whose large sums a library makes; implements ``choros.comm.group.Group``.
+    """All ranks, with large sums by a library; implements ``choros.comm.group.Group``.
 
-    The library adds in an order of its own: the result is the same on all ranks, and equal to that of another group up
-    to rounding.
+    The library chooses the order of the sum. The result is the same on all ranks, and equal to that of another group
+    up to rounding.
 
     Args:
-        wide: the group beneath, closed with this one.
-        carrier: CollectiveBackend. The library, among the same ranks.
+        control: ControlGroup. Closed together with this group.
+        backend: CollectiveBackend. The library, among the same ranks.
 
     Attributes:
-        rank, size: int. kind: str. What carries the sums and what the rest, for people.
-        timeout, warn_after: float. doing: str. trace: as ``choros.comm.group.Group`` says.
+        rank, size: int. kind: str. The backend and the control group, for messages.
+        timeout, warn_after: float. doing: str. trace: see ``choros.comm.group.Group``.
 
     Raises:
-        PeerLostError, CommTimeoutError: from each call; a rank has gone or does not come.
+        PeerLostError: from each call; a rank died or left. CommTimeoutError: a rank did not call in time.
 
-    Example, in a job of two ranks whose ``wide`` is any group::
+    Example, in a job of two ranks whose ``control`` is any group::
 
-        group = OffloadGroup(wide, TorchCarrier(store, wide.rank, 2, "127.0.0.1", nccl=False))
+        group = OffloadGroup(control, TorchBackend(store, control.rank, 2, "127.0.0.1", nccl=False))
         group.sum(np.ones(1 << 20, "float32"))
     """
 
-    def __init__(self, wide: ControlGroup, carrier: CollectiveBackend) -> None:
-        self.wide, self.carrier = wide, carrier
-        self.rank, self.size = wide.rank, wide.size
-        self.kind = f"{carrier.name} over {kind_of(wide)}"
+    def __init__(self, control: ControlGroup, backend: CollectiveBackend) -> None:
+        self.control, self.backend = control, backend
+        self.rank, self.size = control.rank, control.size
+        self.kind = f"{backend.name} over {kind_of(control)}"
         self._memory = aligned(0, np.uint8)
-        self._kept: list[Look] = []
+        self._pending_polls: list[Poll] = []
 
     @property
     def timeout(self) -> float:
         """Seconds that one wait may last."""
-        return self.wide.timeout
+        return self.control.timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self.wide.timeout = seconds
+        self.control.timeout = seconds
 
     @property
     def warn_after(self) -> float:
-        """Seconds after which a wait is told on stderr, once."""
-        return self.wide.warn_after
+        """Seconds after which a wait is reported on stderr, once."""
+        return self.control.warn_after
 
     @warn_after.setter
     def warn_after(self, seconds: float) -> None:
-        self.wide.warn_after = seconds
+        self.control.warn_after = seconds
 
     @property
     def doing(self) -> str:
         """The present activity of this rank."""
-        return self.wide.doing
+        return self.control.doing
 
     @doing.setter
     def doing(self, text: str) -> None:
-        self.wide.doing = text
+        self.control.doing = text
 
     @property
     def trace(self) -> Trace | None:
-        """The receiver of every wait and reduction."""
-        return self.wide.trace
+        """The receiver of the timing of every wait and reduction, or None."""
+        return self.control.trace
 
     @trace.setter
     def trace(self, trace: Trace | None) -> None:
-        self.wide.trace = trace
+        self.control.trace = trace
 
     @property
     def broken(self) -> str:
-        """The reason why nothing works any more; "" while it does."""
-        return str(getattr(self.wide, "broken", ""))
+        """The error after which the group cannot be used; "" before."""
+        return str(getattr(self.control, "broken", ""))
 
     def give_up(self, reason: str) -> None:
-        """Have this rank's waits, now or later, raise ``PeerLostError``; any thread may call."""
-        if hasattr(self.wide, "give_up"):
-            self.wide.give_up(reason)
+        """Abort: this rank's waits, now or later, raise ``PeerLostError``; any thread may call."""
+        if hasattr(self.control, "give_up"):
+            self.control.give_up(reason)
 
-    def _carried(self, count: int, kind: np.dtype[Any]) -> bool:
-        return kind.name in self.carrier.takes and count * kind.itemsize > _LEAST
+    def _uses_backend(self, count: int, dtype: np.dtype[Any]) -> bool:
+        return dtype.name in self.backend.dtypes and count * dtype.itemsize > _MIN_BYTES
 
-    def slot(self, count: int, dtype: Any) -> Array:
-        """A buffer of ``count`` values that ``sum_slots`` reads; the same memory until a larger one is asked for."""
-        kind = numeric(dtype)
-        if not self._carried(count, kind):
-            return self.wide.slot(count, kind)
-        if self._memory.size < count * kind.itemsize:
-            self._memory = aligned(count * kind.itemsize, np.uint8)
-        return self._memory[: count * kind.itemsize].view(kind)
+    def slot(self, count: int, dtype: DTypeLike) -> Array:
+        """Return the buffer of ``count`` values that ``sum_slots`` reads; the same memory until it must grow."""
+        value_dtype = numeric(dtype)
+        if not self._uses_backend(count, value_dtype):
+            return self.control.slot(count, value_dtype)
+        if self._memory.size < count * value_dtype.itemsize:
+            self._memory = aligned(count * value_dtype.itemsize, np.uint8)
+        return self._memory[: count * value_dtype.itemsize].view(value_dtype)
 
-    def sum_slots(self, count: int, dtype: Any) -> Array:
-        """Sum all slots; a read-only view of the result, equal on every rank, good until the next call."""
-        kind = numeric(dtype)
-        if not self._carried(count, kind):
-            return self.wide.sum_slots(count, kind)
-        slot = self.slot(count, kind)
-        result = self._call((SUM_SLOTS, count, *dtype_code(kind)), lambda: self.carrier.sum(slot)).view()
+    def sum_slots(self, count: int, dtype: DTypeLike) -> Array:
+        """Sum all slots; return a read-only view of the result, equal on every rank, valid until the next call."""
+        value_dtype = numeric(dtype)
+        if not self._uses_backend(count, value_dtype):
+            return self.control.sum_slots(count, value_dtype)
+        slot = self.slot(count, value_dtype)
+        result = self._call((SUM_SLOTS, count, *dtype_code(value_dtype)), lambda: self.backend.sum(slot)).view()
         result.flags.writeable = False
         return result
 
     def sum(self, x: Array) -> Array:
-        """A new array of the same shape and dtype: the sum over ranks."""
+        """Return the sum over ranks, a new array of the same shape and dtype."""
         x = np.asarray(x)
-        kind = numeric(x.dtype)
-        if not self._carried(x.size, kind):
-            return self.wide.sum(x)
-        flat = np.ascontiguousarray(x, kind).reshape(-1)
-        found = self._call((SUM, x.size, *dtype_code(kind)), lambda: self.carrier.sum(flat))
-        return np.array(found).reshape(x.shape)
+        dtype = numeric(x.dtype)
+        if not self._uses_backend(x.size, dtype):
+            return self.control.sum(x)
+        flat = np.ascontiguousarray(x, dtype).reshape(-1)
+        total = self._call((SUM, x.size, *dtype_code(dtype)), lambda: self.backend.sum(flat))
+        return np.array(total).reshape(x.shape)
 
     def mean(self, x: Array) -> Array:
-        """A new array: the mean over ranks; whole numbers give float64, float16 is summed as float32."""
+        """Return the mean over ranks, a new array; integers give float64, float16 is summed as float32."""
         return mean_of(np.asarray(x), self.size, self.sum)
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
-        """Root's array on every rank, a new array; shape and dtype are the same everywhere."""
+        """Return the root's array on every rank, a new array; shape and dtype must be equal on all ranks."""
         x = np.asarray(x)
-        if x.nbytes <= _LEAST or not 0 <= root < self.size or x.dtype.hasobject:
-            return self.wide.broadcast(x, root)
-        kind = x.dtype.newbyteorder("=")
-        flat = np.ascontiguousarray(x, kind).reshape(-1)
-        posted = (BROADCAST + 256 * root, x.size, *dtype_code(kind))
-        found = self._call(posted, lambda: self.carrier.broadcast(flat.view(np.uint8), root))
-        return np.array(found).view(kind).reshape(x.shape)
+        if x.nbytes <= _MIN_BYTES or not 0 <= root < self.size or x.dtype.hasobject:
+            return self.control.broadcast(x, root)
+        dtype = x.dtype.newbyteorder("=")
+        flat = np.ascontiguousarray(x, dtype).reshape(-1)
+        posted = (BROADCAST + 256 * root, x.size, *dtype_code(dtype))
+        data = self._call(posted, lambda: self.backend.broadcast(flat.view(np.uint8), root))
+        return np.array(data).view(dtype).reshape(x.shape)
 
-    def _call(self, posted: Posted, begin: Callable[[], Look]) -> Array:
-        """Have the library do what all ranks have come for."""
-        self.wide.agree(posted)
-        started = 0 if self.trace is None else time.monotonic_ns()
-        found: list[Array] = []
-        looks: list[Look] = []
+    def _call(self, posted: Posted, start_call: Callable[[], Poll]) -> Array:
+        """Run one call of the library on all ranks; return its result."""
+        self.control.agree(posted)
+        begin_ns = 0 if self.trace is None else time.monotonic_ns()
+        results: list[Array] = []
+        polls: list[Poll] = []
 
         def ready() -> bool:
             try:
-                if not looks:
-                    looks.append(begin())
-                result = looks[0]()
+                if not polls:
+                    polls.append(start_call())
+                result = polls[0]()
             except Exception as error:
-                raise PeerLostError(f"rank {self.rank}: {self.carrier.name} failed: {error}") from error
+                raise PeerLostError(f"rank {self.rank}: {self.backend.name} failed: {error}") from error
             if result is not None:
-                found.append(result)
+                results.append(result)
             return result is not None
 
         try:
-            self.wide.oversee(ready, posted)
+            self.control.wait_until_ready(ready, posted)
         except BaseException:
-            self._kept = looks  # the library may still write there
+            self._pending_polls = polls  # the library may still write to the buffers of the call: keep them alive
             raise
-        if started and self.trace is not None:
-            self.trace(("reduce", "reduce", started, time.monotonic_ns(), found[0].nbytes))
-        return found[0]
+        if begin_ns and self.trace is not None:
+            self.trace(("reduce", "reduce", begin_ns, time.monotonic_ns(), results[0].nbytes))
+        return results[0]
 
     def gather(self, x: bytes) -> list[bytes]:
-        """Every rank's bytes, in the order of the ranks, on every rank."""
-        return self.wide.gather(x)
+        """Return every rank's bytes, in the order of the ranks, on every rank."""
+        return self.control.gather(x)
 
     def collect(self, x: Array, root: int = 0) -> list[Array]:
-        """Every rank's flat bytes, in the order of the ranks, on the root; nothing on the others."""
-        return collect(self.wide, x, root)
+        """Return every rank's flat bytes, in the order of the ranks, on the root; an empty list on the others."""
+        return collect(self.control, x, root)
 
     def barrier(self) -> None:
-        """Return when every rank has come."""
-        self.wide.barrier()
+        """Return when every rank has called this."""
+        self.control.barrier()
 
     def try_out(self) -> None:
-        """Make one large sum and look whether it is right; all ranks call.
+        """Compute one large sum and check the result. All ranks call.
 
         Raises:
-            PeerLostError: it is not.
+            PeerLostError: the sum is wrong.
         """
-        found, wanted = self.sum(np.full(_LEAST, self.rank + 1, np.float32)), self.size * (self.size + 1) // 2
-        if not (found == wanted).all():
-            raise PeerLostError(f"{self.carrier.name} sums to {found[0]:g} where {wanted} is right.")
+        total, expected = self.sum(np.full(_MIN_BYTES, self.rank + 1, np.float32)), self.size * (self.size + 1) // 2
+        if not (total == expected).all():
+            raise PeerLostError(f"{self.backend.name} sums to {total[0]:g} where {expected} is right.")
 
     def close(self) -> None:
-        """Leave: ranks that wait for this one are told so."""
-        self.carrier.close()
-        self.wide.close()
+        """Leave: ranks that wait for this one raise ``PeerLostError``."""
+        self.backend.close()
+        self.control.close()
 
     def __enter__(self) -> Self:
         return self
@@ -225,16 +226,14 @@ class OffloadGroup:
         self.close()
 
 
-def wide_of(group: Group) -> ControlGroup:
-    """Return the group, if large sums of its ranks can be made by a library.
+def as_control_group(group: Group) -> ControlGroup:
+    """Return the group if it can be the control group of a library.
 
     Raises:
-        InvalidInputError: it cannot watch over another's calls.
+        InvalidInputError: the group has no ``agree``, ``wait_until_ready`` or ``leave_after_peers``.
     """
-    if not all(hasattr(group, name) for name in ("agree", "oversee", "outlive")):
+    if not all(hasattr(group, name) for name in ("agree", "wait_until_ready", "leave_after_peers")):
         raise InvalidInputError(
             f"A {type(group).__name__} cannot have its sums made by another library: unset CHOROS_COMM."
         )
-    found: Any = group
-    wide: ControlGroup = found
-    return wide
+    return cast(ControlGroup, group)

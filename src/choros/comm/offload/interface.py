@@ -1,4 +1,4 @@
-"""Libraries that carry a ``OffloadGroup``'s sums: PyTorch's gloo and NCCL, and JAX's collectives. Imports neither."""
+"""Interface of a library that computes an ``OffloadGroup``'s sums: PyTorch (gloo, NCCL) or JAX. Imports neither."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Protocol
 
 from choros.types import Array
 
-# Looks whether a call has been made: its result, which is the carrier's until its next call, or None.
-Look = Callable[[], Array | None]
+# Poll of a call: returns None while the call runs, then its result. The result is valid until the backend's next call.
+Poll = Callable[[], Array | None]
 
 
 class CollectiveBackend(Protocol):
-    """One rank's end of a library's collectives. Nothing blocks; all ranks make the same calls in the same order.
+    """Collectives of a library on one rank. No method blocks; all ranks make the same calls in the same order.
 
     Attributes:
-        name: str. The library and what it uses, for people: ``torch (gloo)``.
-        takes: names of the dtypes that it can sum.
+        name: str. The library and its transport, for messages: ``torch (gloo)``.
+        dtypes: tuple of str. Names of the dtypes that the library can sum.
     """
 
     name: str
-    takes: tuple[str, ...]
+    dtypes: tuple[str, ...]
 
-    def sum(self, x: Array) -> Look:
-        """Begin the sum over ranks of flat ``x``, which stays as it is meanwhile; looking raises what went wrong."""
+    def sum(self, x: Array) -> Poll:
+        """Start the sum over ranks of a flat array, which must not change meanwhile; the poll raises errors."""
         ...
 
-    def broadcast(self, x: Array, root: int) -> Look:
-        """Begin to give all ranks the root's flat bytes; the other ranks' are only as long."""
+    def broadcast(self, x: Array, root: int) -> Poll:
+        """Start the broadcast of the root's flat uint8 array; on the other ranks only the length of ``x`` counts."""
         ...
 
     def among(self, ranks: Sequence[int]) -> CollectiveBackend:
-        """Return the carrier of some of the ranks, in that order; only they call, all at the same time."""
+        """Return the backend of some of the ranks, in that order. These ranks alone call, all at the same time."""
         ...
 
     def close(self) -> None:
-        """Free what is held; a call that has not ended, as it may hang, is not waited for."""
+        """Free the resources without a wait for a call that has not ended, as such a call may hang."""
         ...

@@ -1,9 +1,9 @@
-"""Sums by JAX: one compiled sum over a mesh of one device of each process (gloo on CPUs, NCCL on GPUs).
+"""Sums by JAX: one compiled sum over a mesh with one device of each process (gloo on CPUs, NCCL on GPUs).
 
-On GPUs and TPUs it has run on no machine yet.
+This module has not run on GPUs or TPUs yet.
 
-JAX knows of the other processes through a service in rank 0's process. Where another rank dies, the group's ranks say
-so as ever; where rank 0 dies, JAX itself ends all the others at once (SIGABRT), before they can.
+JAX's processes find each other through a service in rank 0's process. If another rank dies, the control group reports
+it as usual. If rank 0 dies, JAX itself ends all other processes at once (SIGABRT), before the group can report it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from choros.comm.offload.interface import Look
+from choros.comm.offload.interface import Poll
 from choros.errors import InvalidInputError
 from choros.types import Array
 
@@ -26,131 +26,134 @@ _RANKS = "ranks"
 
 
 def check_unused() -> None:
-    """See that JAX can still be told of other processes.
+    """Check that ``jax.distributed`` has started or can still start.
 
     Raises:
-        InvalidInputError: it has been used, and was not told.
+        InvalidInputError: JAX was used before ``jax.distributed`` was started.
     """
     if jax.distributed.is_initialized():
         return
-    now = jax.config.jax_num_cpu_devices
+    device_count = jax.config.jax_num_cpu_devices
     try:
-        jax.config.update("jax_num_cpu_devices", max(now, 0) + 1)  # which JAX refuses once it has been used
-        jax.config.update("jax_num_cpu_devices", now)
+        # JAX refuses this setting after its first use. So the attempt shows whether JAX has been used.
+        jax.config.update("jax_num_cpu_devices", max(device_count, 0) + 1)
+        jax.config.update("jax_num_cpu_devices", device_count)
     except RuntimeError:
         raise InvalidInputError(
-            "JAX was used before this job's ranks met, and can no longer be told of the others: call "
+            "JAX was used before this job's ranks met, so it can no longer connect to the other processes: call "
             'choros.native.initialize("jax") at the top of the script, before the model and the first array are made, '
             "or unset CHOROS_COMM."
         ) from None
 
 
 def start(first: str, rank: int, size: int, timeout: float, *, watched: bool = False, **options: Any) -> bool:
-    """Start ``jax.distributed``, if that has not been done.
+    """Start ``jax.distributed`` if it has not been started.
 
     Args:
-        first: str. ``address:port`` of rank 0, which serves there.
+        first: str. ``address:port`` of the service in rank 0.
         rank: int. This process.
-        size: int. All of them.
-        timeout: float. Seconds to wait for all.
-        watched: bool. Another sees who has gone: JAX is to end nobody because of it, but for rank 0, which must leave
-            last. Defaults to False.
-        **options: of ``jax.distributed.initialize``.
+        size: int. Number of processes.
+        timeout: float. Seconds to wait for all processes.
+        watched: bool. Whether a control group detects dead ranks. Then JAX must not end processes because another one
+            died, except that rank 0 must leave last. Defaults to False.
+        **options: arguments of ``jax.distributed.initialize``.
 
     Returns:
-        Whether it was started so that rank 0 must leave last; else JAX's processes wait for each other as they end.
+        bool. True if rank 0 must leave last. If False, JAX's processes wait for each other at exit.
 
     Raises:
-        InvalidInputError: JAX has been used already, or was started for other ranks.
+        InvalidInputError: JAX was used already, or ``jax.distributed`` was started with another rank or size.
     """
-    alone = False
+    rank_zero_leaves_last = False
     if not jax.distributed.is_initialized():
         check_unused()
-        with suppress(AttributeError, ValueError):  # a JAX that has no choice
+        with suppress(AttributeError, ValueError):  # this version of JAX has no such setting
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
             if watched:
-                jax.config.update("jax_enable_preemption_service", False)  # which would ignore SIGTERM
+                jax.config.update("jax_enable_preemption_service", False)  # the service would ignore SIGTERM
                 jax.config.update("jax_enable_recoverability", True)
-                alone = True
-        given = {"initialization_timeout": max(1, int(timeout)), "coordinator_bind_address": first, **options}
-        jax.distributed.initialize(first, size, rank, **given)
-    found = jax.process_index(), jax.process_count()
-    if found != (rank, size):
+                rank_zero_leaves_last = True
+        settings = {"initialization_timeout": max(1, int(timeout)), "coordinator_bind_address": first, **options}
+        jax.distributed.initialize(first, size, rank, **settings)
+    actual = jax.process_index(), jax.process_count()
+    if actual != (rank, size):
         raise InvalidInputError(
-            f"jax.distributed was started as process {found[0]} of {found[1]}, but this is rank {rank} of {size}. "
+            f"jax.distributed was started as process {actual[0]} of {actual[1]}, but this is rank {rank} of {size}. "
             'Leave its start to choros.native.initialize("jax").'
         )
-    return alone
+    return rank_zero_leaves_last
 
 
 def leave() -> None:
-    """Have JAX's service know that this process goes; it needs the service no more."""
+    """Disconnect this process from JAX's service."""
     jax.distributed.shutdown()
 
 
-class JaxCarrier:
-    """Implements ``choros.comm.offload.interface.CollectiveBackend``; ``start`` was called.
+class JaxBackend:
+    """JAX's collectives; implements ``choros.comm.offload.interface.CollectiveBackend``. Call ``start`` first.
 
     Args:
-        ranks: the JAX processes that take part, in the order of the group.
+        ranks: sequence of int. The JAX processes that take part, in the order of the group.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks, self._under_way = tuple(ranks), False
+        self._ranks, self._in_progress = tuple(ranks), False
         atexit.register(self.close)
-        firsts = {}
-        for each in sorted(jax.devices(), key=lambda one: one.id, reverse=True):
-            firsts[each.process_index] = each
-        self._mine = firsts[jax.process_index()]
-        platform = self._mine.platform
+        first_devices = {}
+        for device in sorted(jax.devices(), key=lambda device: device.id, reverse=True):
+            first_devices[device.process_index] = device
+        self._device = first_devices[jax.process_index()]
+        platform = self._device.platform
         self.name = f"jax ({ {'cpu': 'gloo', 'gpu': 'NCCL', 'cuda': 'NCCL', 'rocm': 'RCCL'}.get(platform, platform) })"
-        wide = bool(jax.config.jax_enable_x64)
-        self.takes = ("float32", *(("float64",) if wide else ()))
-        mesh = Mesh(np.array([firsts[rank] for rank in self._ranks]), (_RANKS,))
-        self._rows = NamedSharding(mesh, PartitionSpec(_RANKS))
+        x64_enabled = bool(jax.config.jax_enable_x64)
+        self.dtypes = ("float32", *(("float64",) if x64_enabled else ()))
+        mesh = Mesh(np.array([first_devices[rank] for rank in self._ranks]), (_RANKS,))
+        self._row_sharding = NamedSharding(mesh, PartitionSpec(_RANKS))
 
-        def add(row: Any) -> Any:
+        def sum_row(row: jax.Array) -> jax.Array:
             return jax.lax.psum(row[0], _RANKS)
 
-        self._add = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=PartitionSpec(_RANKS), out_specs=PartitionSpec()))
+        self._sum_rows = jax.jit(
+            jax.shard_map(sum_row, mesh=mesh, in_specs=PartitionSpec(_RANKS), out_specs=PartitionSpec())
+        )
 
-    def sum(self, x: Array) -> Look:
-        """Begin the sum over ranks of a flat array."""
-        row = jax.device_put(x[None], self._mine)
-        whole = jax.make_array_from_single_device_arrays((len(self._ranks), x.size), self._rows, [row])
-        summed = self._add(whole)
+    def sum(self, x: Array) -> Poll:
+        """Start the sum over ranks of a flat array."""
+        row = jax.device_put(x[None], self._device)
+        rows = jax.make_array_from_single_device_arrays((len(self._ranks), x.size), self._row_sharding, [row])
+        summed = self._sum_rows(rows)
 
-        self._under_way = True
+        self._in_progress = True
 
-        def look() -> Array | None:
+        def poll() -> Array | None:
             if not summed.is_ready():
                 return None
-            self._under_way = False
+            self._in_progress = False
             return np.asarray(summed.addressable_data(0))
 
-        return look
+        return poll
 
-    def broadcast(self, x: Array, root: int) -> Look:
-        """Begin to give all ranks the root's flat bytes: the others add zeros."""
-        rest = -x.size % 4
-        words = np.concatenate([x, np.zeros(rest, np.uint8)]) if rest else x
-        words = words.view(np.int32)
-        mine = self._ranks[root] == jax.process_index()
-        sent = self.sum(words if mine else np.zeros_like(words))
+    def broadcast(self, x: Array, root: int) -> Poll:
+        """Start the broadcast of the root's flat bytes: a sum in which the other ranks add zeros."""
+        padding = -x.size % 4
+        integers = np.concatenate([x, np.zeros(padding, np.uint8)]) if padding else x
+        integers = integers.view(np.int32)
+        is_root = self._ranks[root] == jax.process_index()
+        poll_sum = self.sum(integers if is_root else np.zeros_like(integers))
 
-        def look() -> Array | None:
-            found = sent()
-            return None if found is None else found.view(np.uint8)[: x.size]
+        def poll() -> Array | None:
+            result = poll_sum()
+            return None if result is None else result.view(np.uint8)[: x.size]
 
-        return look
+        return poll
 
-    def among(self, ranks: Sequence[int]) -> JaxCarrier:
-        """Return the carrier of some of the ranks, in that order."""
-        return JaxCarrier([self._ranks[rank] for rank in ranks])
+    def among(self, ranks: Sequence[int]) -> JaxBackend:
+        """Return the backend of some of the ranks, in that order."""
+        return JaxBackend([self._ranks[rank] for rank in ranks])
 
     def close(self) -> None:
-        """Let JAX be; under a sum that has not ended its client stays, as freeing that would wait for it."""
-        if self._under_way:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mine.client))
-        self._under_way = False
+        """Release JAX. During a sum that has not ended, JAX's client stays alive: to free it would wait for the sum."""
+        if self._in_progress:  # a leaked reference keeps the client alive for the rest of the process
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._device.client))
+        self._in_progress = False
         atexit.unregister(self.close)

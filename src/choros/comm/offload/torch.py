@@ -1,9 +1,9 @@
 """Sums by ``torch.distributed``: NCCL where each rank has a CUDA device of its own, else gloo.
 
-Keras wraps a model in ``DistributedDataParallel`` by itself where PyTorch's default process group exists. So there is
-none: each carrier is a backend's process group by itself, over a store that the default group knows nothing of.
+Keras wraps a model in ``DistributedDataParallel`` by itself if PyTorch's default process group exists. So this module
+does not make one. It creates the process groups of gloo and NCCL directly, over a separate store.
 
-The part with NCCL has run on no machine yet; it waits for one that has two GPUs.
+The NCCL part has not run yet, as it needs a machine with two GPUs.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import atexit
 import ctypes
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed
 
-from choros.comm.offload.interface import Look
+from choros.comm.offload.interface import Poll
 from choros.errors import CommTimeoutError, InvalidInputError
 from choros.types import Array, aligned
 
-_END = timedelta(minutes=1)  # to wait for what has ended, which tells of an error
-_NEVER = timedelta(days=1)  # whoever looks has a limit of its own
+_RESULT_TIMEOUT = timedelta(minutes=1)  # for ``wait`` on a call that has ended: it returns at once, or raises its error
+_NO_TIMEOUT = timedelta(days=1)  # the control group has the time limit
 
 
 def device() -> str:
-    """Return what tells this process's CUDA device from all others, or ``""`` where it has none.
+    """Return a unique name of this process's CUDA device, or ``""`` without CUDA or NCCL.
 
     Example:
         >>> isinstance(device(), str)
@@ -38,19 +37,20 @@ def device() -> str:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
-def open_store(address: str, port: int, size: int, hears: int | None, timeout: float) -> Any:
-    """Return the store by which the ranks' PyTorchs find each other. It asks nobody for a secret.
+def open_store(address: str, port: int, size: int, listen_fd: int | None, timeout: float) -> distributed.Store:
+    """Return the store through which the ranks' PyTorch libraries find each other. The store checks no secret.
 
     Args:
-        address: str. Rank 0's.
-        port: int. Where it hears.
-        size: int. All ranks.
-        hears: int. On rank 0, which serves it, the descriptor of a socket that hears there, now the store's.
-        timeout: float. Seconds to wait for it.
+        address: str. Rank 0's address.
+        port: int. Rank 0's port.
+        size: int. Number of ranks.
+        listen_fd: int or None. On rank 0, which serves the store, the descriptor of a listening socket at that port;
+            the store then owns it. None on the other ranks.
+        timeout: float. Seconds to wait for rank 0.
 
     Raises:
-        InvalidInputError: this PyTorch has no ``torch.distributed``.
-        CommTimeoutError: rank 0's does not answer.
+        InvalidInputError: this PyTorch was built without ``torch.distributed``.
+        CommTimeoutError: rank 0's store does not answer.
     """
     if not distributed.is_available():
         raise InvalidInputError(
@@ -61,16 +61,16 @@ def open_store(address: str, port: int, size: int, hears: int | None, timeout: f
             address,
             port,
             size,
-            hears is not None,
+            listen_fd is not None,
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,
-            master_listen_fd=hears,
+            master_listen_fd=listen_fd,
         )
     except (distributed.DistError, RuntimeError) as error:
         raise CommTimeoutError(f"PyTorch's store at {address}:{port} does not answer: {error}") from None
 
 
-class TorchCarrier:
+class TorchBackend:
     """Implements ``choros.comm.offload.interface.CollectiveBackend``.
 
     Args:
@@ -80,80 +80,80 @@ class TorchCarrier:
         nccl: bool. Use NCCL on the current CUDA device.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, address: str, nccl: bool) -> None:
+    def __init__(self, store: distributed.Store, rank: int, size: int, address: str, nccl: bool) -> None:
         self.name = "torch (NCCL)" if nccl else "torch (gloo)"
-        self.takes = ("float32", "float64", *(("float16", "bfloat16") if nccl else ()))
+        self.dtypes = ("float32", "float64", *(("float16", "bfloat16") if nccl else ()))
         self._store, self._rank, self._address, self._nccl = store, rank, address, nccl
         self._ranks: tuple[int, ...] = tuple(range(size))
-        self._made: dict[tuple[int, ...], int] = {}
+        self._subgroup_counts: dict[tuple[int, ...], int] = {}
         self._memory = aligned(0, np.uint8)
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        self._group, self._under_way = self._start(store, rank, size), False
+        self._group, self._in_progress = self._start(store, rank, size), False
         atexit.register(self.close)
 
-    def _start(self, store: Any, rank: int, size: int) -> Any:
+    def _start(self, store: distributed.Store, rank: int, size: int) -> distributed.Backend:
         if self._nccl:
             options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = _NEVER
+            options._timeout = _NO_TIMEOUT
             return distributed.ProcessGroupNCCL(store, rank, size, options)
         options = distributed.ProcessGroupGloo._Options()
-        options._timeout, options._threads = _NEVER, 1
+        options._timeout, options._threads = _NO_TIMEOUT, 1
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
         return distributed.ProcessGroupGloo(store, rank, size, options)
 
-    def sum(self, x: Array) -> Look:
-        """Begin the sum over ranks of a flat array."""
-        how = distributed.AllreduceOptions()
-        how.timeout = _NEVER
-        tensor, result = self._copied(x)
-        return self._looking(self._group.allreduce([tensor], how), tensor, result)
+    def sum(self, x: Array) -> Poll:
+        """Start the sum over ranks of a flat array."""
+        options = distributed.AllreduceOptions()
+        options.timeout = _NO_TIMEOUT
+        tensor, result = self._to_device(x)
+        return self._poll_of(self._group.allreduce([tensor], options), tensor, result)
 
-    def broadcast(self, x: Array, root: int) -> Look:
-        """Begin to give all ranks the root's flat bytes."""
-        how = distributed.BroadcastOptions()
-        how.rootRank, how.rootTensor, how.timeout = root, 0, _NEVER
-        tensor, result = self._copied(x)
-        return self._looking(self._group.broadcast([tensor], how), tensor, result)
+    def broadcast(self, x: Array, root: int) -> Poll:
+        """Start the broadcast of the root's flat bytes."""
+        options = distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.timeout = root, 0, _NO_TIMEOUT
+        tensor, result = self._to_device(x)
+        return self._poll_of(self._group.broadcast([tensor], options), tensor, result)
 
-    def _copied(self, x: Array) -> tuple[Any, Array]:
-        """The values where the library may overwrite them, and the host's memory in which the result is to be."""
+    def _to_device(self, x: Array) -> tuple[torch.Tensor, Array]:
+        """Return a device copy of the values, which the library overwrites, and host memory for the result."""
         if self._memory.size < x.nbytes:
             self._memory = aligned(x.nbytes, np.uint8)
         result = self._memory[: x.nbytes].view(x.dtype)
         result[:] = x
-        small = x.dtype.name == "bfloat16"  # which PyTorch takes of numpy only as bits
-        tensor = torch.from_numpy(result.view(np.int16) if small else result)
-        tensor = tensor.view(torch.bfloat16) if small else tensor
+        is_bfloat16 = x.dtype.name == "bfloat16"  # torch.from_numpy rejects it: pass the bits
+        tensor = torch.from_numpy(result.view(np.int16) if is_bfloat16 else result)
+        tensor = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
         return tensor.to(self._device), result
 
-    def _looking(self, work: Any, tensor: Any, result: Array) -> Look:
-        self._under_way = True
+    def _poll_of(self, work: distributed.Work, tensor: torch.Tensor, result: Array) -> Poll:
+        self._in_progress = True
 
-        def look() -> Array | None:
+        def poll() -> Array | None:
             if not work.is_completed():
                 return None
-            work.wait(_END)
-            self._under_way = False
+            work.wait(_RESULT_TIMEOUT)
+            self._in_progress = False
             if self._nccl:
-                small = tensor.dtype == torch.bfloat16
-                found = tensor.view(torch.int16) if small else tensor
-                torch.from_numpy(result.view(np.int16) if small else result).copy_(found)
+                is_bfloat16 = tensor.dtype == torch.bfloat16
+                bits = tensor.view(torch.int16) if is_bfloat16 else tensor
+                torch.from_numpy(result.view(np.int16) if is_bfloat16 else result).copy_(bits)
             return result
 
-        return look
+        return poll
 
-    def among(self, ranks: Sequence[int]) -> TorchCarrier:
-        """Return the carrier of some of the ranks, in that order; only they call, all at the same time."""
-        those = tuple(self._ranks[rank] for rank in ranks)
-        self._made[those] = self._made.get(those, 0) + 1
-        store = distributed.PrefixStore(f"{those}/{self._made[those]}", self._store)
-        made = TorchCarrier(store, list(ranks).index(self._rank), len(those), self._address, self._nccl)
-        made._ranks = those
-        return made
+    def among(self, ranks: Sequence[int]) -> TorchBackend:
+        """Return the backend of some of the ranks, in that order. These ranks alone call, all at the same time."""
+        job_ranks = tuple(self._ranks[rank] for rank in ranks)
+        self._subgroup_counts[job_ranks] = self._subgroup_counts.get(job_ranks, 0) + 1
+        store = distributed.PrefixStore(f"{job_ranks}/{self._subgroup_counts[job_ranks]}", self._store)
+        backend = TorchBackend(store, list(ranks).index(self._rank), len(job_ranks), self._address, self._nccl)
+        backend._ranks = job_ranks
+        return backend
 
     def close(self) -> None:
-        """Free the connections; under a call that has not ended they stay, as freeing them would wait for it."""
-        if self._under_way:
+        """Free the connections. During a call they stay open, as to free them would wait for the call."""
+        if self._in_progress:  # a leaked reference keeps it alive for the rest of the process
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-        self._group, self._under_way = None, False
+        self._group, self._in_progress = None, False
         atexit.unregister(self.close)

@@ -1,4 +1,4 @@
-"""Messages between every pair of ranks: what a ``Mesh`` is built on, whoever carries them."""
+"""Interface of point-to-point messages between every pair of ranks, which ``FullMesh`` uses."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import Any, Protocol
 
 from choros.types import Array
 
-FRAME, DATA = 24_101, 24_102  # tags: what a rank that leaves says is never taken for data
+RequestHandle = Any  # an implementation's own object, such as mpi4py's Request; callers only hand it back
+FRAME, DATA = 24_101, 24_102  # tags: two tags, so that a leave message, which is a frame, is never received as data
 
 
 class PointToPoint(Protocol):
-    """One rank's end. Nothing blocks; between two ranks, messages of one tag come in the order in which they were sent.
+    """Point-to-point messages of one rank. No method blocks.
+
+    Messages of one tag between two ranks arrive in the order of their sends.
 
     Attributes:
         rank, size: int.
-        name: str. What carries them, for people.
-        errors: the exceptions that carrying raises.
-        patience: float. Seconds that a rank which ends waits for the others to leave, as Python ends; 0: it need not.
+        name: str. Name of the transport, for messages.
+        errors: tuple of exception types that the transport raises.
+        patience: float. Seconds that a rank waits at exit for the others to leave; 0 if it need not wait.
     """
 
     rank: int
@@ -26,42 +29,45 @@ class PointToPoint(Protocol):
     errors: tuple[type[Exception], ...]
     patience: float
 
-    def receive(self, array: Array, rank: int, tag: int) -> Any:
-        """Have the next message of this tag from a rank, which may be shorter, written into flat bytes; a request."""
+    def receive(self, array: Array, rank: int, tag: int) -> RequestHandle:
+        """Start to receive the rank's next message of this tag into a flat uint8 array; return a request.
+
+        The message may be shorter than the array.
+        """
         ...
 
-    def send(self, array: Array, rank: int, tag: int) -> Any:
-        """Have flat bytes, which stay as they are until it has gone, sent; returns a request."""
+    def send(self, array: Array, rank: int, tag: int) -> RequestHandle:
+        """Start to send a flat uint8 array; return a request. The array must not change until the request is done."""
         ...
 
-    def done(self, requests: Sequence[Any]) -> bool:
-        """Carry what can be carried now; whether all requests are done."""
+    def done(self, requests: Sequence[RequestHandle]) -> bool:
+        """Make progress on all messages; return whether all requests are done."""
         ...
 
-    def came(self, request: Any) -> bool:
+    def is_done(self, request: RequestHandle) -> bool:
         """Return whether one request is done."""
         ...
 
-    def rest(self, seconds: float) -> None:
-        """Give up the core for so long, or until there is something to do."""
+    def sleep(self, seconds: float) -> None:
+        """Sleep for the seconds, or until a message can make progress."""
         ...
 
     def check_thread(self) -> str:
-        """Return why this thread may not call, or ``""``."""
+        """Return the reason why this thread may not call, or ``""``."""
         ...
 
     def settle(self) -> None:
-        """All ranks are there."""
+        """Finish the setup that needs all ranks; called once, after all ranks have joined."""
         ...
 
     def part(self, ranks: Sequence[int]) -> PointToPoint:
-        """Return the messages among some of the ranks, in that order; only they call, all at the same time."""
+        """Return the messages among some of the ranks, in that order. These ranks alone call, all at the same time."""
         ...
 
-    def over(self) -> bool:
-        """Return whether nothing can be carried any more."""
+    def is_closed(self) -> bool:
+        """Return whether the transport has ended."""
         ...
 
     def free(self, broken: bool) -> None:
-        """Free what is held: all ranks have left, or a call has failed and nothing works any more."""
+        """Free the resources. All ranks have left, or ``broken`` is true because a call has failed."""
         ...

@@ -1,4 +1,4 @@
-"""The ranks of an MPI communicator, which carries their messages."""
+"""Process group over MPI: the ranks of a communicator, with point-to-point messages only."""
 
 from __future__ import annotations
 
@@ -9,44 +9,45 @@ from typing import Any
 
 from choros.comm.p2p import mpi_runtime
 from choros.comm.p2p.group import MessageGroup
+from choros.comm.p2p.interface import RequestHandle
 from choros.types import Array
 
 
 class MpiMessages:
-    """Messages by a communicator; implements ``choros.comm.p2p.interface.PointToPoint``.
+    """Messages over a communicator; implements ``choros.comm.p2p.interface.PointToPoint``.
 
     Args:
-        comm: an mpi4py communicator; None for that of all ranks, for which MPI is started.
+        comm: an mpi4py communicator. None starts MPI and uses all ranks.
         timeout: float. Seconds that the start of MPI may last.
-        own: bool. It is nobody else's; else a copy is used once all are there. Defaults to False.
+        owned: bool. Whether only this object uses ``comm``; if not, ``settle`` makes a copy. Defaults to False.
     """
 
     name, patience = "MPI", math.inf
-    rest = staticmethod(time.sleep)
+    sleep = staticmethod(time.sleep)
 
-    def __init__(self, comm: Any, timeout: float, own: bool = False) -> None:
+    def __init__(self, comm: Any, timeout: float, owned: bool = False) -> None:
         MPI = self._mpi = mpi_runtime.start(timeout)
-        self._comm, self._own = MPI.COMM_WORLD if comm is None else comm, own
+        self._comm, self._owned = MPI.COMM_WORLD if comm is None else comm, owned
         self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
         self.errors: tuple[type[Exception], ...] = (MPI.Exception,)
         self.done = MPI.Request.Testall
-        self._one_thread = MPI.Query_thread() < MPI.THREAD_SERIALIZED
+        self._main_thread_only = MPI.Query_thread() < MPI.THREAD_SERIALIZED
 
-    def receive(self, array: Array, rank: int, tag: int) -> Any:
-        """Have a message written into flat bytes."""
+    def receive(self, array: Array, rank: int, tag: int) -> RequestHandle:
+        """Start to receive a message into a flat uint8 array."""
         return self._comm.Irecv([array, self._mpi.BYTE], rank, tag)
 
-    def send(self, array: Array, rank: int, tag: int) -> Any:
-        """Have flat bytes sent."""
+    def send(self, array: Array, rank: int, tag: int) -> RequestHandle:
+        """Start to send a flat uint8 array."""
         return self._comm.Isend([array, self._mpi.BYTE], rank, tag)
 
-    def came(self, request: Any) -> bool:
+    def is_done(self, request: RequestHandle) -> bool:
         """Return whether one request is done."""
         return bool(request.Test())
 
     def check_thread(self) -> str:
-        """Return why this thread may not call, or ``""``."""
-        if self._one_thread and not self._mpi.Is_thread_main():
+        """Return the reason why this thread may not call, or ``""``."""
+        if self._main_thread_only and not self._mpi.Is_thread_main():
             return (
                 "MPI was started for one thread, and this is another: let Choros start MPI, or leave "
                 "mpi4py.rc.thread_level as it is."
@@ -54,21 +55,21 @@ class MpiMessages:
         return ""
 
     def settle(self) -> None:
-        """Go on with a communicator of its own: all are there, so this is quick."""
-        if not self._own:
-            self._comm, self._own = self._comm.Dup(), True
+        """Copy the communicator, so that no message of other code mixes with the group's. Dup waits for all ranks."""
+        if not self._owned:
+            self._comm, self._owned = self._comm.Dup(), True
 
     def part(self, ranks: Sequence[int]) -> MpiMessages:
-        """The messages among some of the ranks."""
-        return MpiMessages(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), 0.0, own=True)
+        """Return the messages among some of the ranks."""
+        return MpiMessages(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), 0.0, owned=True)
 
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         """Return whether MPI has ended."""
         return bool(self._mpi.Is_finalized())
 
     def free(self, broken: bool) -> None:
-        """Free the communicator, for which all are needed."""
-        if self._own and not broken:
+        """Free the communicator, unless a call failed: MPI_Comm_free waits for all ranks."""
+        if self._owned and not broken:
             self._comm.Free()
 
 
@@ -76,18 +77,18 @@ class MpiGroup(MessageGroup):
     """The ranks of an MPI communicator; implements ``choros.comm.group.Group``.
 
     Args:
-        comm: an mpi4py communicator, of which a copy is used. By default that of all ranks, for which MPI is started
-            where the script has not done so; then an exception that nobody catches ends the job.
-        timeout: float. Seconds that one wait may last.
-        spin: float. Seconds to look before sleeping; by default 0 where a machine has more ranks than cores.
+        comm: an mpi4py communicator; the group uses a copy. The default is the communicator of all ranks. MPI is then
+            started if the script has not started it, and an uncaught exception ends the job.
+        timeout: float. Seconds that one wait may last. Defaults to 300.
+        spin: float. Seconds to poll before sleeping. Defaults to 50 us, or 0 if a machine has more ranks than cores.
 
     Attributes:
         rank, size: int.
-        timeout, warn_after: float. doing: str. trace: as ``Mesh`` says; may be set between calls.
+        timeout, warn_after: float. doing: str. trace: see ``FullMesh``; may be set between calls.
 
     Raises:
         InvalidInputError: mpi4py is missing, or the launcher belongs to another MPI.
-        CommTimeoutError: not all ranks have come.
+        CommTimeoutError: not all ranks joined within the time limit.
 
     Example, in a script that ``mpiexec -n 2`` starts::
 

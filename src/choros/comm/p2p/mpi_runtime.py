@@ -1,6 +1,6 @@
-"""MPI's library in this process: started once, with a limit, and ended when Python ends.
+"""Start and end of the MPI library in this process: one start with a time limit, and the end at exit of Python.
 
-What only mpi4py knows is asked here and in ``mpi_group.py``; both import it when they are used, never before.
+Only this module and ``mpi_group.py`` use mpi4py. They import it at first use.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
-from choros.comm.bootstrap.exit_hooks import code_of, hook
+from choros.comm.bootstrap.exit_hooks import exit_code_of, install_hook
 from choros.errors import InvalidInputError
 
-_SPOKEN = 0.3  # seconds in which the launcher passes on what was printed, before the end of the job cuts it off
+_FLUSH_SECONDS = 0.3  # seconds for the launcher to forward this rank's output before MPI_Abort ends the job
 
 
-def load_mpi() -> Any:
-    """Return ``mpi4py.MPI``, not yet started unless the script itself has started it.
+def load_mpi() -> ModuleType:
+    """Return ``mpi4py.MPI`` without a start of MPI, unless the script has started it.
 
     Raises:
-        InvalidInputError: mpi4py is not installed, or finds no MPI library.
+        InvalidInputError: mpi4py is not installed, or it finds no MPI library.
     """
     try:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
             mpi4py.rc.initialize = False
-        with warnings.catch_warnings():  # a launcher that does not fit is refused below, in words that help
+        with warnings.catch_warnings():  # ``start`` refuses a launcher that does not fit, with a better message
             warnings.simplefilter("ignore", RuntimeWarning)
             from mpi4py import MPI
     except ImportError as error:
@@ -43,7 +43,7 @@ def load_mpi() -> Any:
             f"missing ({error}): pip install 'choros[mpi]' to use this machine's own MPI, or 'choros[mpi-wheel]', "
             "which brings MPICH."
         ) from None
-    except RuntimeError as error:  # mpi4py's own word for: no MPI library can be loaded
+    except RuntimeError as error:  # mpi4py raises this if it can load no MPI library
         raise InvalidInputError(
             f"mpi4py is installed but finds no MPI library ({error}): load your site's MPI module, or "
             "pip install 'choros[mpi-wheel]', which brings MPICH."
@@ -51,14 +51,14 @@ def load_mpi() -> Any:
     return MPI
 
 
-def start(limit: float) -> Any:
-    """Return ``mpi4py.MPI``, started.
+def start(timeout: float) -> ModuleType:
+    """Start MPI if it is not started; return ``mpi4py.MPI``.
 
     Args:
-        limit: float. Seconds that the start, in which all ranks meet, may last; then this process is ended.
+        timeout: float. Seconds for the start, which waits for all ranks; after that this process is ended.
 
     Raises:
-        InvalidInputError: mpi4py is missing, the launcher is another MPI's, or MPI has been ended in this process.
+        InvalidInputError: mpi4py is missing, the launcher belongs to another MPI, or MPI was ended in this process.
     """
     MPI = load_mpi()
     if MPI.Is_finalized():
@@ -67,18 +67,20 @@ def start(limit: float) -> Any:
         version = MPI.Get_library_version()
         if "PMIX_RANK" in os.environ and "MPICH" in version and "pmix" not in version.lower():
             raise InvalidInputError(
-                f"{here()}: the launcher speaks PMIx, which mpi4py's {name(MPI)} does not know. {remedy()}"
+                f"{local_name()}: the launcher uses PMIx, which mpi4py's {library_name(MPI)} does not support. "
+                f"{remedy()}"
             )
-        waiting_for_all_ranks_inside_mpi(limit, MPI.Init_thread)
-        atexit.register(_finish, MPI, limit)  # runs after what the groups register
+        waiting_for_all_ranks_inside_mpi(timeout, MPI.Init_thread)
+        # Python runs exit functions in reverse order. Groups register later than this, so they end before MPI.
+        atexit.register(_finish, MPI, timeout)
     return MPI
 
 
-def place(limit: float) -> dict[str, int]:
-    """Return where MPI says that this process is; all ranks call, for they count who shares a machine.
+def place(timeout: float) -> dict[str, int]:
+    """Return this process's rank and host numbers from MPI. All ranks call, as they count the ranks of each machine.
 
     Args:
-        limit: float. Seconds that the start of MPI, in which all ranks meet, may last, and the counting after it.
+        timeout: float. Seconds for the start of MPI, and again for the count.
 
     Returns:
         ``rank``, ``size``, ``local_rank``, ``local_size``, ``node``, ``nodes``, as ``choros.cluster.Place`` has them.
@@ -86,80 +88,80 @@ def place(limit: float) -> dict[str, int]:
     Raises:
         InvalidInputError: as ``start``.
     """
-    MPI = start(limit)
-    found: dict[str, int] = {}
+    MPI = start(timeout)
+    numbers: dict[str, int] = {}
 
     def count() -> None:
         world = MPI.COMM_WORLD
-        here = world.Split_type(MPI.COMM_TYPE_SHARED, world.Get_rank())
+        host_comm = world.Split_type(MPI.COMM_TYPE_SHARED, world.Get_rank())
         first, firsts = np.array([world.Get_rank()], "int64"), np.empty(world.Get_size(), "int64")
-        here.Bcast(first)
+        host_comm.Bcast(first)
         world.Allgather(first, firsts)
         nodes = sorted(set(firsts.tolist()))
-        found.update(rank=world.Get_rank(), size=world.Get_size())
-        found.update(local_rank=here.Get_rank(), local_size=here.Get_size())
-        found.update(node=nodes.index(int(first[0])), nodes=len(nodes))
-        here.Free()
+        numbers.update(rank=world.Get_rank(), size=world.Get_size())
+        numbers.update(local_rank=host_comm.Get_rank(), local_size=host_comm.Get_size())
+        numbers.update(node=nodes.index(int(first[0])), nodes=len(nodes))
+        host_comm.Free()
 
-    waiting_for_all_ranks_inside_mpi(limit, count)
-    return found
+    waiting_for_all_ranks_inside_mpi(timeout, count)
+    return numbers
 
 
-def _finish(MPI: Any, limit: float) -> None:
+def _finish(MPI: ModuleType, timeout: float) -> None:
     if not MPI.Is_finalized():
-        waiting_for_all_ranks_inside_mpi(limit, MPI.Finalize)
+        waiting_for_all_ranks_inside_mpi(timeout, MPI.Finalize)
 
 
-def waiting_for_all_ranks_inside_mpi(limit: float, call: Callable[[], Any]) -> None:
-    """Start or end MPI, for which all ranks must come; when the limit is over, end this process.
+def waiting_for_all_ranks_inside_mpi(timeout: float, call: Callable[[], object]) -> None:
+    """Start or end MPI, which waits for all ranks; end this process after ``timeout`` seconds.
 
-    mpi4py holds Python's lock meanwhile, so no thread of Python could look at the clock: faulthandler does it from C
-    and prints where Python stands, which is why this function has the name that it has.
+    mpi4py holds Python's global lock during the call, so no Python thread could watch the clock. faulthandler watches
+    it from C and prints the Python stack. The stack shows this function's name, so the name explains the hang.
 
     Example:
         >>> waiting_for_all_ranks_inside_mpi(5.0, lambda: None)
     """
-    faulthandler.dump_traceback_later(limit, exit=True, file=2)
+    faulthandler.dump_traceback_later(timeout, exit=True, file=2)
     try:
         call()
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def here() -> str:
-    """Name this process for messages, as far as its launcher tells."""
+def local_name() -> str:
+    """Return this process's rank and host for messages, with the rank from the launcher's variables or "?"."""
     rank = next((os.environ[k] for k in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID") if k in os.environ), "?")
     return f"rank {rank} on {os.uname().nodename}"
 
 
-def name(MPI: Any) -> str:
+def library_name(MPI: ModuleType) -> str:
     """Return the MPI library's name and version, such as ``MPICH 5.0.2``."""
     vendor, version = MPI.get_vendor()
     return f"{vendor} {'.'.join(map(str, version))}"
 
 
 def remedy() -> str:
-    """Say how the ranks are to be started so that launcher and library fit."""
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    launcher = f"{own}, which" if own.exists() else "the mpiexec that"
+    """Return advice how to start the ranks so that launcher and library fit."""
+    own_mpiexec = Path(sys.prefix) / "bin" / "mpiexec"
+    launcher = f"{own_mpiexec}, which" if own_mpiexec.exists() else "the mpiexec that"
     return (
-        f"Start the ranks with {launcher} belongs to {name(load_mpi())}, under SLURM with srun --mpi=pmix (Open MPI) "
-        "or --mpi=pmi2 (MPICH), or install mpi4py for the MPI of your launcher."
+        f"Start the ranks with {launcher} belongs to {library_name(load_mpi())}, under SLURM with srun --mpi=pmix "
+        "(Open MPI) or --mpi=pmi2 (MPICH), or install mpi4py for the MPI of your launcher."
     )
 
 
-def abort_on_exception(MPI: Any) -> None:
-    """Have an exception that nobody catches end the whole job: traceback first, then MPI_Abort.
+def abort_on_exception(MPI: ModuleType) -> None:
+    """Install an exception hook that ends the whole job: first the traceback, then MPI_Abort.
 
-    Of the loss of another rank only the message is printed.
+    For a ``PeerLostError`` the hook prints only the message.
 
-    Without it the other ranks wait for a rank that has gone (MPICH) until their limit.
+    Without the hook, under MPICH, the other ranks would wait for the failed rank until their time limit.
     """
 
-    def after(error: BaseException) -> None:
+    def abort_job(error: BaseException) -> None:
         if not MPI.Is_finalized():
-            time.sleep(_SPOKEN)
-            MPI.COMM_WORLD.Abort(code_of(error) or 1)
+            time.sleep(_FLUSH_SECONDS)
+            MPI.COMM_WORLD.Abort(exit_code_of(error) or 1)
 
     world = MPI.COMM_WORLD
-    hook("mpi", f"rank {world.Get_rank()} of {world.Get_size()} on {os.uname().nodename}", after)
+    install_hook("mpi", f"rank {world.Get_rank()} of {world.Get_size()} on {os.uname().nodename}", abort_job)

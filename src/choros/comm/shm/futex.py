@@ -1,8 +1,8 @@
 """Wait until a shared 64-bit word reaches a value: spin for a moment, then sleep on a futex.
 
-A futex (futex(2)) is a kernel queue keyed by the address of a 32-bit word: here the low half of the word that
-is awaited. The sleep is cut into slices, and after each the caller's ``check`` looks whether the run was given
-up, whether the awaited peers live, and whether the time is over, so that nothing hangs for ever.
+A futex (futex(2)) is a kernel queue keyed by the address of a 32-bit word: here the low half of the awaited word.
+A sleep lasts ``POLL_SECONDS`` at most. After each sleep the caller's ``check`` tests whether the run was aborted,
+whether the awaited peers live, and whether the time limit has passed. So no wait lasts for ever.
 """
 
 from __future__ import annotations
@@ -16,41 +16,48 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-SLICE = 0.05
+# The kernel wakes no waiter when a peer dies or a controller aborts elsewhere. So a waiter wakes itself this often and
+# checks. One check costs a few system calls, which is nothing beside 50 ms.
+POLL_SECONDS = 0.05
+# A barrier of ranks that run at the same time ends within microseconds; a sleep and a wake-up would take longer.
 SPIN = 50e-6
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_EVERYONE = 1 << 30
-_X86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-_NUMBERS = {"x86_64": 202, "amd64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
-_NUMBER = _NUMBERS.get(platform.machine().lower()) if sys.platform == "linux" and sys.maxsize > 2**32 else None
-_LOW = 0 if sys.byteorder == "little" else 4
-_turn = threading.Lock()
+_ALL_WAITERS = 1 << 30
+_IS_X86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+_SYSCALL_NUMBERS = {"x86_64": 202, "amd64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_FUTEX_SYSCALL = (
+    _SYSCALL_NUMBERS.get(platform.machine().lower()) if sys.platform == "linux" and sys.maxsize > 2**32 else None
+)
+_LOW_HALF = 0 if sys.byteorder == "little" else 4
+_fence_lock = threading.Lock()
 
 
-class _Time(ctypes.Structure):
+class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
 
 
 def fence() -> None:
-    """Order what was written or read before this call before what comes after it.
+    """Order the loads and stores before this call before those after it, as other processes see them.
 
-    x86 keeps stores in order and loads in order by itself. Elsewhere two turns of a lock do it: the first
-    turn's release publishes what came before, and the second turn's acquire cannot pass it.
+    x86 needs no instruction: it keeps stores in order with stores and loads in order with loads. It may still delay a
+    store past a later load of another word; no caller depends on that order.
     """
-    if not _X86:
+    if not _IS_X86:
+        # Python has no fence instruction. The first release publishes all earlier stores, and the second acquire
+        # cannot be reordered before that release. So two rounds of a lock make a full fence.
         for _ in range(2):
-            _turn.acquire()
-            _turn.release()
+            _fence_lock.acquire()
+            _fence_lock.release()
 
 
 class Waiter:
-    """Waits for, and wakes those who wait for, the words of one segment.
+    """Wait operations and wake operations on the words of one segment.
 
     Args:
         words: memoryview of signed 64-bit integers (``Segment.words``).
-        address: int. Where ``words`` begins (``Segment.address``).
-        spin: float. Seconds to look again and again before sleeping. 0 where ranks outnumber the cores:
-            there, a rank that spins keeps the one it waits for from running.
+        address: int. Address of the first word (``Segment.address``).
+        spin: float. Seconds to poll without sleeping. Use 0 if ranks outnumber the cores: a rank that spins would
+            occupy the core that the awaited rank needs.
 
     Example:
         >>> from choros.comm.shm.segment import Segment
@@ -63,56 +70,60 @@ class Waiter:
     def __init__(self, words: memoryview, address: int, spin: float = SPIN) -> None:
         self.words = words
         self.spin = spin
-        self._address = address + _LOW
-        self._call: Any = None
-        if _NUMBER is not None:
-            number, pointer = ctypes.c_long, ctypes.c_void_p
-            self._call = ctypes.CDLL(None).syscall
-            self._call.restype = number
-            self._call.argtypes = [number, pointer, number, number, pointer, pointer, number]
+        self._address = address + _LOW_HALF
+        self._syscall: Any = None
+        if _FUTEX_SYSCALL is not None:
+            long, pointer = ctypes.c_long, ctypes.c_void_p
+            self._syscall = ctypes.CDLL(None).syscall
+            self._syscall.restype = long
+            self._syscall.argtypes = [long, pointer, long, long, pointer, pointer, long]
 
     def publish(self, index: int, value: int) -> None:
-        """Store a word, after everything written before it, and wake all who wait for it."""
-        fence()
+        """Store a word after all earlier stores, and wake all waiters of the word."""
+        fence()  # a waiter that sees the new value must also see the data written before it
         self.words[index] = value
         self.wake(index)
 
     def wake(self, index: int) -> None:
-        """Wake all who sleep on a word."""
-        if self._call is not None:
-            self._call(_NUMBER, self._address + 8 * index, _FUTEX_WAKE, _EVERYONE, None, None, 0)
+        """Wake all processes that sleep on a word."""
+        if self._syscall is not None:
+            self._syscall(_FUTEX_SYSCALL, self._address + 8 * index, _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
 
     def wait(self, index: int, target: int, limit: float, check: Callable[[float], None]) -> None:
         """Return when the word is at least ``target``.
 
         Args:
-            index: int. Which word.
-            target: int. The value that it must reach.
-            limit: float. Seconds after which ``check`` is sure to be called once more.
-            check: called with the seconds waited so far, after every sleep; raises to end the wait.
+            index: int. Index of the word.
+            target: int. The value that the word must reach.
+            limit: float. Seconds after which ``check`` is called once more, at the latest.
+            check: called with the seconds waited so far, before every sleep; raises to end the wait.
         """
-        words = self.words
-        if words[index] < target:
-            begin = time.perf_counter()
-            end = begin + self.spin
-            while time.perf_counter() < end:
-                if words[index] >= target or words[index] >= target or words[index] >= target:
+        shared = self.words
+        if shared[index] < target:
+            started = time.perf_counter()
+            spin_until = started + self.spin
+            while time.perf_counter() < spin_until:
+                # Three loads for each reading of the clock: the clock is the slower of the two.
+                if shared[index] >= target or shared[index] >= target or shared[index] >= target:
                     break
-            while (now := words[index]) < target:
-                waited = time.perf_counter() - begin
+            while (current := shared[index]) < target:
+                waited = time.perf_counter() - started
                 check(waited)
-                self.sleep(index, now, min(SLICE, max(limit - waited, 0.001)))
-        fence()
+                self.sleep(index, current, min(POLL_SECONDS, max(limit - waited, 0.001)))
+        fence()  # the loads that follow must not return data from before the word reached its target
 
     def sleep(self, index: int, value: int, seconds: float) -> None:
-        """Sleep while the word has this value, until it is woken or the seconds are over."""
-        if self._call is None:
+        """Sleep while the word has this value, until a wake-up or until the seconds are over."""
+        if self._syscall is None:
+            # No futex on this system: poll. 200 us bounds the delay of a wake-up.
             with suppress(InterruptedError):
                 time.sleep(min(seconds, 200e-6))
             return
-        whole = int(seconds)
-        span = _Time(whole, int((seconds - whole) * 1e9))
-        # The kernel compares the word again under its own lock. A change since the caller looked ends the sleep at
-        # once, so no wake-up is lost.
-        low = value & 0xFFFFFFFF
-        self._call(_NUMBER, self._address + 8 * index, _FUTEX_WAIT, low, ctypes.addressof(span), None, 0)
+        whole_seconds = int(seconds)
+        duration = _Timespec(whole_seconds, int((seconds - whole_seconds) * 1e9))
+        # The kernel compares the word with ``expected`` again, under its own lock. If the word changed since the
+        # caller's load, the sleep ends at once. So no wake-up is lost between the load and the sleep.
+        expected = value & 0xFFFFFFFF
+        self._syscall(
+            _FUTEX_SYSCALL, self._address + 8 * index, _FUTEX_WAIT, expected, ctypes.addressof(duration), None, 0
+        )

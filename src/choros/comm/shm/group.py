@@ -1,12 +1,12 @@
-"""All ranks of one machine at once, in shared memory: each rank sums its own share of everybody's slots.
+"""Process group in shared memory: collectives among the ranks of one machine.
 
-Of a vector of n values, rank r reduces the r-th of ``size`` shares over all slots into one result area that
-everybody maps (reduce-scatter and all-gather without a message; Rabenseifner, ICCS 2004, has the scheme for
-networks). So every value is summed once, by one rank, in the order of the ranks: all ranks see the same bits.
+An all-reduce of n values works as follows. Rank r sums the r-th of ``size`` shares over all slots into one result area
+that all ranks map. This is a reduce-scatter and an all-gather without messages (Rabenseifner, ICCS 2004, has the scheme
+for networks). One rank sums each value, in the order of the ranks. So all ranks see the same bits.
 
-Two barriers make a meeting. A slot is read between the first and the second, so its owner may write it again
-once it has passed the second; the result is written between the first and the second of the next meeting,
-which all must have entered: it is good until the next call.
+Each call has two barriers. The ranks read the slots between the first and the second barrier. So a rank may write its
+slot again after the second one. The next call writes the result area only after its first barrier, which all ranks
+must have reached. So a result is valid until the rank's next call.
 """
 
 from __future__ import annotations
@@ -22,61 +22,72 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from choros.comm.call_signature import BARRIER, BROADCAST, COLLECT, GATHER, SUM, SUM_SLOTS, Posted, difference, spell
+from choros.comm.call_signature import (
+    BARRIER,
+    BROADCAST,
+    COLLECT,
+    GATHER,
+    SUM,
+    SUM_SLOTS,
+    Posted,
+    describe_call,
+    describe_difference,
+)
 from choros.comm.dtypes import add_in_order, dtype_code, mean_of, numeric
 from choros.comm.group import Group, Trace
-from choros.comm.host_identity import crowded, machine, spread
+from choros.comm.host_identity import describe_hosts, machine, oversubscribed
 from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group_header import (
-    FREE,
+    FIRST_FREE_WORD,
     GROUP,
-    LINE_WORDS,
-    LINES,
+    RECORD_WORDS,
+    RECORDS,
     GroupHeader,
     abort,
-    given_up,
+    abort_reason,
     head_bytes,
     open_stamped,
     stamp,
 )
-from choros.comm.shm.segment import LINE, Segment, align
+from choros.comm.shm.segment import CACHE_LINE, Segment, align
 from choros.errors import CallsDifferError, InvalidInputError, PeerLostError
 from choros.types import Array
 
 _PAGE = 4096
-_BLOCK = 1 << 18  # bytes of one block, so that the partial sums of many ranks stay in a core's cache
-_COLLECTED = 1 << 24  # bytes of a rank that are collected at a time, which bounds the memory of the slots
-_SIZE, _ROOM, _OPEN = range(FREE, FREE + 3)  # open: slots take their pages when they are written
+_BLOCK_BYTES = 1 << 18  # bytes of one block: the partial sum stays in a core's cache while the ranks' values are added
+_COLLECT_BYTES = 1 << 24  # bytes that one round of a collect moves for each rank: bounds the pages that slots take
+# Lazy pages: a slot takes a page at the page's first write. Else each rank allocates its slot when it joins.
+_SIZE, _SLOT_BYTES, _LAZY_PAGES = range(FIRST_FREE_WORD, FIRST_FREE_WORD + 3)
 _Blocks = list[tuple[list[Array], Array]]
 
 
 class _Plan(NamedTuple):
-    """The views of one (count, dtype), made once: this rank's slot, the result, and its share in blocks."""
+    """Cached views for one (count, dtype): this rank's slot, the result, and this rank's share in blocks."""
 
     dtype: np.dtype[Any]
     code: tuple[int, int]
     slot: Array
     result: Array
-    whole: Array
+    total: Array
     blocks: _Blocks
 
 
 class SharedGroup:
-    """The ranks of one machine that meet in one segment; implements ``choros.comm.group.Group``.
+    """The ranks of one machine, connected by one segment; implements ``choros.comm.group.Group``.
 
     Args:
         segment_or_fd: Segment, or the int of an inherited descriptor, which the group then owns.
-        rank: int. Who this is, from 0; each rank joins once.
-        timeout: float. Seconds that one wait may last.
-        spin: float. Seconds to look before sleeping; None, the default: 0 where ranks outnumber the cores they may
-            use, as is known once all have joined.
+        rank: int. This rank, from 0; each rank joins once.
+        timeout: float. Seconds that one wait may last. Defaults to 300.
+        spin: float. Seconds to poll before sleeping. Defaults to 50 us, or 0 if the ranks outnumber their cores; the
+            first call decides.
 
     Attributes:
         rank, size: int.
         timeout, warn_after: float. doing: str. trace: Trace. See ``choros.comm.group.Group``; may be set between calls.
 
     Raises:
-        InvalidInputError: if the descriptor is not a group's segment, or the rank is taken or out of range.
+        InvalidInputError: the descriptor is not a group's segment, or the rank is taken or out of range.
 
     Example:
         >>> import numpy as np
@@ -93,21 +104,21 @@ class SharedGroup:
         self, segment_or_fd: Segment | int, rank: int, timeout: float = 300.0, *, spin: float | None = None
     ) -> None:
         self._segment, self._owned = open_stamped(segment_or_fd, GROUP)
-        words = self._segment.words
-        self.rank, self.size, self.slot_bytes = rank, words[_SIZE], words[_ROOM]
+        shared = self._segment.words
+        self.rank, self.size, self.slot_bytes = rank, shared[_SIZE], shared[_SLOT_BYTES]
         try:
             if not 0 <= rank < self.size:
                 raise InvalidInputError(f"Rank {rank} was given for a group of {self.size}: give 0 to {self.size - 1}.")
-            self._board = GroupHeader(self._segment, rank, self.size, timeout, SPIN if spin is None else spin)
-            self._spin_open = spin is None
+            self._header = GroupHeader(self._segment, rank, self.size, timeout, SPIN if spin is None else spin)
+            self._spin_undecided = spin is None
         except BaseException:
             if self._owned:
-                del words
+                del shared
                 self._segment.close()
             raise
         self._plans: dict[tuple[int, Any], _Plan] = {}
-        self._leaving, self._left = threading.RLock(), False
-        if not words[_OPEN]:
+        self._close_lock, self._closed = threading.RLock(), False
+        if not shared[_LAZY_PAGES]:
             self._segment.touch(self._slot_offset(rank), self.slot_bytes)
 
     abort = staticmethod(abort)
@@ -118,252 +129,266 @@ class SharedGroup:
         """Make the segment of a group.
 
         Args:
-            size: int. How many ranks.
-            slot_bytes: int. Room of one slot: the bytes of the largest vector that ``slot`` is asked for. Defaults to
-                all that this machine could hold; nothing is taken of it before it is written.
+            size: int. Number of ranks.
+            slot_bytes: int. Capacity of one slot: the bytes of the largest vector for ``slot``. The default divides the
+                machine's memory among the slots; a page takes memory at its first write.
 
         Returns:
-            Segment. Its head, ``size`` slots and one result area; memory is taken when it is first used.
+            Segment. A header, ``size`` slots and one result area.
+
+        Raises:
+            InvalidInputError: ``size`` is below 1, or ``slot_bytes`` is negative.
         """
         if size < 1 or (slot_bytes is not None and slot_bytes < 0):
             raise InvalidInputError(
-                f"A group of {size} ranks with slots of {slot_bytes} bytes cannot be: give 1 or more ranks."
+                f"A group of {size} ranks with slots of {slot_bytes} bytes cannot be created: give 1 or more ranks."
             )
-        room = align(max(_plenty() // (size + 1) if slot_bytes is None else slot_bytes, _PAGE), _PAGE)
-        segment = Segment.create(_head(size) + (size + 1) * room, "choros-group")
-        words = segment.words
-        words[_SIZE], words[_ROOM], words[_OPEN] = size, room, slot_bytes is None
-        stamp(segment, GROUP, LINES, LINE_WORDS, size)
+        slot_bytes_aligned = align(
+            max(_mappable_bytes() // (size + 1) if slot_bytes is None else slot_bytes, _PAGE), _PAGE
+        )
+        segment = Segment.create(_header_bytes(size) + (size + 1) * slot_bytes_aligned, "choros-group")
+        header = segment.words
+        header[_SIZE], header[_SLOT_BYTES], header[_LAZY_PAGES] = size, slot_bytes_aligned, slot_bytes is None
+        stamp(segment, GROUP, RECORDS, RECORD_WORDS, size)
         return segment
 
     @property
     def timeout(self) -> float:
         """Seconds that one wait may last."""
-        return self._board.timeout
+        return self._header.timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._board.timeout = seconds
+        self._header.timeout = seconds
 
     @property
     def warn_after(self) -> float:
-        """Seconds after which a wait is told on stderr, once."""
-        return self._board.warn_after
+        """Seconds after which a wait is reported on stderr, once."""
+        return self._header.warn_after
 
     @warn_after.setter
     def warn_after(self, seconds: float) -> None:
-        self._board.warn_after = seconds
+        self._header.warn_after = seconds
 
     @property
     def doing(self) -> str:
-        """The present activity of this rank; the other ranks can read it."""
-        return self._board.telling.doing
+        """The present activity of this rank, which the other ranks can read."""
+        return self._header.status.doing
 
     @doing.setter
     def doing(self, text: str) -> None:
-        self._board.telling.say(text)
+        self._header.status.set(text)
 
     @property
     def trace(self) -> Trace | None:
-        """The receiver of every wait and reduction."""
-        return self._board.trace
+        """The receiver of the timing of every wait and reduction, or None."""
+        return self._header.trace
 
     @trace.setter
     def trace(self, trace: Trace | None) -> None:
-        self._board.trace = trace
+        self._header.trace = trace
 
     def _slot_offset(self, rank: int) -> int:
-        return _head(self.size) + rank * self.slot_bytes
+        return _header_bytes(self.size) + rank * self.slot_bytes
 
     def _plan(self, count: int, dtype: Any) -> _Plan:
         plan = self._plans.get((count, dtype))
         if plan is None:
-            kind = numeric(dtype)
-            if count < 0 or count * kind.itemsize > self.slot_bytes:
+            value_dtype = numeric(dtype)
+            if count < 0 or count * value_dtype.itemsize > self.slot_bytes:
                 raise InvalidInputError(
-                    f"Rank {self.rank} asked for a slot of {count:,} {kind} values; this group's slots have room for "
-                    f"{self.slot_bytes // kind.itemsize:,}. Create it with slot_bytes={count * kind.itemsize}."
+                    f"Rank {self.rank} requested a slot of {count:,} {value_dtype} values; this group's slots have "
+                    f"room for {self.slot_bytes // value_dtype.itemsize:,}. Create the group with "
+                    f"slot_bytes={count * value_dtype.itemsize}."
                 )
-            if len(self._plans) >= 16:
+            if len(self._plans) >= 16:  # bounds the views that are kept alive; a training loop needs one or two plans
                 self._plans.clear()
-            areas = [self._segment.array(kind, count, self._slot_offset(r)) for r in range(self.size + 1)]
-            whole = areas.pop()
-            result = whole.view()
+            areas = [self._segment.array(value_dtype, count, self._slot_offset(r)) for r in range(self.size + 1)]
+            total = areas.pop()
+            result = total.view()
             result.flags.writeable = False
-            plan = _Plan(kind, dtype_code(kind), areas[self.rank], result, whole, self._share(areas, whole))
+            plan = _Plan(
+                value_dtype, dtype_code(value_dtype), areas[self.rank], result, total, self._share_blocks(areas, total)
+            )
             self._plans[count, dtype] = plan
         return plan
 
-    def _share(self, slots: list[Array], whole: Array) -> _Blocks:
-        """This rank's contiguous share, which ends at cache lines, in blocks: (everybody's inputs, output)."""
-        size, item = len(whole), whole.itemsize
-        share = align(max(math.ceil(size / self.size), 1) * item) // item
-        begin, end = min(self.rank * share, size), min((self.rank + 1) * share, size)
-        block = share if self.size <= 2 else max(_BLOCK // item, LINE)
-        edges = [slice(at, min(at + block, end)) for at in range(begin, end, block)]
-        return [([slot[edge] for slot in slots], whole[edge]) for edge in edges]
+    def _share_blocks(self, slots: list[Array], total: Array) -> _Blocks:
+        """Return this rank's contiguous share in blocks: (all ranks' inputs, output).
 
-    def _meet(self, posted: Posted) -> None:
-        """The first barrier of a call, after which all know that all make the same call."""
-        board = self._board
-        board.check_given_up(lambda: spell(posted))
-        board.post(posted)
-        board.barrier(lambda: spell(posted))
-        if self._spin_open:
-            self._spin_open = False
-            board.waiter.spin = 0.0 if crowded(board.pids()) else SPIN
-        calls = [board.posted(r) for r in range(self.size)]
-        if problem := difference(board.where, calls, board.telling.doing_of):
-            board.barrier(lambda: "the end of a call that differed")
+        A share ends at a cache line, so no two ranks write to the same line.
+        """
+        size, item_bytes = len(total), total.itemsize
+        share = align(max(math.ceil(size / self.size), 1) * item_bytes) // item_bytes
+        begin, end = min(self.rank * share, size), min((self.rank + 1) * share, size)
+        block = share if self.size <= 2 else max(_BLOCK_BYTES // item_bytes, CACHE_LINE)
+        slices = [slice(start, min(start + block, end)) for start in range(begin, end, block)]
+        return [([slot[part] for slot in slots], total[part]) for part in slices]
+
+    def _begin_call(self, posted: Posted) -> None:
+        """Pass the first barrier of a call and check that all ranks make the same call."""
+        header = self._header
+        header.check_aborted(lambda: describe_call(posted))
+        header.post(posted)
+        header.barrier(lambda: describe_call(posted))
+        if self._spin_undecided:  # the process IDs of all ranks are known only after the first barrier
+            self._spin_undecided = False
+            header.waiter.spin = 0.0 if oversubscribed(header.pids()) else SPIN
+        calls = [header.posted(r) for r in range(self.size)]
+        if problem := describe_difference(header.where, calls, header.status.current):
+            # Every rank raises below. Without this barrier a fast rank could change its status text while a slow rank
+            # still reads the text for its message.
+            header.barrier(lambda: "the end of a call that differed")
             raise CallsDifferError(problem, calls)
 
     def agree(self, posted: Posted) -> None:
-        """Return when every rank has come, and all make the same call, which another than this group carries out."""
-        self._meet(posted)
+        """Check that all ranks make the same call, which another library then carries out."""
+        self._begin_call(posted)
 
-    def oversee(self, ready: Callable[[], bool], posted: Posted) -> None:
-        """Return when ``ready`` is true on every rank; look meanwhile whether they live."""
-        self._board.oversee(ready, lambda: spell(posted))
+    def wait_until_ready(self, ready: Callable[[], bool], posted: Posted) -> None:
+        """Return when ``ready`` is true on every rank; check meanwhile whether the ranks live."""
+        self._header.wait_until_ready(ready, lambda: describe_call(posted))
 
-    def outlive(self, limit: float) -> None:
-        """Leave, and return when all others have left or died, or so many seconds are over."""
-        self._board.outlive(limit)
+    def leave_after_peers(self, limit: float) -> None:
+        """Leave, then wait until all other ranks have left or died, for at most ``limit`` seconds."""
+        self._header.leave_after_peers(limit)
 
     def slot(self, count: int, dtype: Any) -> Array:
-        """This rank's buffer of ``count`` values in the segment; always the same memory, never copied."""
+        """Return this rank's buffer of ``count`` values in the segment; always the same memory, without a copy."""
         return self._plan(count, dtype).slot
 
-    def sum_slots(self, count: int, dtype: Any, beyond: Callable[[Array], None] | None = None) -> Array:
-        """Sum all slots; a read-only view of the result, bit-equal on every rank, good until the next call.
+    def sum_slots(self, count: int, dtype: Any, combine_hosts: Callable[[Array], None] | None = None) -> Array:
+        """Sum all slots; return a read-only view of the result, bit-equal on every rank, valid until the next call.
 
         Args:
-            count: int. Values.
-            dtype: their type.
-            beyond: may change the result in place before any rank is given it; where ranks of several hosts add up.
+            count: int. Number of values.
+            dtype: numpy dtype of the values.
+            combine_hosts: called with this host's sum, which it may change in place, before the call returns on any
+                rank. A group of several hosts adds the sums of the other hosts. Defaults to None.
         """
         plan = self._plan(count, dtype)
-        self._reduce(plan, SUM_SLOTS, count, beyond)
+        self._reduce(plan, SUM_SLOTS, count, combine_hosts)
         return plan.result
 
-    def _reduce(self, plan: _Plan, kind: int, count: int, beyond: Callable[[Array], None] | None = None) -> None:
-        self._meet((kind, count, *plan.code))
-        trace = self._board.trace
+    def _reduce(self, plan: _Plan, call: int, count: int, combine_hosts: Callable[[Array], None] | None = None) -> None:
+        self._begin_call((call, count, *plan.code))
+        trace = self._header.trace
         begin = 0 if trace is None else time.monotonic_ns()
         for inputs, out in plan.blocks:
             add_in_order(inputs, out)
         if trace is not None:
-            trace(("reduce", "reduce", begin, time.monotonic_ns(), plan.whole.nbytes))
-        self._board.barrier(lambda: "the end of a sum")
-        if beyond is not None:
-            beyond(plan.whole)
-            self._board.barrier(lambda: "the sum of all hosts")
+            trace(("reduce", "reduce", begin, time.monotonic_ns(), plan.total.nbytes))
+        self._header.barrier(lambda: "the end of a sum")
+        if combine_hosts is not None:
+            combine_hosts(plan.total)
+            self._header.barrier(lambda: "the sum of all hosts")  # until then the first rank changes the result
 
     def sum(self, x: Array) -> Array:
-        """A new array of the same shape and dtype: the sum over ranks. Overwrites the slot.
+        """Return the sum over ranks, a new array of the same shape and dtype. Overwrites the slot.
 
         Raises:
-            InvalidInputError: for values without a sum, or if the ranks' calls differ, on every rank.
-            PeerLostError, CommTimeoutError: as every call.
+            InvalidInputError: the dtype has no sum; or the ranks' calls differ, on every rank.
+            PeerLostError: a rank died or left. CommTimeoutError: a rank did not call within the time limit.
         """
         x = np.asarray(x)
-        kind = numeric(x.dtype)
-        out = np.empty(x.shape, kind)
+        value_dtype = numeric(x.dtype)
+        out = np.empty(x.shape, value_dtype)
         source, target = x.reshape(-1), out.reshape(-1)
-        step = self.slot_bytes // kind.itemsize
-        for at in range(0, max(x.size, 1), step):
-            plan = self._plan(min(step, x.size - at), kind)
-            plan.slot[:] = source[at : at + step]
+        step = self.slot_bytes // value_dtype.itemsize
+        for begin in range(0, max(x.size, 1), step):
+            plan = self._plan(min(step, x.size - begin), value_dtype)
+            plan.slot[:] = source[begin : begin + step]
             self._reduce(plan, SUM, x.size)
-            target[at : at + step] = plan.result
+            target[begin : begin + step] = plan.result
         return out
 
     def mean(self, x: Array) -> Array:
-        """A new array: the mean over ranks; whole numbers give float64, float16 is summed as float32."""
+        """Return the mean over ranks, a new array; integers give float64, float16 is summed as float32."""
         return mean_of(np.asarray(x), self.size, self.sum)
 
     def gather(self, x: bytes) -> list[bytes]:
         """Every rank's bytes, in the order of the ranks, on every rank."""
         pieces = [bytearray() for _ in range(self.size)]
-        board = self._board
+        header = self._header
         areas = [self._segment.array("uint8", self.slot_bytes, self._slot_offset(r)) for r in range(self.size)]
         sent, longest = 0, 1
         while sent < longest:
-            part = x[sent : sent + self.slot_bytes]
-            areas[self.rank][: len(part)] = np.frombuffer(part, "uint8")
-            self._meet((GATHER, len(x), 0, 0))
-            lengths = [board.posted(r)[1] for r in range(self.size)]
+            chunk = x[sent : sent + self.slot_bytes]
+            areas[self.rank][: len(chunk)] = np.frombuffer(chunk, "uint8")
+            self._begin_call((GATHER, len(x), 0, 0))
+            lengths = [header.posted(r)[1] for r in range(self.size)]
             longest = max(lengths)
             for piece, length, area in zip(pieces, lengths, areas, strict=True):
                 piece += area[: max(min(length - sent, self.slot_bytes), 0)].tobytes()
             sent += self.slot_bytes
-            board.barrier(lambda: "the end of a gather")
+            header.barrier(lambda: "the end of a gather")
         return [bytes(piece) for piece in pieces]
 
     def collect(self, x: Array, root: int = 0) -> list[Array]:
-        """Every rank's flat bytes, in the order of the ranks, on the root; nothing on the others."""
+        """Return every rank's flat bytes, in the order of the ranks, on the root; an empty list on the others."""
         if not 0 <= root < self.size:
             raise InvalidInputError(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
-        room, board, pieces = min(self.slot_bytes, _COLLECTED), self._board, list[Array]()
-        areas = [self._segment.array("uint8", room, self._slot_offset(r)) for r in range(self.size)]
+        chunk_bytes, header, pieces = min(self.slot_bytes, _COLLECT_BYTES), self._header, list[Array]()
+        areas = [self._segment.array("uint8", chunk_bytes, self._slot_offset(r)) for r in range(self.size)]
         sent, longest = 0, 1
         while sent < longest:
-            part = x[sent : sent + room]
-            areas[self.rank][: len(part)] = part
-            self._meet((COLLECT + 256 * root, x.size, 0, 0))
-            lengths = [board.posted(r)[1] for r in range(self.size)]
+            chunk = x[sent : sent + chunk_bytes]
+            areas[self.rank][: len(chunk)] = chunk
+            self._begin_call((COLLECT + 256 * root, x.size, 0, 0))
+            lengths = [header.posted(r)[1] for r in range(self.size)]
             longest = max(lengths)
             if self.rank == root:
                 pieces = pieces or [np.empty(length, np.uint8) for length in lengths]
                 for piece, area in zip(pieces, areas, strict=True):
-                    came = piece[sent : sent + room]
-                    came[:] = area[: len(came)]
-            sent += room
-            board.barrier(lambda: "the end of a collect")
+                    target = piece[sent : sent + chunk_bytes]
+                    target[:] = area[: len(target)]
+            sent += chunk_bytes
+            header.barrier(lambda: "the end of a collect")
         return pieces
 
     def broadcast(self, x: Array, root: int = 0) -> Array:
-        """Root's array on every rank, a new array; shape and dtype are the same everywhere."""
+        """Return the root's array on every rank, a new array; shape and dtype must be equal on all ranks."""
         x = np.asarray(x)
         x = x.astype(x.dtype.newbyteorder("="), copy=False)
         if not 0 <= root < self.size:
             raise InvalidInputError(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
         if x.dtype.hasobject:
             raise InvalidInputError(
-                f"{self._board.where}: an array of objects cannot be broadcast; send numbers or bytes."
+                f"{self._header.where}: an array of objects cannot be broadcast; send numbers or bytes."
             )
         out = np.array(x, order="C")
         target = out.reshape(-1).view("uint8")
         area = self._segment.array("uint8", self.slot_bytes, self._slot_offset(root))
-        for at in range(0, max(len(target), 1), self.slot_bytes):
-            part = target[at : at + self.slot_bytes]
+        for begin in range(0, max(len(target), 1), self.slot_bytes):
+            chunk = target[begin : begin + self.slot_bytes]
             if self.rank == root:
-                area[: len(part)] = part
-            self._meet((BROADCAST + 256 * root, x.size, *dtype_code(x.dtype)))
+                area[: len(chunk)] = chunk
+            self._begin_call((BROADCAST + 256 * root, x.size, *dtype_code(x.dtype)))
             if self.rank != root:
-                part[:] = area[: len(part)]
-            self._board.barrier(lambda: "the end of a broadcast")
+                chunk[:] = area[: len(chunk)]
+            self._header.barrier(lambda: "the end of a broadcast")
         return out
 
     def barrier(self) -> None:
-        """Return when every rank has come."""
-        self._meet((BARRIER, 0, 0, 0))
+        """Return when every rank has called this."""
+        self._begin_call((BARRIER, 0, 0, 0))
 
     @property
     def broken(self) -> str:
-        """The reason why nothing works any more; "" while it does."""
-        return self._board.broken or given_up(self._board.words) or ""
+        """The error after which the group cannot be used; "" before."""
+        return self._header.broken or abort_reason(self._header.words) or ""
 
     def give_up(self, reason: str) -> None:
-        """Have all ranks' waits, now or later, raise ``PeerLostError``; any thread may call."""
-        with self._leaving:
-            if not self._left:
+        """Abort: the waits of all ranks, now or later, raise ``PeerLostError``; any thread may call."""
+        with self._close_lock:  # a close in another thread would unmap the segment during the abort
+            if not self._closed:
                 abort(self._segment, reason)
 
     def close(self) -> None:
-        """Leave: ranks that still wait for this one are told so. Views of slot and result stay readable."""
-        with self._leaving:
-            self._left = True
-            self._board.leave()
+        """Leave: ranks that wait for this one raise ``PeerLostError``. Views of slot and result stay readable."""
+        with self._close_lock:
+            self._closed = True
+            self._header.leave()
             self._plans.clear()
             if self._owned:
                 self._segment.close()
@@ -375,34 +400,34 @@ class SharedGroup:
         self.close()
 
 
-def _head(size: int) -> int:
+def _header_bytes(size: int) -> int:
     return align(head_bytes(size), _PAGE)
 
 
-def _plenty() -> int:
-    """Bytes that may be mapped without thinking: this machine's memory, less where a limit is set."""
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
-        limit, _ = resource.getrlimit(kind)
+def _mappable_bytes() -> int:
+    """Return the bytes that a segment may map: this machine's memory, or a quarter of a lower resource limit."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for resource_kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
+        limit, _ = resource.getrlimit(resource_kind)
         if limit != resource.RLIM_INFINITY:
-            room = min(room, limit // 4)
-    return max(room, 1 << 22)
+            available = min(available, limit // 4)
+    return max(available, 1 << 22)
 
 
 def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
-    """Map the root's segment on every rank of a group, whoever started the ranks.
+    """Map the root's segment on every rank of a group, independent of the launcher.
 
     Args:
-        group: Group. Any, of ranks on one machine.
-        segment: Segment. The root's; None elsewhere.
-        root: int. Who has it.
+        group: Group. Any group of ranks on one machine.
+        segment: Segment. The segment on the root; None on the others.
+        root: int. The rank that has the segment. Defaults to 0.
 
     Returns:
-        Segment. The root's own object on the root, a new one on the others, which they close.
+        Segment. The same object on the root; on the others a new one, which they must close.
 
     Raises:
-        InvalidInputError: on every rank, if they are on several machines.
-        PeerLostError: on every rank, if one of them cannot map it.
+        InvalidInputError: on every rank, if the ranks are on several machines.
+        PeerLostError: on every rank, if a rank cannot map the segment.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
@@ -410,13 +435,13 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
         ...     share(SingleRankGroup(), segment) is segment
         True
     """
-    own = [os.getpid(), segment.fd] if group.rank == root and segment is not None else None
-    said = [json.loads(text) for text in group.gather(json.dumps([machine(), own]).encode())]
-    if apart := spread([where for where, _ in said]):
+    local_address = [os.getpid(), segment.fd] if group.rank == root and segment is not None else None
+    replies = [json.loads(text) for text in group.gather(json.dumps([machine(), local_address]).encode())]
+    if hosts := describe_hosts([host for host, _ in replies]):
         raise InvalidInputError(
-            f"Rank {group.rank} cannot share memory with all others, which takes one machine: {apart}."
+            f"Rank {group.rank} cannot share memory with all others, as that requires one machine: {hosts}."
         )
-    address = said[root][1]
+    address = replies[root][1]
     problem, mapped = "", segment
     if address is None:
         problem = f"rank {root} gave no segment to share"

@@ -1,8 +1,8 @@
-"""The activity of each rank, in words that the others can read: for warnings and errors about missing ranks.
+"""Status text of each rank in shared memory, for warnings and errors about missing ranks.
 
-Three words of a rank's line on the board say how long its text is, since when it holds, and when that ended (0 while it
-goes on); the texts lie behind the lines. A reader may catch a text while it is replaced: it is for people to read, and
-nothing is decided by it.
+Three words of a rank's record hold the length of its text, the start time, and the end time (0 during the activity).
+The texts follow the records. No lock protects a text: a reader may see a text that is half replaced. That is
+acceptable, as only messages for people contain these texts and no code decides by them.
 """
 
 from __future__ import annotations
@@ -11,56 +11,56 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-TEXT: Final = 192  # bytes of one rank's text; what is longer is cut
+STATUS_BYTES: Final = 192  # bytes of one rank's text; a longer text is cut
 _LENGTH, _SINCE, _ENDED = range(3)
 _STATES: Final = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped by a signal", "Z": "ended"}
 
 
 class RankStatus:
-    """The ranks' texts: this rank's to write, everybody's to read.
+    """Status texts of all ranks. A rank writes its own text and reads all texts.
 
     Args:
         words: memoryview of the segment's 64-bit integers.
-        lines: int for each rank: the first of its three words.
-        texts: int. The byte at which the first rank's text begins.
-        rank: int. Who this is.
+        records: list of int. For each rank, the index of the first of its three words.
+        texts: int. Byte offset of the first rank's text.
+        rank: int. This rank.
 
     Attributes:
-        doing: str. What this rank said last, ``""`` where that has ended.
+        doing: str. The present activity of this rank; ``""`` if it has ended.
 
     Example:
         >>> words = memoryview(bytearray(1024)).cast("q")
         >>> zero, one = (RankStatus(words, [0, 3], 64, rank) for rank in (0, 1))
-        >>> zero.say("allreduce 'loss'")
-        >>> zero.doing, one.said(0)
+        >>> zero.set("allreduce 'loss'")
+        >>> zero.doing, one.describe(0)
         ("allreduce 'loss'", "it has been in allreduce 'loss' for 0.0 s")
-        >>> zero.say("")
-        >>> one.said(0)
+        >>> zero.set("")
+        >>> one.describe(0)
         "its last call, allreduce 'loss', ended 0.0 s ago"
     """
 
-    def __init__(self, words: memoryview, lines: Sequence[int], texts: int, rank: int) -> None:
+    def __init__(self, words: memoryview, records: Sequence[int], texts: int, rank: int) -> None:
         self.doing = ""
         self._words, self._bytes = words, words.cast("B")
-        self._lines, self._texts = list(lines), texts
-        self._line, self._text = self._lines[rank], texts + rank * TEXT
+        self._records, self._texts = list(records), texts
+        self._record, self._text = self._records[rank], texts + rank * STATUS_BYTES
         self._written = ""
 
-    def say(self, text: str) -> None:
-        """Let the others know what this rank is about; ``""``: that it has ended."""
+    def set(self, text: str) -> None:
+        """Publish this rank's activity; ``""`` marks the last activity as ended."""
         self.doing = text
-        words, line = self._words, self._line
+        words, record = self._words, self._record
         if not text:
-            words[line + _ENDED] = time.monotonic_ns()
+            words[record + _ENDED] = time.monotonic_ns()
             return
-        if text is not self._written:
-            data = text.encode()[:TEXT]
+        if text is not self._written:  # a training loop repeats the same text object: then only the times change
+            data = text.encode()[:STATUS_BYTES]
             self._bytes[self._text : self._text + len(data)] = data
-            words[line + _LENGTH], self._written = len(data), text
-        words[line + _SINCE], words[line + _ENDED] = time.monotonic_ns(), 0
+            words[record + _LENGTH], self._written = len(data), text
+        words[record + _SINCE], words[record + _ENDED] = time.monotonic_ns(), 0
 
-    def said(self, rank: int) -> str:
-        """Return the present or last activity of a rank, and since when."""
+    def describe(self, rank: int) -> str:
+        """Return a sentence on the present or last activity of a rank, with its duration in seconds."""
         text, since, ended = self._read(rank)
         now = time.monotonic_ns()
         if not text:
@@ -69,15 +69,15 @@ class RankStatus:
             return f"its last call, {text}, ended {max(now - ended, 0) / 1e9:.1f} s ago"
         return f"it has been in {text} for {max(now - since, 0) / 1e9:.1f} s"
 
-    def doing_of(self, rank: int) -> str:
+    def current(self, rank: int) -> str:
         """Return the present activity of a rank, or ``""``."""
         text, _, ended = self._read(rank)
         return "" if ended else text
 
     def _read(self, rank: int) -> tuple[str, int, int]:
-        words, line, begin = self._words, self._lines[rank], self._texts + rank * TEXT
-        text = bytes(self._bytes[begin : begin + words[line + _LENGTH]]).decode(errors="replace")
-        return text, words[line + _SINCE], words[line + _ENDED]
+        words, record, begin = self._words, self._records[rank], self._texts + rank * STATUS_BYTES
+        text = bytes(self._bytes[begin : begin + words[record + _LENGTH]]).decode(errors="replace")
+        return text, words[record + _SINCE], words[record + _ENDED]
 
 
 def state_of(pid: int) -> str:

@@ -1,7 +1,8 @@
-"""Messages from one process to several, through a ring of slots in shared memory; who is slow holds the writer up.
+"""Ring buffer in shared memory: one writer, several readers. A slow reader makes the writer wait.
 
-Word 0 counts the messages written, word 1 is set when the writer has gone, word 2 + r counts those that reader r has
-let go. Message i lies in slot i mod depth and is overwritten when all readers have let go of it.
+Word 0 counts the messages written. Word 1 is set when the writer has closed. Word 2 + r counts the messages that
+reader r has released. Message i uses slot i mod depth; the writer overwrites it after all readers have released it.
+Each counter has one writer, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from choros.comm.shm.segment import Segment, align
 from choros.errors import CommTimeoutError, InvalidDataError, PeerLostError
 from choros.types import Array
 
-_LENGTH: Final = 64  # bytes at the head of a slot: the length of the message
+_LENGTH: Final = 64  # bytes at the start of a slot: the message's length, on a cache line so that data are aligned
 _WRITTEN, _GONE, _TAKEN = range(3)
 
 
 class Ring:
-    """One end of a ring.
+    """One end of a ring buffer, for the writer or for a reader.
 
     Args:
         segment: Segment. Made by ``Ring.create``.
-        readers: int. How many there are.
-        depth: int. Slots.
+        readers: int. Number of readers.
+        depth: int. Number of slots.
 
     Example:
         >>> ring = Ring.create(readers=1, depth=2, nbytes=64)
@@ -41,47 +42,47 @@ class Ring:
         self.segment, self.readers, self.depth = segment, readers, depth
         self._words = segment.words
         self._waiter = Waiter(self._words, segment.address)
-        self._head = align(8 * (_TAKEN + readers))
-        self._slot = (segment.nbytes - self._head) // depth // 64 * 64
+        self._header_bytes = align(8 * (_TAKEN + readers))
+        self._slot_bytes = (segment.nbytes - self._header_bytes) // depth // 64 * 64
 
     @classmethod
     def create(cls, readers: int, depth: int, nbytes: int) -> Ring:
-        """Make a ring for messages of up to ``nbytes``; memory is taken when it is first written."""
-        slot = align(_LENGTH + nbytes)
-        return cls(Segment.create(align(8 * (_TAKEN + readers)) + depth * slot, "choros-ring"), readers, depth)
+        """Make a ring for messages of up to ``nbytes`` bytes. A page takes memory at its first write."""
+        slot_bytes = align(_LENGTH + nbytes)
+        return cls(Segment.create(align(8 * (_TAKEN + readers)) + depth * slot_bytes, "choros-ring"), readers, depth)
 
     def put(self, nbytes: int, write: Callable[[Array], None], check: Callable[[float], None]) -> None:
-        """Write a message, when there is room for it.
+        """Wait for a free slot, then write a message.
 
         Args:
-            nbytes: its length.
-            write: given the memory, puts it there.
-            check: called now and then while there is no room, with the seconds waited; raises to give up.
+            nbytes: int. Length of the message in bytes.
+            write: called with the slot's memory, a uint8 array of ``nbytes``; writes the message into it.
+            check: called with the seconds waited, at least once a second during the wait; raises to stop waiting.
 
         Raises:
-            InvalidDataError: it is longer than a slot.
+            InvalidDataError: the message is longer than a slot.
         """
-        if nbytes > self._slot - _LENGTH:
+        if nbytes > self._slot_bytes - _LENGTH:
             raise InvalidDataError(
-                f"A batch takes {nbytes / 1e6:.1f} MB, and {(self._slot - _LENGTH) / 1e6:.1f} were set aside for one, "
-                "going by the first: give batches of more equal size."
+                f"A batch takes {nbytes / 1e6:.1f} MB, but a slot has {(self._slot_bytes - _LENGTH) / 1e6:.1f} MB, by "
+                "the size of the first batch: give batches of more equal size."
             )
-        # The slot is free when every reader has let go of the message in it. A slow reader holds the writer up, and no
+        # The slot is free when every reader has released the message in it. A slow reader makes the writer wait, so no
         # message is lost.
-        number = self._words[_WRITTEN]
+        index = self._words[_WRITTEN]
         for reader in range(self.readers):
-            self._waiter.wait(_TAKEN + reader, number - self.depth + 1, 1.0, check)
-        at = self._head + number % self.depth * self._slot
-        self.segment.array(np.int64, 1, at)[0] = nbytes
-        write(self.segment.array(np.uint8, nbytes, at + _LENGTH))
-        self._waiter.publish(_WRITTEN, number + 1)
+            self._waiter.wait(_TAKEN + reader, index - self.depth + 1, 1.0, check)
+        offset = self._header_bytes + index % self.depth * self._slot_bytes
+        self.segment.array(np.int64, 1, offset)[0] = nbytes
+        write(self.segment.array(np.uint8, nbytes, offset + _LENGTH))
+        self._waiter.publish(_WRITTEN, index + 1)  # last: a reader that sees the count also sees length and data
 
     def take(self, reader: int, timeout: float) -> Array:
-        """Return this reader's next message, as it lies in the slot, until ``let_go``.
+        """Return this reader's next message without a copy: a uint8 view of the slot, valid until ``let_go``.
 
         Raises:
-            PeerLostError: the writer has gone.
-            CommTimeoutError: none came in time.
+            PeerLostError: the writer has closed.
+            CommTimeoutError: no message came within ``timeout`` seconds.
         """
 
         def check(waited: float) -> None:
@@ -90,21 +91,21 @@ class Ring:
             if waited > timeout:
                 raise CommTimeoutError(f"No batch came from the data for {waited:.0f} s.")
 
-        number = self._words[_TAKEN + reader]
-        self._waiter.wait(_WRITTEN, number + 1, timeout, check)
-        at = self._head + number % self.depth * self._slot
-        return self.segment.array(np.uint8, int(self.segment.array(np.int64, 1, at)[0]), at + _LENGTH)
+        index = self._words[_TAKEN + reader]
+        self._waiter.wait(_WRITTEN, index + 1, timeout, check)
+        offset = self._header_bytes + index % self.depth * self._slot_bytes
+        return self.segment.array(np.uint8, int(self.segment.array(np.int64, 1, offset)[0]), offset + _LENGTH)
 
     def let_go(self, reader: int) -> None:
-        """Let the message that was taken be overwritten."""
+        """Release the message that ``take`` returned; the writer may overwrite its slot."""
         self._waiter.publish(_TAKEN + reader, self._words[_TAKEN + reader] + 1)
 
     def leave(self) -> None:
-        """Let the readers know that no message will come any more."""
+        """Tell the readers that no message follows."""
         self._waiter.publish(_GONE, 1)
-        self._waiter.wake(_WRITTEN)  # on which the readers sleep
+        self._waiter.wake(_WRITTEN)  # readers sleep on this word, and check _GONE when they wake
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Unmap the memory."""
         self._words.release()
         self.segment.close()

@@ -1,10 +1,11 @@
-"""Memory that several processes of one machine map: an anonymous file, kept alive by its descriptors alone.
+"""Shared memory between processes of one machine: an anonymous file (memfd).
 
-A memfd has no name in any file system. It lives while some process holds a descriptor or a mapping of it, so
-a SIGKILL of everyone leaves nothing behind (memfd_create(2), Linux 3.17 and later). The mapping is made by
-``mmap(2)`` itself and not by Python's ``mmap``, for two reasons: that module keeps a second descriptor, whose
-closing would drop the record locks by which a rank shows that it lives, and it refuses to close while arrays
-still point into it. Here the memory is unmapped when the last array on it has gone.
+A memfd has no name in any file system. It exists as long as a process holds a descriptor or a mapping of it. So a
+SIGKILL of all processes leaves nothing behind (memfd_create(2), Linux 3.17 and later).
+
+This module calls ``mmap(2)`` and does not use Python's ``mmap``, for two reasons. Python's module keeps a second
+descriptor, and closing that one would drop the record locks that show a rank's life. And it refuses to close while
+arrays point into the memory. Here the memory is unmapped when the last array on it has been freed.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ import numpy as np
 from choros.errors import InvalidInputError, PeerLostError
 from choros.types import Array
 
-LINE = 64
-_HUGE = getattr(mmap, "MADV_HUGEPAGE", 14)
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_WORTH = 1 << 22
+CACHE_LINE = 64
+_MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
+_MADV_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_HUGE_PAGE_BYTES = 1 << 22  # a mapping from this size on gets huge pages, if the kernel allows them
 
 
-def align(nbytes: int, to: int = LINE) -> int:
+def align(nbytes: int, to: int = CACHE_LINE) -> int:
     """Round a number of bytes up to a multiple of ``to``.
 
     Args:
@@ -51,7 +52,11 @@ def align(nbytes: int, to: int = LINE) -> int:
 
 @dataclass
 class _Inode:
-    """The locks that this process holds of one anonymous file: closing any descriptor of it drops every record lock."""
+    """Descriptors and users of one anonymous file in this process.
+
+    POSIX drops all record locks of a process on a file when the process closes any descriptor of that file. So the
+    descriptors stay open until the last ``Segment`` of the file is closed.
+    """
 
     users: int = 0
     fds: set[int] = field(default_factory=set)
@@ -59,24 +64,24 @@ class _Inode:
 
 
 _inodes: dict[tuple[int, int], _Inode] = {}
-_guard = threading.Lock()
+_inodes_lock = threading.Lock()
 
 
 class Segment:
-    """One piece of shared memory: a descriptor and a mapping of the whole of it.
+    """A shared memory segment: a descriptor and a mapping of the whole file.
 
     Args:
-        fd: int. A descriptor that this object owns from now on and closes.
-        private: whether this process sees its own writes alone, and others do not see them; a page that is written is
-            copied first. Pages that are not show what others write.
+        fd: int. A descriptor; this object owns it and closes it.
+        private: bool. Keep this process's writes private: the first write to a page copies it. Pages without a write
+            show the writes of other processes. Defaults to False.
 
     Attributes:
-        fd: int. Hand it to a child through ``pass_fds``, or to a peer as ``(os.getpid(), fd)``.
-        nbytes: int. The length of the mapping.
-        lock: re-entrant lock of this process, for what the kernel's record locks cannot keep apart: threads.
+        fd: int. Pass it to a child process by ``pass_fds``, or to a peer as ``(os.getpid(), fd)``.
+        nbytes: int. Length of the mapping in bytes.
+        lock: RLock. Keeps threads of this process apart, which record locks cannot do.
 
     Raises:
-        InvalidInputError: where ``fd`` is not a descriptor of a segment.
+        InvalidInputError: ``fd`` is not a descriptor of a segment.
 
     Example:
         >>> with Segment.create(4096, "doctest") as segment:
@@ -88,20 +93,20 @@ class Segment:
 
     def __init__(self, fd: int, private: bool = False) -> None:
         try:
-            facts = os.fstat(fd)
+            status = os.fstat(fd)
         except OSError as error:
             raise InvalidInputError(
                 f"Descriptor {fd} is not open in process {os.getpid()} ({error.strerror}): "
                 "start the worker with pass_fds=[segment.fd]."
             ) from None
-        if facts.st_size <= 0:
-            raise InvalidInputError(f"Descriptor {fd} is not a segment: its length is {facts.st_size} bytes.")
+        if status.st_size <= 0:
+            raise InvalidInputError(f"Descriptor {fd} is not a segment: its length is {status.st_size} bytes.")
         os.set_inheritable(fd, False)
         self.fd = fd
-        self.nbytes = facts.st_size
+        self.nbytes = status.st_size
         self._memory: Any = _map(fd, self.nbytes, private)
-        self._key = (facts.st_dev, facts.st_ino)
-        with _guard:
+        self._key = (status.st_dev, status.st_ino)
+        with _inodes_lock:
             inode = _inodes.setdefault(self._key, _Inode())
             inode.users += 1
             inode.fds.add(fd)
@@ -112,15 +117,15 @@ class Segment:
         """Make a new segment of zeros.
 
         Args:
-            nbytes: int. Its length, rounded up to whole pages.
-            name: str. What ``/proc/<pid>/fd`` shows; need not be unique.
+            nbytes: int. Length in bytes, rounded up to whole pages.
+            name: str. Name in ``/proc/<pid>/fd``; need not be unique.
 
         Returns:
-            Segment. Its descriptor is not inherited unless it is passed.
+            Segment. A child process does not inherit the descriptor unless it is passed.
 
         Raises:
-            InvalidInputError: for a length below 1.
-            OSError: if the system has no memory or no descriptor left.
+            InvalidInputError: the length is below 1.
+            OSError: the system has no memory or no descriptor left.
 
         Example:
             >>> with Segment.create(100) as segment:
@@ -138,7 +143,7 @@ class Segment:
             os.unlink(path)
         try:
             os.ftruncate(fd, nbytes)
-            if hasattr(fcntl, "F_ADD_SEALS"):  # nobody can shrink it under a peer, which would be a SIGBUS
+            if hasattr(fcntl, "F_ADD_SEALS"):  # access beyond the end of a file that a peer shrank is a SIGBUS
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             return cls(fd)
         except BaseException:
@@ -147,22 +152,22 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, private: bool = False) -> Self:
-        """Map a segment whose descriptor this process inherited; the descriptor is owned from now on."""
+        """Map a segment whose descriptor this process inherited; the result owns the descriptor."""
         return cls(fd, private)
 
     @classmethod
     def open_peer(cls, pid: int, fd: int) -> Self:
-        """Map a segment that another process of the same user holds, by its number there.
+        """Map a segment that another process of the same user holds.
 
         Args:
-            pid: int. The process.
+            pid: int. The other process.
             fd: int. The descriptor's number in that process.
 
         Returns:
-            Segment. It has a descriptor of its own.
+            Segment. It has a new descriptor.
 
         Raises:
-            PeerLostError: if the process has gone, is not visible or may not be looked at.
+            PeerLostError: the process has ended, is not visible, or belongs to another user.
 
         Example:
             >>> import os
@@ -173,37 +178,37 @@ class Segment:
         """
         path = f"/proc/{pid}/fd/{fd}"
         try:
-            own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            own_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise PeerLostError(
                 f"Process {os.getpid()} cannot map the segment {path}: {error.strerror}. Both processes must be alive, "
                 "of one user, and in one container (one PID namespace) of a Linux machine."
             ) from None
         try:
-            return cls(own)
+            return cls(own_fd)
         except BaseException:
-            os.close(own)
+            os.close(own_fd)
             raise
 
     def array(self, dtype: Any, count: int, offset: int = 0) -> Array:
         """Return ``count`` values at ``offset`` bytes, without a copy.
 
         Args:
-            dtype: a numpy dtype or its name.
-            count: int. How many values.
-            offset: int. Where they begin, a multiple of 64.
+            dtype: numpy dtype or its name.
+            count: int. Number of values.
+            offset: int. Offset of the first value in bytes, a multiple of 64. Defaults to 0.
 
         Returns:
-            A one-dimensional array; the memory stays mapped while it lives, also after ``close``.
+            A one-dimensional array. The memory stays mapped as long as the array lives, even after ``close``.
 
         Raises:
-            InvalidInputError: if the offset is not aligned or the values do not fit.
+            InvalidInputError: the offset is not aligned, the values do not fit, or the segment is closed.
         """
         dtype = np.dtype(dtype)
-        if offset % LINE or offset < 0 or count < 0 or offset + count * dtype.itemsize > self.nbytes:
+        if offset % CACHE_LINE or offset < 0 or count < 0 or offset + count * dtype.itemsize > self.nbytes:
             raise InvalidInputError(
                 f"{count} values of {dtype} at byte {offset} do not fit a segment of {self.nbytes} bytes "
-                f"(offsets are multiples of {LINE})."
+                f"(offsets are multiples of {CACHE_LINE})."
             )
         if self.closed:
             raise InvalidInputError("This segment is closed.")
@@ -211,12 +216,12 @@ class Segment:
 
     @property
     def closed(self) -> bool:
-        """True if ``close`` was called."""
+        """True after ``close``."""
         return self._memory is None
 
     @property
     def words(self) -> memoryview:
-        """The segment as aligned 64-bit integers; a read or a write of one is a single load or store."""
+        """The segment as aligned signed 64-bit integers; reading or writing one is a single load or store."""
         return np.frombuffer(self._memory, np.uint8).data.cast("q")
 
     @property
@@ -225,27 +230,27 @@ class Segment:
         return ctypes.addressof(self._memory)
 
     def touch(self, offset: int, nbytes: int) -> None:
-        """Bring pages in now, on this process' memory node, and not one by one when they are first written."""
+        """Allocate pages now and on this process's memory node, instead of one page fault at each first write."""
         begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(align(offset + nbytes, mmap.PAGESIZE), self.nbytes)
         if sys.platform == "linux" and end > begin:
-            _libc().madvise(self.address + begin, end - begin, _POPULATE_WRITE)
+            _libc().madvise(self.address + begin, end - begin, _MADV_POPULATE_WRITE)
 
     def write(self, array: Array, offset: int = 0) -> None:
-        """Copy an array into the file: quicker than through a mapping with new pages, which are cleared first."""
-        if not array.flags.c_contiguous:  # without a second copy
+        """Copy an array into the file. This is faster than a copy into new pages, which the kernel clears first."""
+        if not array.flags.c_contiguous:  # pwrite would need a contiguous copy first
             np.copyto(np.ndarray(array.shape, array.dtype, self._memory, offset), array)
             return
-        rest = array.reshape(-1).view(np.uint8)
-        while rest.size:
-            count = os.pwrite(self.fd, rest.data, offset)
-            rest, offset = rest[count:], offset + count
+        remaining = array.reshape(-1).view(np.uint8)
+        while remaining.size:
+            count = os.pwrite(self.fd, remaining.data, offset)
+            remaining, offset = remaining[count:], offset + count
 
     def written(self, offset: int, nbytes: int) -> bool:
-        """Tell whether this process has written to these bytes of a private mapping; True where that is not known.
+        """Return whether this process has written to these bytes of a private mapping; True if that is unknown.
 
-        The system has given it a page of its own for each one written: no page of a file (bit 61 of its entry in
-        /proc/self/pagemap), in memory (bit 63) or swapped out (bit 62).
+        The first write to a page gives this process a copy of the page. A copied page does not belong to a file (bit
+        61 of its entry in /proc/self/pagemap), and is in memory (bit 63) or in swap (bit 62).
         """
         begin, end = (self.address + offset) // mmap.PAGESIZE, (self.address + offset + nbytes - 1) // mmap.PAGESIZE
         try:
@@ -257,14 +262,14 @@ class Segment:
         return pages.size != end + 1 - begin or bool(np.any((states > 1) & (states % 2 == 0)))
 
     def close(self) -> None:
-        """Give up this object's descriptor and mapping; arrays that still live keep the memory, not the file."""
+        """Release the descriptor and the mapping; arrays that still live keep the memory mapped."""
         if self._memory is None:
             return
-        self._memory = None
-        with _guard:
+        self._memory = None  # munmap runs when the last array on the memory has been freed (see ``_map``)
+        with _inodes_lock:
             inode = _inodes[self._key]
             inode.users -= 1
-            if inode.users:
+            if inode.users:  # closing the descriptor now would drop the record locks of the other users
                 return
             del _inodes[self._key]
             for fd in inode.fds:
@@ -289,13 +294,14 @@ def _libc() -> ctypes.CDLL:
 
 def _map(fd: int, nbytes: int, private: bool = False) -> Any:
     libc = _libc()
-    kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, fd, 0)
+    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
-        number = ctypes.get_errno()
-        raise OSError(number, f"mapping a segment of {nbytes} bytes failed: {os.strerror(number)}")
-    if sys.platform == "linux" and nbytes >= _WORTH:
-        libc.madvise(address, nbytes, _HUGE)
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, f"mapping a segment of {nbytes} bytes failed: {os.strerror(error_number)}")
+    if sys.platform == "linux" and nbytes >= _HUGE_PAGE_BYTES:
+        libc.madvise(address, nbytes, _MADV_HUGEPAGE)
     memory = (ctypes.c_char * nbytes).from_address(address)
+    # Not at exit: other threads may still use the memory then, and the kernel unmaps it anyway.
     weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False
     return memory

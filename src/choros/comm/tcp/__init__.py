@@ -1,1 +1,1 @@
-"""Between hosts without MPI: sockets of our own, which only those who know the job's secret can use."""
+"""TCP sockets between hosts, authenticated by the job's secret."""

@@ -1,7 +1,8 @@
-"""Ranks that meet over sockets end together, under a launcher that leaves the others of a rank that failed alone.
+"""Abort signal over sockets: a failed rank ends the other ranks, under a launcher that would leave them alone.
 
-A rank that an exception ends sends one urgent byte to each other rank: it lies beside what they say to each
-other, so it is seen by a rank that awaits nothing, and disturbs none that does. A rank that ends otherwise sends none.
+A rank that ends by an exception sends one urgent byte (TCP out-of-band data) to each other rank. The byte is not part
+of the message stream. So a rank that reads no messages still notices it, and it does not disturb a rank that reads. A
+rank that ends otherwise sends no byte.
 """
 
 from __future__ import annotations
@@ -15,49 +16,56 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from choros.comm.bootstrap.exit_hooks import CAUSE, on_failure
+from choros.comm.bootstrap.exit_hooks import ROOT_CAUSE_SECONDS, on_failure
 from choros.comm.tcp.connections import ConnectionMesh
 
-_LOOK = 1000.0  # milliseconds after which it is seen that the sockets were closed
+_POLL_MILLISECONDS = 1000.0  # poll does not report a socket that this process closed: look after this time
 
 
-def end_together(links: ConnectionMesh, where: str, end: Callable[[], object] = lambda: os._exit(1)) -> None:
-    """Tell the other ranks when this one fails, and end this one when it is told so and does not notice it itself.
+def end_together(mesh: ConnectionMesh, where: str, terminate: Callable[[], object] = lambda: os._exit(1)) -> None:
+    """Signal a failure of this rank to the other ranks, and end this rank after such a signal from another rank.
 
     Args:
-        links: ConnectionMesh. The job's.
-        where: str. This rank and its host, for people.
-        end: what ends this process.
+        mesh: ConnectionMesh. The connections of the job.
+        where: str. This rank and its host, for messages.
+        terminate: ends this process; called after the message was printed. Defaults to ``os._exit(1)``.
 
     Example: see ``tests/transport/test_tcp.py``.
     """
-    on_failure(lambda: _cry(links))
-    threading.Thread(target=_watch, args=(links, where, end), name="choros-alarm", daemon=True).start()
+    on_failure(lambda: _send_abort(mesh))
+    threading.Thread(target=_watch_peers, args=(mesh, where, terminate), name="choros-abort-watch", daemon=True).start()
 
 
-def _cry(links: ConnectionMesh) -> None:
-    for line in links.lines.values():
+def _send_abort(mesh: ConnectionMesh) -> None:
+    for connection in mesh.connections.values():
         with suppress(OSError):
-            line.end.send(b"!", socket.MSG_OOB)
+            connection.sock.send(b"!", socket.MSG_OOB)
 
 
-def _watch(links: ConnectionMesh, where: str, end: Callable[[], object]) -> None:
-    poll, lines = select.poll(), {line.end.fileno(): line for line in links.lines.values()}
-    for number in lines:
-        if number >= 0:
-            poll.register(number, select.POLLPRI)
-    while lines:
-        for number, what in poll.poll(_LOOK):
-            line = lines[number]
-            if what & select.POLLPRI and line.end.fileno() == number:
-                time.sleep(3 * CAUSE)  # a rank that waits for that one says so itself
-                print(f"choros: {where} ends, as {line.who} has failed: see what it printed", file=sys.stderr)
+def _watch_peers(mesh: ConnectionMesh, rank_name: str, terminate: Callable[[], object]) -> None:
+    poll, connections = (
+        select.poll(),
+        {connection.sock.fileno(): connection for connection in mesh.connections.values()},
+    )
+    for fd in connections:
+        if fd >= 0:
+            poll.register(fd, select.POLLPRI)
+    while connections:
+        for fd, events in poll.poll(_POLL_MILLISECONDS):
+            connection = connections[fd]
+            if events & select.POLLPRI and connection.sock.fileno() == fd:
+                # A rank that waits for the failed rank raises its own error within this time, which says more.
+                time.sleep(3 * ROOT_CAUSE_SECONDS)
+                print(
+                    f"choros: {rank_name} ends, as {connection.peer} has failed: see the output of that rank",
+                    file=sys.stderr,
+                )
                 for stream in (sys.stdout, sys.stderr):
                     with suppress(OSError, ValueError):
                         stream.flush()
-                end()
+                terminate()
                 return
-            poll.unregister(number)  # it has gone, or all sockets were closed
-            del lines[number]
-        if any(line.end.fileno() < 0 for line in lines.values()):
+            poll.unregister(fd)  # the peer closed its socket, or this process closed its own
+            del connections[fd]
+        if any(connection.sock.fileno() < 0 for connection in connections.values()):
             return

@@ -1,7 +1,8 @@
-"""The only sockets of Choros that have an address: who opens one proves to the other end that it knows the secret.
+"""Mutually authenticated TCP sockets, the only sockets of Choros that have an address.
 
-Both ends show an HMAC (RFC 2104) over numbers that both have drawn anew, so nothing that was overheard can be used
-again and the secret itself never travels. What follows is not encrypted: these are for the network inside a cluster.
+Both ends prove that they know the job's secret by an HMAC (RFC 2104) over two random nonces, one from each end. So a
+recorded handshake cannot be replayed, and the secret never crosses the network. The data after the handshake are not
+encrypted: these sockets are for the network inside a cluster.
 """
 
 from __future__ import annotations
@@ -20,189 +21,210 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from choros.comm.fork_hooks import keep_from_children
+from choros.comm.fork_hooks import close_in_children
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 
-_MAGIC, _NONCE, _PROOF, _MOST = b"choros 1", 16, 32, 1 << 16
-_SHAKE = 10.0  # seconds that one who has come may take to prove itself
-_AT_ONCE = 256  # who may be about it at a time: the one who came first gives way to one more
-_TELL = 10.0  # seconds between two lines about those who were turned away
-_PAUSE = 0.05  # seconds before the next try to let somebody in, where descriptors or memory are missing
-_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO, errno.EINTR}
-_TRY = 5.0  # seconds to try one port for
-_BACKLOG = 1024
-_AGAIN = 5  # times that who was cut off before it was known tries once more
+_MAGIC, _NONCE, _PROOF, _MAX_HELLO_BYTES = b"choros 1", 16, 32, 1 << 16
+_HANDSHAKE_SECONDS = 10.0  # seconds that a handshake may take, so that a silent peer does not hold a thread for ever
+_MAX_HANDSHAKES = 256  # handshakes at a time; one more ends the oldest one, so strangers cannot use up the threads
+_REPORT_SECONDS = 10.0  # seconds between two lines about rejected peers
+_RETRY_SECONDS = 0.05  # seconds before the next accept, after a lack of descriptors, memory or threads
+_TRANSIENT_ERRORS = {
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+    errno.ECONNABORTED,
+    errno.EPROTO,
+    errno.EINTR,
+}
+_CONNECT_SECONDS = 5.0  # seconds to try to connect to one port
+_BACKLOG = 1024  # connections that the kernel queues: all ranks of a job may connect at the same moment
+# A listener with too many handshakes ends the oldest one, which may be a rank's. So a rank whose handshake was cut off
+# tries again, but not for ever: a port of another program may close each connection, too.
+_MAX_CUT_RETRIES = 5
 
 
 class NoListenerError(PeerLostError):
-    """No one was there who knows the secret."""
+    """No listener of this job answered."""
 
 
-class Refused(NoListenerError):
-    """Nothing hears there: the process that had the port has ended, or was never there."""
+class RefusedError(NoListenerError):
+    """No process listens at the port: it has ended, or it never started."""
 
 
-class _CutOff(PeerLostError):
-    """The other end closed the connection before either knew the other."""
+class _HandshakeCutError(PeerLostError):
+    """The other end closed the connection during the handshake."""
 
 
 class AuthListener:
-    """A listening port, and the authenticated peers that connected to it.
+    """A listening port that accepts authenticated peers.
 
-    All others are turned away after ten seconds, a few bytes, or when too many of them are there at once; one line in
-    ten seconds says how many they were.
+    It rejects every other peer: after ten seconds, after wrong bytes, or if too many handshakes run at once. A line on
+    stderr, at most every ten seconds, reports the number of rejected peers.
 
     Args:
-        address: str. The IPv4 address of this host to be reached at; "" for all that it has.
-        secret: bytes. Who does not know it is turned away.
-        ports: of which the first free one is taken. Defaults to one that the system chooses.
-        heard: the descriptor of a socket that hears already, made by ``listener``, which is then taken over.
+        address: str. IPv4 address of this host to listen at; "" for all addresses of this host.
+        secret: bytes. The job's secret.
+        ports: sequence of int. The listener takes the first free one. Defaults to a port that the system chooses.
+        listen_fd: int or None. Descriptor of a listening socket made by ``listening_socket``, which this object then
+            owns. Defaults to None.
 
     Attributes:
         place: str. ``address:port``, for ``dial``.
         secret: bytes.
 
+    Raises:
+        InvalidInputError: none of the ports can be opened.
+
     Example:
-        >>> with AuthListener("127.0.0.1", b"a secret") as door:
-        ...     far = dial(door.place, b"a secret", {"rank": 1}, 5.0)
-        ...     hello, near = door.next(5.0)
-        ...     near.sendall(b"good day")
-        ...     hello, far.recv(8)
+        >>> with AuthListener("127.0.0.1", b"a secret") as listener:
+        ...     client = dial(listener.place, b"a secret", {"rank": 1}, 5.0)
+        ...     hello, server = listener.next_peer(5.0)
+        ...     server.sendall(b"good day")
+        ...     hello, client.recv(8)
         ({'rank': 1}, b'good day')
-        >>> near.close(), far.close()
+        >>> server.close(), client.close()
         (None, None)
     """
 
-    def __init__(self, address: str, secret: bytes, ports: Sequence[int] = (0,), heard: int | None = None) -> None:
-        self.secret, self._came = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
+    def __init__(self, address: str, secret: bytes, ports: Sequence[int] = (0,), listen_fd: int | None = None) -> None:
+        self.secret, self._accepted = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
         for port in ports:
             try:
-                made = None if heard is None else socket.socket(fileno=heard)
-                self._socket = made or socket.create_server((address, port), backlog=_BACKLOG)
+                existing = None if listen_fd is None else socket.socket(fileno=listen_fd)
+                self._socket = existing or socket.create_server((address, port), backlog=_BACKLOG)
                 break
             except OSError as error:
-                wrong = error
+                bind_error = error
         else:
             raise InvalidInputError(
-                f"No port of {list(ports)} can be opened at {address}, which must be this host's: {wrong}"
+                f"No port of {list(ports)} can be opened at {address}, which must be this host's: {bind_error}"
             )
-        keep_from_children(self._socket)
+        close_in_children(self._socket)
         self.place = f"{address}:{self._socket.getsockname()[1]}"
-        self._shut = False
-        self._proving, self._lock = dict[socket.socket, str](), threading.Lock()
-        self._refused, self._last, self._told = 0, "", 0.0
-        self._missed = -_TELL  # when it was last said that descriptors or threads are missing
-        threading.Thread(target=self._welcome, name="choros-door", daemon=True).start()
+        self._closed = False
+        self._handshakes, self._lock = dict[socket.socket, str](), threading.Lock()
+        self._rejected, self._last_rejected_host, self._last_report = 0, "", 0.0
+        self._last_shortage_report = -_REPORT_SECONDS  # time of the last line about missing descriptors or threads
+        threading.Thread(target=self._accept_loop, name="choros-listener", daemon=True).start()
 
-    def next(self, timeout: float) -> tuple[dict[str, Any], socket.socket]:
-        """Return what the next one who came said of itself, and the socket to it.
+    def next_peer(self, timeout: float) -> tuple[dict[str, Any], socket.socket]:
+        """Return the hello message of the next authenticated peer, and the socket to it.
 
         Raises:
-            CommTimeoutError: nobody came.
+            CommTimeoutError: no peer connected within ``timeout`` seconds.
         """
         try:
-            return self._came.get(timeout=max(timeout, 0.0))
+            return self._accepted.get(timeout=max(timeout, 0.0))
         except queue.Empty:
-            raise CommTimeoutError(f"Nobody came to {self.place} for {timeout:.1f} s.") from None
+            raise CommTimeoutError(f"No peer connected to {self.place} within {timeout:.1f} s.") from None
 
-    def _welcome(self) -> None:
-        while not self._shut:
+    def _accept_loop(self) -> None:
+        while not self._closed:
             try:
-                end, (host, _) = self._socket.accept()
-                keep_from_children(end)
+                sock, (host, _) = self._socket.accept()
+                close_in_children(sock)
             except OSError as error:
-                if error.errno not in _PASSING:  # closed
+                if error.errno not in _TRANSIENT_ERRORS:  # the listener was closed
                     return
-                self._wait(error)
+                self._wait_for_resources(error)
                 continue
             with self._lock:
-                if len(self._proving) >= _AT_ONCE:
+                if len(self._handshakes) >= _MAX_HANDSHAKES:
                     with suppress(OSError):
-                        next(iter(self._proving)).shutdown(socket.SHUT_RDWR)  # its own thread does the rest
-                self._proving[end] = host
+                        next(iter(self._handshakes)).shutdown(socket.SHUT_RDWR)  # the oldest; its thread then fails
+                self._handshakes[sock] = host
             try:
-                threading.Thread(target=self._prove, args=(end, host), name="choros-guest", daemon=True).start()
-            except RuntimeError as error:  # no more threads for now: who dials tries again
+                threading.Thread(
+                    target=self._authenticate, args=(sock, host), name="choros-handshake", daemon=True
+                ).start()
+            except RuntimeError as error:  # no thread is available; the peer tries again
                 with self._lock:
-                    del self._proving[end]
-                end.close()
-                self._wait(error)
+                    del self._handshakes[sock]
+                sock.close()
+                self._wait_for_resources(error)
 
-    def _wait(self, error: Exception) -> None:
-        """Wait for what is missing for now, such as descriptors; say so now and then."""
-        if time.monotonic() - self._missed > _TELL:
-            self._missed = time.monotonic()
+    def _wait_for_resources(self, error: Exception) -> None:
+        """Pause after a lack of descriptors, memory or threads; report it at most every ten seconds."""
+        if time.monotonic() - self._last_shortage_report > _REPORT_SECONDS:
+            self._last_shortage_report = time.monotonic()
             print(
-                f"choros: nobody can come in at {self.place} for now ({error}); it is tried again. If this lasts, "
-                "raise the limit of open files (ulimit -n) or of processes (ulimit -u) of this process.",
+                f"choros: no peer can connect to {self.place} for now ({error}); this process tries again. If this "
+                "lasts, raise its limit of open files (ulimit -n) or of processes (ulimit -u).",
                 file=sys.stderr,
                 flush=True,
             )
-        time.sleep(_PAUSE)
+        time.sleep(_RETRY_SECONDS)
 
-    def _prove(self, end: socket.socket, host: str) -> None:
-        until = time.monotonic() + _SHAKE
+    def _authenticate(self, sock: socket.socket, host: str) -> None:
+        deadline = time.monotonic() + _HANDSHAKE_SECONDS
         try:
-            theirs = _take(end, len(_MAGIC) + _NONCE, until)
-            if not theirs.startswith(_MAGIC):
+            opening = _receive_exactly(sock, len(_MAGIC) + _NONCE, deadline)
+            if not opening.startswith(_MAGIC):
                 raise PeerLostError("a stranger")
-            drawn, said = secrets.token_bytes(_NONCE), theirs[len(_MAGIC) :]
-            end.sendall(drawn + _sign(self.secret, b"door", said + drawn))
-            proof, length = _take(end, _PROOF, until), int.from_bytes(_take(end, 4, until), "little")
-            if length > _MOST:
+            own_nonce, client_nonce = secrets.token_bytes(_NONCE), opening[len(_MAGIC) :]
+            sock.sendall(own_nonce + _sign(self.secret, b"server", client_nonce + own_nonce))
+            proof, length = (
+                _receive_exactly(sock, _PROOF, deadline),
+                int.from_bytes(_receive_exactly(sock, 4, deadline), "little"),
+            )
+            if length > _MAX_HELLO_BYTES:
                 raise PeerLostError("a stranger")
-            hello = _take(end, length, until)
-            if not hmac.compare_digest(proof, _sign(self.secret, b"guest", said + drawn + hello)):
+            hello = _receive_exactly(sock, length, deadline)
+            # The two proofs have different roles, so a peer cannot send the server's proof back as its own.
+            if not hmac.compare_digest(proof, _sign(self.secret, b"client", client_nonce + own_nonce + hello)):
                 raise PeerLostError("a stranger")
-            found = json.loads(hello)
-            end.sendall(b"\1")
-            end.settimeout(None)
+            greeting = json.loads(hello)
+            sock.sendall(b"\1")
+            sock.settimeout(None)
         except (OSError, ValueError, PeerLostError):
-            self._turn_out(end, host)
+            self._reject(sock, host)
             return
         with self._lock:
-            del self._proving[end]
-        self._came.put((found, _tuned(end)))
-        if self._shut:
-            self._turn_away()
+            del self._handshakes[sock]
+        self._accepted.put((greeting, _set_socket_options(sock)))
+        if self._closed:  # ``close`` may have emptied the queue before the put
+            self._close_accepted()
 
-    def _turn_out(self, end: socket.socket, host: str) -> None:
-        """Close the line to one who did not prove anything, and say so now and then."""
+    def _reject(self, sock: socket.socket, host: str) -> None:
+        """Close the connection to a peer that failed the handshake; report it at most every ten seconds."""
         now = time.monotonic()
         with self._lock:
-            del self._proving[end]
-            self._refused += not self._shut
-            self._last = host
-            if now - self._told > _TELL:
-                self._told = now
-                self._say()
-        end.close()
+            del self._handshakes[sock]
+            self._rejected += not self._closed
+            self._last_rejected_host = host
+            if now - self._last_report > _REPORT_SECONDS:
+                self._last_report = now
+                self._report_rejections()
+        sock.close()
 
-    def _say(self) -> None:
-        if self._refused:
-            were = "was" if self._refused == 1 else "were"
+    def _report_rejections(self) -> None:
+        if self._rejected:
+            peers = "1 peer" if self._rejected == 1 else f"{self._rejected} peers"
+            verb = "was" if self._rejected == 1 else "were"
             print(
-                f"choros: {self._refused} who did not know this job's secret {were} turned away at {self.place}, the "
-                f"last from {self._last}",
+                f"choros: {peers} that did not know this job's secret {verb} rejected at {self.place}, the last from "
+                f"{self._last_rejected_host}",
                 file=sys.stderr,
                 flush=True,
             )
-        self._refused = 0
+        self._rejected = 0
 
     def close(self) -> None:
-        """Let nobody else in; who came and was not taken is turned away."""
-        self._shut = True
+        """Stop listening, and close the connections that ``next_peer`` has not returned."""
+        self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         with self._lock:
-            self._say()
-        self._turn_away()
+            self._report_rejections()
+        self._close_accepted()
 
-    def _turn_away(self) -> None:
+    def _close_accepted(self) -> None:
         with suppress(queue.Empty):
             while True:
-                self._came.get_nowait()[1].close()
+                self._accepted.get_nowait()[1].close()
 
     def __enter__(self) -> AuthListener:
         return self
@@ -212,118 +234,123 @@ class AuthListener:
 
 
 def free_port(address: str) -> int:
-    """Return a port that nobody has now, for a library that wants to be told one.
+    """Return a port that is free now, for a library that needs a port number.
 
     Args:
-        address: str. Of this host.
+        address: str. Address of this host.
 
     Example:
         >>> free_port("127.0.0.1") > 1023
         True
     """
-    with socket.create_server((address, 0)) as end:
-        return int(end.getsockname()[1])
+    with socket.create_server((address, 0)) as sock:
+        return int(sock.getsockname()[1])
 
 
-def listener(address: str) -> tuple[int, int]:
-    """Return a port of this host and the descriptor of a socket that hears there, for who takes it over.
+def listening_socket(address: str) -> tuple[int, int]:
+    """Open a listening socket; return its port and its descriptor, which the caller owns.
 
     Args:
-        address: str. Of this host.
+        address: str. Address of this host.
 
     Example:
-        >>> port, fd = listener("127.0.0.1")
+        >>> port, fd = listening_socket("127.0.0.1")
         >>> os.close(fd)
     """
-    end = socket.create_server((address, 0), backlog=_BACKLOG)
-    return int(end.getsockname()[1]), end.detach()
+    sock = socket.create_server((address, 0), backlog=_BACKLOG)
+    return int(sock.getsockname()[1]), sock.detach()
 
 
 def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> socket.socket:
-    """Return a socket to a ``AuthListener``.
+    """Connect to an ``AuthListener``; return the socket.
 
     Args:
-        place: str. Its ``address:port``, or ``address:port,port,...`` where it may have taken any of several.
-        secret: bytes.
-        hello: dict. What to say of oneself: plain JSON, not secret.
-        timeout: float. Seconds to try for.
+        place: str. ``address:port`` of the listener, or ``address:port,port,...`` if it may have any of these ports.
+        secret: bytes. The job's secret.
+        hello: dict. Description of this process, plain JSON. It is sent without encryption.
+        timeout: float. Seconds to try.
 
     Raises:
-        PeerLostError: who answers there does not know the secret, or does not take this one.
-        Nobody: nobody answers. Refused: the last to say so was the host itself, as nothing hears there.
+        PeerLostError: the other end does not know the secret, or rejected this process.
+        NoListenerError: no listener answered. RefusedError: the host refused the last attempt, as no process listens.
     """
-    host, _, last = place.rpartition(":")
-    until, ports, why = time.monotonic() + timeout, [int(port) for port in last.split(",")], ""
-    cut, none = 0, False
+    host, _, port_list = place.rpartition(":")
+    deadline, ports, reason = time.monotonic() + timeout, [int(port) for port in port_list.split(",")], ""
+    cut_count, refused = 0, False
     while True:
         for port in ports:
-            left = until - time.monotonic()
+            remaining = deadline - time.monotonic()
             try:
-                end = keep_from_children(socket.create_connection((host, port), timeout=min(max(left, 0.1), _TRY)))
-                return _known(end, f"{host}:{port}", secret, json.dumps(hello).encode())
+                sock = close_in_children(
+                    socket.create_connection((host, port), timeout=min(max(remaining, 0.1), _CONNECT_SECONDS))
+                )
+                return _handshake(sock, f"{host}:{port}", secret, json.dumps(hello).encode())
             except PeerLostError as error:
-                cut += isinstance(error, _CutOff)
-                if len(ports) == 1 and not (isinstance(error, _CutOff) and cut <= _AGAIN):
+                cut_count += isinstance(error, _HandshakeCutError)
+                # With several ports another program may have one of them, so the next port is tried.
+                if len(ports) == 1 and not (isinstance(error, _HandshakeCutError) and cut_count <= _MAX_CUT_RETRIES):
                     raise
-                why, none = str(error), False
+                reason, refused = str(error), False
             except OSError as error:
-                why, none = why or str(error), isinstance(error, ConnectionRefusedError)
-        if time.monotonic() > until:
-            raise (Refused if none else NoListenerError)(f"Nobody answers at {place} ({why}): {_network(host)}")
+                reason, refused = reason or str(error), isinstance(error, ConnectionRefusedError)
+        if time.monotonic() > deadline:
+            raise (RefusedError if refused else NoListenerError)(
+                f"No listener answers at {place} ({reason}): {_network_hint(host)}"
+            )
         time.sleep(0.05)
 
 
-def _known(end: socket.socket, place: str, secret: bytes, text: bytes) -> socket.socket:
-    """Prove to each other that both know the secret."""
-    until = time.monotonic() + _SHAKE
+def _handshake(sock: socket.socket, address: str, secret: bytes, greeting: bytes) -> socket.socket:
+    """Run the client's side of the handshake."""
+    deadline = time.monotonic() + _HANDSHAKE_SECONDS
     try:
-        mine = secrets.token_bytes(_NONCE)
-        end.settimeout(_SHAKE)
-        end.sendall(_MAGIC + mine)
-        theirs = _take(end, _NONCE + _PROOF, until)
-        both = mine + theirs[:_NONCE]
-        if not hmac.compare_digest(theirs[_NONCE:], _sign(secret, b"door", both)):
+        own_nonce = secrets.token_bytes(_NONCE)
+        sock.settimeout(_HANDSHAKE_SECONDS)
+        sock.sendall(_MAGIC + own_nonce)
+        reply = _receive_exactly(sock, _NONCE + _PROOF, deadline)
+        nonces = own_nonce + reply[:_NONCE]
+        if not hmac.compare_digest(reply[_NONCE:], _sign(secret, b"server", nonces)):
             raise PeerLostError(
-                f"Who answers at {place} does not know this job's secret: another job's ranks, or a stranger."
+                f"The process at {address} does not know this job's secret: it belongs to another job or is a stranger."
             )
-        end.sendall(_sign(secret, b"guest", both + text) + len(text).to_bytes(4, "little") + text)
-        if _take(end, 1, until) != b"\1":
-            raise PeerLostError(f"{place} did not take this rank.")
-        end.settimeout(None)
+        sock.sendall(_sign(secret, b"client", nonces + greeting) + len(greeting).to_bytes(4, "little") + greeting)
+        if _receive_exactly(sock, 1, deadline) != b"\1":
+            raise PeerLostError(f"{address} did not take this rank.")
+        sock.settimeout(None)
     except OSError as error:
-        end.close()
+        sock.close()
         if isinstance(error, PeerLostError):
             raise
-        raise _CutOff(
-            f"{place} ended the conversation before it began ({error}): it may belong to another job."
+        raise _HandshakeCutError(
+            f"{address} ended the connection during the handshake ({error}): it may belong to another job."
         ) from None
-    return _tuned(end)
+    return _set_socket_options(sock)
 
 
-def _network(host: str) -> str:
-    return f"see whether {host} is reached from {os.uname().nodename}, or name another network in CHOROS_NETWORK."
+def _network_hint(host: str) -> str:
+    return f"check that {os.uname().nodename} can reach {host}, or name another network in CHOROS_NETWORK."
 
 
-def _sign(secret: bytes, who: bytes, text: bytes) -> bytes:
-    return hmac.digest(secret, who + text, "sha256")
+def _sign(secret: bytes, role: bytes, data: bytes) -> bytes:
+    return hmac.digest(secret, role + data, "sha256")
 
 
-def _take(end: socket.socket, count: int, until: float) -> bytes:
-    found = b""
-    while len(found) < count:
-        end.settimeout(max(until - time.monotonic(), 1e-3))
-        piece = end.recv(count - len(found))
+def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
+    received = b""
+    while len(received) < count:
+        sock.settimeout(max(deadline - time.monotonic(), 1e-3))
+        piece = sock.recv(count - len(received))
         if not piece:
             raise ConnectionResetError("the other end closed the connection")
-        found += piece
-    return found
+        received += piece
+    return received
 
 
-def _tuned(end: socket.socket) -> socket.socket:
-    """Send small frames at once, and notice a host that has gone within two minutes."""
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _set_socket_options(sock: socket.socket) -> socket.socket:
+    """Send small frames at once, and notice a lost host within two minutes."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6), ("TCP_USER_TIMEOUT", 120_000)):
         if hasattr(socket, name):
-            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return end
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sock

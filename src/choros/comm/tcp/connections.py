@@ -1,7 +1,7 @@
-"""Messages over one socket a pair of ranks; groups of some of the ranks use the same sockets.
+"""Messages over one TCP socket for each pair of ranks; groups of some of the ranks share the sockets.
 
-On the wire a message is a head (which group, which tag, how many bytes) and the bytes. Nothing is read of a socket of
-which nothing is awaited; what comes there before what is awaited is kept aside until it is asked for.
+On the wire a message is a header (group, tag, number of bytes) and the bytes. A socket is read only while a receive is
+pending on it. A message that arrives before its receive is stored until the receive starts.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from choros.types import Array
 
-_HEAD = struct.Struct("<Qqq")  # group, tag, bytes
-_MOST = 1 << 40  # bytes of a message that nobody awaits yet
+_HEADER = struct.Struct("<Qqq")  # group, tag, bytes
+_MAX_EARLY_BYTES = 1 << 40  # length limit of a message without a receive, which must be stored
 _Key = tuple[int, int]
 
 
 class Request:
-    """One message that is to go or to come."""
+    """One send or receive."""
 
     __slots__ = ("done", "key", "view")
 
@@ -37,115 +36,115 @@ class Request:
 
 
 @dataclass
-class _Line:
-    """The socket to one rank, and what is under way on it."""
+class _Connection:
+    """The socket to one rank, with its queued sends and receives."""
 
-    end: socket.socket
-    who: str
-    out: deque[tuple[memoryview, Request | None]] = field(default_factory=deque)
-    wanted: dict[_Key, deque[Request]] = field(default_factory=lambda: defaultdict(deque))
+    sock: socket.socket
+    peer: str
+    sends: deque[tuple[memoryview, Request | None]] = field(default_factory=deque)
+    receives: dict[_Key, deque[Request]] = field(default_factory=lambda: defaultdict(deque))
     early: dict[_Key, deque[Array]] = field(default_factory=lambda: defaultdict(deque))
-    head: bytearray = field(default_factory=lambda: bytearray(_HEAD.size))
-    got: int = 0  # bytes of the head
-    key: _Key | None = None  # of the message that comes now
+    header: bytearray = field(default_factory=lambda: bytearray(_HEADER.size))
+    header_bytes: int = 0  # bytes of the header that have arrived
+    key: _Key | None = None  # group and tag of the present message; None while its header arrives
     length: int = 0
-    into: memoryview | None = None
-    taker: Request | None = None
-    aside: Array = field(default_factory=lambda: np.empty(0, np.uint8))
-    awaited: int = 0  # requests that are not done
+    target: memoryview | None = None
+    receiver: Request | None = None
+    early_data: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+    pending: int = 0  # receives that are not done
 
-    def ask(self, request: Request) -> None:
-        """Have the next message of a key written where the request says."""
-        if kept := self.early.get(request.key):
-            self._give(request, kept.popleft())
+    def receive(self, request: Request) -> None:
+        """Receive the next message of the request's key into the request's buffer."""
+        if waiting := self.early.get(request.key):
+            self._deliver(request, waiting.popleft())
             return
-        self.wanted[request.key].append(request)
-        self.awaited += 1
+        self.receives[request.key].append(request)
+        self.pending += 1
 
-    def push(self) -> None:
-        """Send what the system takes now."""
-        while self.out:
-            view, request = self.out[0]
-            sent = self.end.send(view)
+    def flush(self) -> None:
+        """Send as many queued bytes as the kernel accepts now."""
+        while self.sends:
+            view, request = self.sends[0]
+            sent = self.sock.send(view)
             if sent < len(view):
-                self.out[0] = view[sent:], request
+                self.sends[0] = view[sent:], request
                 continue
-            self.out.popleft()
+            self.sends.popleft()
             if request is not None:
                 request.done = True
 
-    def pull(self) -> None:
-        """Take what has come, as long as something is awaited."""
-        while self.awaited:
+    def read(self) -> None:
+        """Read arrived bytes while a receive is pending; ends by BlockingIOError if no more bytes are there."""
+        while self.pending:  # without a pending receive the bytes stay in the kernel, which slows the sender down
             if self.key is None:
-                self.got += self._read(memoryview(self.head)[self.got :])
-                if self.got < _HEAD.size:
+                self.header_bytes += self._recv_into(memoryview(self.header)[self.header_bytes :])
+                if self.header_bytes < _HEADER.size:
                     continue
-                group, tag, self.length = _HEAD.unpack(self.head)
-                self.key, self.got = (group, tag), 0
-            if self.into is None:
-                self._aim(self.key)
-            if self.into:
-                self.into = self.into[self._read(self.into) :]
-            if not self.into:
-                self._end(self.key)
+                group, tag, self.length = _HEADER.unpack(self.header)
+                self.key, self.header_bytes = (group, tag), 0
+            if self.target is None:
+                self._choose_target(self.key)
+            if self.target:
+                self.target = self.target[self._recv_into(self.target) :]
+            if not self.target:
+                self._finish_message(self.key)
 
-    def _aim(self, key: _Key) -> None:
-        """Choose where the message that comes now goes."""
-        if asked := self.wanted.get(key):
-            self.taker = asked.popleft()
-            self.into = self._fit(self.taker, self.length)
+    def _choose_target(self, key: _Key) -> None:
+        """Choose the buffer of the present message: that of its receive, or new memory."""
+        if waiting := self.receives.get(key):
+            self.receiver = waiting.popleft()
+            self.target = self._checked_view(self.receiver, self.length)
         else:
-            self.aside = self._room(self.length)
-            self.into = self.aside.data
+            self.early_data = self._allocate(self.length)
+            self.target = self.early_data.data
 
-    def _room(self, length: int) -> Array:
+    def _allocate(self, length: int) -> Array:
         try:
-            if 0 <= length <= _MOST:
+            if 0 <= length <= _MAX_EARLY_BYTES:
                 return np.empty(length, np.uint8)
         except MemoryError:
             pass
-        raise ConnectionError(f"{self.who} announced a message of {length} bytes, for which there is no room here")
+        raise ConnectionError(f"{self.peer} announced a message of {length} bytes, for which there is no memory")
 
-    def _end(self, key: _Key) -> None:
-        """The message has come."""
-        self.into, self.key = None, None
-        taker, self.taker = self.taker, None
-        if taker is not None:
-            taker.done = True
-            self.awaited -= 1
-        elif asked := self.wanted.get(key):  # asked for meanwhile
-            self._give(asked.popleft(), self.aside)
-            self.awaited -= 1
+    def _finish_message(self, key: _Key) -> None:
+        """Complete the present message: mark its receive as done, or store the data."""
+        self.target, self.key = None, None
+        receiver, self.receiver = self.receiver, None
+        if receiver is not None:
+            receiver.done = True
+            self.pending -= 1
+        elif waiting := self.receives.get(key):  # its receive started while the data arrived
+            self._deliver(waiting.popleft(), self.early_data)
+            self.pending -= 1
         else:
-            self.early[key].append(self.aside)
+            self.early[key].append(self.early_data)
 
-    def _give(self, request: Request, data: Array) -> None:
-        self._fit(request, data.size)[:] = data.data
+    def _deliver(self, request: Request, data: Array) -> None:
+        self._checked_view(request, data.size)[:] = data.data
         request.done = True
 
-    def _fit(self, request: Request, length: int) -> memoryview:
+    def _checked_view(self, request: Request, length: int) -> memoryview:
         if not 0 <= length <= len(request.view):
-            raise ConnectionError(f"{self.who} sent {length} bytes where {len(request.view)} were expected")
+            raise ConnectionError(f"{self.peer} sent {length} bytes where {len(request.view)} were expected")
         return request.view[:length]
 
-    def _read(self, into: memoryview) -> int:
-        count = self.end.recv_into(into)
+    def _recv_into(self, target: memoryview) -> int:
+        count = self.sock.recv_into(target)
         if not count:
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         return count
 
-    def drop(self) -> None:
-        """Send nothing more: nobody is there."""
-        for _, request in self.out:
+    def drop_sends(self) -> None:
+        """Discard the queued sends, after the peer closed the connection."""
+        for _, request in self.sends:
             if request is not None:
                 request.done = True
-        self.out.clear()
+        self.sends.clear()
 
-    def ended(self) -> bool:
-        """Return whether the connection is at its end, as far as is known now."""
+    def has_ended(self) -> bool:
+        """Return whether the peer closed the connection, as far as the kernel knows now."""
         try:
-            return not self.end.recv(1, socket.MSG_PEEK)
+            return not self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
@@ -156,135 +155,140 @@ class ConnectionMesh:
     """All sockets of a process.
 
     Args:
-        ends: by rank, a socket and what to call who is behind it.
+        sockets: for each peer rank, a socket and the peer's name for messages.
     """
 
-    def __init__(self, ends: dict[int, tuple[socket.socket, str]]) -> None:
-        self.lines = {rank: _Line(end, who) for rank, (end, who) in ends.items()}
-        self.lock, self.made = threading.RLock(), defaultdict[tuple[int, ...], int](int)
-        for line in self.lines.values():
-            line.end.setblocking(False)
+    def __init__(self, sockets: dict[int, tuple[socket.socket, str]]) -> None:
+        self.connections = {rank: _Connection(sock, peer) for rank, (sock, peer) in sockets.items()}
+        self.lock, self.subgroup_counts = threading.RLock(), defaultdict[tuple[int, ...], int](int)
+        for connection in self.connections.values():
+            connection.sock.setblocking(False)
 
-    def carry(self) -> None:
-        """Carry what can be carried now.
+    def progress(self) -> None:
+        """Send and receive as many bytes as possible without blocking.
 
         Raises:
-            OSError: a rank has gone; names it.
+            ConnectionError: a peer closed its connection; the message names the peer.
         """
         with self.lock:
-            for line in self.lines.values():
-                if line.out:
+            for connection in self.connections.values():
+                if connection.sends:
                     try:
-                        line.push()
+                        connection.flush()
                     except BlockingIOError:
                         pass
-                    except ConnectionError:  # what it said before it went may still lie here, to be read first
-                        line.drop()
-                if line.awaited:
+                    except ConnectionError:
+                        # The peer is lost, but its last messages may still be unread in the kernel. Read them first.
+                        connection.drop_sends()
+                if connection.pending:
                     try:
-                        line.pull()
+                        connection.read()
                     except BlockingIOError:
                         pass
                     except ConnectionError as error:
-                        raise ConnectionError(self._gone(line, error)) from None
+                        raise ConnectionError(self._describe_lost(connection, error)) from None
 
-    def _gone(self, line: _Line, error: ConnectionError) -> str:
-        """Say who has gone: all of them, as one that was noticed late may be the cause."""
+    def _describe_lost(self, connection: _Connection, error: ConnectionError) -> str:
+        """Return a message on all lost peers: the one that failed first may not be the one noticed first."""
         if error.errno is None:
             return str(error)
-        gone = [one.who for one in self.lines.values() if one is line or one.ended()]
+        lost = [other.peer for other in self.connections.values() if other is connection or other.has_ended()]
         return (
-            f"{' and '.join(gone)} {'has' if len(gone) == 1 else 'have'} gone ({error.strerror}): see what they printed"
+            f"{' and '.join(lost)} {'has' if len(lost) == 1 else 'have'} gone ({error.strerror}): see their last output"
         )
 
-    def rest(self, seconds: float) -> None:
-        """Sleep until something comes or can go, or the time is over."""
+    def sleep(self, seconds: float) -> None:
+        """Sleep until a socket can make progress, or until the seconds are over."""
         poll = select.poll()
         with self.lock:
-            for line in self.lines.values():
-                flags = (select.POLLIN if line.awaited else 0) | (select.POLLOUT if line.out else 0)
+            for connection in self.connections.values():
+                flags = (select.POLLIN if connection.pending else 0) | (select.POLLOUT if connection.sends else 0)
                 if flags:
-                    poll.register(line.end, flags)
+                    poll.register(connection.sock, flags)
         poll.poll(max(seconds * 1e3, 1.0))
 
     def close(self) -> None:
-        """Close all; what has been sent still arrives."""
-        for line in self.lines.values():
+        """Close all sockets; sent data still arrive at the peers."""
+        for connection in self.connections.values():
             with suppress(OSError):
-                line.end.shutdown(socket.SHUT_WR)
-                while line.end.recv(1 << 16):  # what lies here unread would make the system cut the connection off
+                connection.sock.shutdown(socket.SHUT_WR)
+                # A close with unread data makes the kernel reset the connection, and the peer may lose sent data.
+                while connection.sock.recv(1 << 16):
                     pass
-            line.end.close()
+            connection.sock.close()
 
 
 class TcpMessages:
-    """The messages among some ranks; implements ``choros.comm.p2p.interface.PointToPoint``.
+    """Messages among some ranks; implements ``choros.comm.p2p.interface.PointToPoint``.
 
     Args:
-        links: ConnectionMesh. By rank of the job.
-        me: int. This rank of the job.
-        ranks: int. Which ranks of the job are in it, in their order here.
-        group: int. What tells their messages from other groups'.
+        mesh: ConnectionMesh. The connections, by rank of the job.
+        job_rank: int. This process's rank in the job.
+        ranks: sequence of int. The ranks of the job that are members, in the order of the group.
+        group: int. Number of the group in message headers. Defaults to 0, the group of all ranks.
     """
 
     name, patience = "TCP", 0.0
     errors: tuple[type[Exception], ...] = (OSError,)
 
-    def __init__(self, links: ConnectionMesh, me: int, ranks: Sequence[int], group: int = 0) -> None:
-        self._links, self._me, self._ranks, self._group = links, me, tuple(ranks), group
-        self.rank, self.size = self._ranks.index(me), len(self._ranks)
-        self.rest, self._freed = links.rest, False
+    def __init__(self, mesh: ConnectionMesh, job_rank: int, ranks: Sequence[int], group: int = 0) -> None:
+        self._mesh, self._job_rank, self._ranks, self._group = mesh, job_rank, tuple(ranks), group
+        self.rank, self.size = self._ranks.index(job_rank), len(self._ranks)
+        self.sleep, self._freed = mesh.sleep, False
 
-    def receive(self, array: Array, rank: int, tag: int) -> Any:
-        """Have a message written into flat bytes."""
+    def receive(self, array: Array, rank: int, tag: int) -> Request:
+        """Start to receive a message into a flat uint8 array."""
         request = Request((self._group, tag), array.data)
-        with self._links.lock:
-            self._links.lines[self._ranks[rank]].ask(request)
+        with self._mesh.lock:
+            self._mesh.connections[self._ranks[rank]].receive(request)
         return request
 
-    def send(self, array: Array, rank: int, tag: int) -> Any:
-        """Have flat bytes sent."""
+    def send(self, array: Array, rank: int, tag: int) -> Request:
+        """Start to send a flat uint8 array."""
         request = Request((self._group, tag), array.data)
-        head = memoryview(_HEAD.pack(self._group, tag, array.nbytes))
-        with self._links.lock:
-            out = self._links.lines[self._ranks[rank]].out
-            out.append((head, None if array.nbytes else request))
+        header = memoryview(_HEADER.pack(self._group, tag, array.nbytes))
+        with self._mesh.lock:
+            sends = self._mesh.connections[self._ranks[rank]].sends
+            sends.append((header, None if array.nbytes else request))
             if array.nbytes:
-                out.append((request.view, request))
+                sends.append((request.view, request))
         return request
 
-    def done(self, requests: Sequence[Any]) -> bool:
-        """Carry what can be carried now; whether all requests are done."""
-        self._links.carry()
+    def done(self, requests: Sequence[Request]) -> bool:
+        """Make progress on all messages; return whether all requests are done."""
+        self._mesh.progress()
         return all(request.done for request in requests)
 
-    def came(self, request: Any) -> bool:
+    def is_done(self, request: Request) -> bool:
         """Return whether one request is done."""
-        return bool(request.done)
+        return request.done
 
     def check_thread(self) -> str:
-        """Any thread may call."""
+        """Return ``""``: any thread may call."""
         return ""
 
     def settle(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: the sockets need no further setup."""
 
     def part(self, ranks: Sequence[int]) -> TcpMessages:
-        """The messages among some of the ranks, on the same sockets."""
-        among = tuple(self._ranks[rank] for rank in ranks)
-        with self._links.lock:
-            self._links.made[among] += 1
-            name = repr((self._group, among, self._links.made[among])).encode()
+        """Return the messages among some of the ranks, on the same sockets."""
+        members = tuple(self._ranks[rank] for rank in ranks)
+        with self._mesh.lock:
+            self._mesh.subgroup_counts[members] += 1
+            label = repr((self._group, members, self._mesh.subgroup_counts[members])).encode()
         return TcpMessages(
-            self._links, self._me, among, int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+            self._mesh,
+            self._job_rank,
+            members,
+            int.from_bytes(hashlib.blake2b(label, digest_size=8).digest(), "little"),
         )
 
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         """Return whether the sockets are closed."""
         return self._freed
 
     def free(self, broken: bool) -> None:
-        """Close the sockets, where these are the messages of the whole job."""
+        """Close the sockets, if this is the group of all ranks."""
         self._freed = True
         if not self._group:
-            self._links.close()
+            self._mesh.close()

@@ -1,4 +1,4 @@
-"""The ranks of a job that meet over sockets: each has one to every other."""
+"""Process group over TCP: each rank has a socket to every other rank."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from choros.comm.p2p.group import MessageGroup
-from choros.comm.shm.group_header import names
+from choros.comm.shm.group_header import format_ranks
 from choros.comm.tcp.abort_signal import end_together
 from choros.comm.tcp.auth_socket import AuthListener, dial
 from choros.comm.tcp.connections import ConnectionMesh, TcpMessages
 from choros.errors import CommTimeoutError, PeerLostError
 
-Swap = Callable[[bytes], Sequence[bytes]]
+ByteExchange = Callable[[bytes], Sequence[bytes]]
 
 
 class TcpGroup(MessageGroup):
@@ -22,18 +22,20 @@ class TcpGroup(MessageGroup):
 
     Args:
         rank, size: int.
-        swap: callable. Gives all every rank's bytes, in the order of the ranks: how they learn each other's ports.
-        secret: bytes. The same on all ranks, and known to nobody else.
-        address: str. Where the others reach this host; see ``choros.cluster.hardware.network_address.own_address``.
-        timeout: float. Seconds that one wait may last.
-        spin: float. Seconds to look before sleeping; by default 0 where a machine has more ranks than cores.
+        exchange: callable. Receives this rank's bytes and returns every rank's bytes, in the order of the ranks. The
+            ranks exchange their addresses by it.
+        secret: bytes. The job's secret, the same on all ranks.
+        address: str. Address of this host for the other ranks; see
+            ``choros.cluster.hardware.network_address.own_address``. Defaults to "127.0.0.1".
+        timeout: float. Seconds that one wait may last. Defaults to 300.
+        spin: float. Seconds to poll before sleeping. Defaults to 50 us, or 0 if a machine has more ranks than cores.
 
     Raises:
-        CommTimeoutError: not all ranks have come.
+        CommTimeoutError: not all ranks connected within the time limit.
         PeerLostError: a rank cannot be reached.
 
     Example:
-        >>> TcpGroup(0, 1, lambda mine: [mine], b"secret").gather(b"hello")
+        >>> TcpGroup(0, 1, lambda data: [data], b"secret").gather(b"hello")
         [b'hello']
     """
 
@@ -41,7 +43,7 @@ class TcpGroup(MessageGroup):
         self,
         rank: int,
         size: int,
-        swap: Swap,
+        exchange: ByteExchange,
         secret: bytes,
         address: str = "127.0.0.1",
         timeout: float = 300.0,
@@ -49,33 +51,36 @@ class TcpGroup(MessageGroup):
         spin: float | None = None,
     ) -> None:
         where = f"rank {rank} on {os.uname().nodename}"
-        until = time.monotonic() + timeout
-        with AuthListener(address, secret) as door:
-            said = [json.loads(text) for text in swap(json.dumps([door.place, os.uname().nodename]).encode())]
-            ends = {}
-            for other in range(rank):
+        deadline = time.monotonic() + timeout
+        with AuthListener(address, secret) as listener:
+            addresses = [
+                json.loads(text) for text in exchange(json.dumps([listener.place, os.uname().nodename]).encode())
+            ]
+            sockets = {}
+            # A rank connects to all lower ranks and accepts all higher ranks, so each pair has one socket.
+            for peer in range(rank):
                 try:
-                    end = dial(said[other][0], secret, {"rank": rank}, until - time.monotonic())
+                    sock = dial(addresses[peer][0], secret, {"rank": rank}, deadline - time.monotonic())
                 except PeerLostError as error:
-                    raise PeerLostError(f"{where} cannot reach rank {other} on {said[other][1]}. {error}") from None
-                ends[other] = end, f"rank {other} on {said[other][1]}"
+                    raise PeerLostError(f"{where} cannot reach rank {peer} on {addresses[peer][1]}. {error}") from None
+                sockets[peer] = sock, f"rank {peer} on {addresses[peer][1]}"
             missing = set(range(rank + 1, size))
             while missing:
                 try:
-                    hello, end = door.next(until - time.monotonic())
+                    hello, sock = listener.next_peer(deadline - time.monotonic())
                 except CommTimeoutError:
                     raise CommTimeoutError(
-                        f"{where} waited {timeout:g} s at {door.place} for {names(sorted(missing))} of {size}, which "
-                        "may be busy or gone, or cannot reach this host: name a network that all share in "
-                        "CHOROS_NETWORK, or see to its firewall.",
+                        f"{where} waited {timeout:g} s at {listener.place} for {format_ranks(sorted(missing))} of "
+                        f"{size}, which may be busy or gone, or cannot reach this host: name a network that all ranks "
+                        "share in CHOROS_NETWORK, or check the firewall.",
                         tuple(sorted(missing)),
                     ) from None
-                other = int(hello["rank"])
-                missing.discard(other)
-                ends[other] = end, f"rank {other} on {said[other][1]}"
-        self._links = ConnectionMesh(ends)
-        super().__init__(TcpMessages(self._links, rank, range(size)), timeout, spin=spin)
+                peer = int(hello["rank"])
+                missing.discard(peer)
+                sockets[peer] = sock, f"rank {peer} on {addresses[peer][1]}"
+        self._mesh = ConnectionMesh(sockets)
+        super().__init__(TcpMessages(self._mesh, rank, range(size)), timeout, spin=spin)
 
     def end_together(self) -> None:
-        """Have an exception that nobody catches on one rank end all ranks, for the launcher does not."""
-        end_together(self._links, f"rank {self.rank} on {os.uname().nodename}")
+        """Let an uncaught exception on one rank end all ranks, for a launcher that does not end them."""
+        end_together(self._mesh, f"rank {self.rank} on {os.uname().nodename}")

@@ -1,4 +1,4 @@
-"""A conversation with a server that may be started again: where its socket breaks, the question is asked once more."""
+"""RPC client of a server that may restart: after a broken connection it connects again and repeats the request."""
 
 from __future__ import annotations
 
@@ -6,110 +6,111 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from choros.comm.tcp.auth_socket import Refused, dial
-from choros.comm.tcp.rpc import Head, RpcConnection
+from choros.comm.tcp.auth_socket import RefusedError, dial
+from choros.comm.tcp.rpc import Header, RpcConnection
 from choros.errors import PeerLostError
 from choros.types import Array
 
-_TRY, _PAUSE = 1.0, 0.05  # seconds of one try, and until the next
+_CONNECT_SECONDS, _RETRY_SECONDS = 1.0, 0.05  # seconds of one attempt to connect, and until the next attempt
 
 
 class ReconnectingClient:
     """A client of a ``RpcConnection`` that connects again when the connection breaks.
 
-    A request may be sent twice: the server must carry it out once. The death of the host's first rank is noticed at
-    once: it starts the servers of a host, and keeps the port open as long as it lives.
+    A request may be sent twice, so the server must ignore a repeated request. The host's first rank starts the host's
+    server, and keeps the port open as long as it lives. So a refused connection means that this rank died, and the
+    client raises an error at once.
 
     Args:
-        place: str. Of the ``AuthListener``.
-        secret: bytes.
-        hello: dict. As ``dial`` takes it.
-        who: str. Who is there, for people.
-        timeout: float. Seconds in which something must move, and in which a server that has gone must be back.
-        first: float. Seconds to try for the first time.
+        place: str. ``address:port`` of the ``AuthListener``.
+        secret: bytes. The job's secret.
+        hello: dict. See ``dial``.
+        peer: str. Name of the server, for messages.
+        timeout: float. Seconds that one send or receive may wait, and seconds for a lost server to restart.
+        first_timeout: float. Seconds for the first connection.
 
     Raises:
-        PeerLostError: nobody answers there.
+        PeerLostError: no listener answers.
 
     Example: see ``tests/transport/test_served_centre.py``.
     """
 
     def __init__(
-        self, place: str, secret: bytes, hello: dict[str, Any], who: str, timeout: float, first: float
+        self, place: str, secret: bytes, hello: dict[str, Any], peer: str, timeout: float, first_timeout: float
     ) -> None:
-        self._place, self._secret, self._hello, self._who, self._timeout = place, secret, hello, who, timeout
-        self._channel = RpcConnection(dial(place, secret, hello, first), who, timeout)
-        self._asked: tuple[Head, Sequence[Array]] = {}, ()
-        self._closed, self._gone = False, ""
+        self._place, self._secret, self._hello, self._peer, self._timeout = place, secret, hello, peer, timeout
+        self._connection = RpcConnection(dial(place, secret, hello, first_timeout), peer, timeout)
+        self._last_request: tuple[Header, Sequence[Array]] = {}, ()
+        self._closed, self._lost_message = False, ""
 
     @property
     def timeout(self) -> float:
-        """Seconds in which something must move."""
+        """Seconds that one send or receive on the socket may wait."""
         return self._timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._timeout = self._channel.timeout = seconds
+        self._timeout = self._connection.timeout = seconds
 
-    def ask(self, head: Head, arrays: Sequence[Array] = ()) -> tuple[Head, list[Array]]:
-        """Return the answer; its arrays are good until the next question.
+    def request(self, header: Header, arrays: Sequence[Array] = ()) -> tuple[Header, list[Array]]:
+        """Send a request; return the reply. The reply's arrays are valid until the next request.
 
         Raises:
-            ChorosError: that which the other end raised.
-            PeerLostError: it has gone, and no other came. CommTimeoutError: it does not answer.
+            ChorosError: the error of the server.
+            PeerLostError: the server ended and did not restart. CommTimeoutError: it did not reply in time.
         """
-        self.tell(head, arrays)
-        return self.hear()
+        self.send(header, arrays)
+        return self.receive()
 
-    def tell(self, head: Head, arrays: Sequence[Array] = ()) -> None:
-        """Send; the arrays stay as they are until ``hear`` has the answer."""
-        self._asked = head, arrays
-        if self._gone:
-            raise PeerLostError(self._gone)
+    def send(self, header: Header, arrays: Sequence[Array] = ()) -> None:
+        """Send a request. The arrays must not change until ``receive`` returns: they may be sent again."""
+        self._last_request = header, arrays
+        if self._lost_message:
+            raise PeerLostError(self._lost_message)
         try:
-            self._channel.tell(head, arrays)
+            self._connection.send(header, arrays)
         except PeerLostError:
-            if not self._lost():
+            if not self._close_broken():  # else ``receive`` connects again and repeats the request
                 raise
 
-    def hear(self) -> tuple[Head, list[Array]]:
-        """Take the answer, of another server where this one ends before it came."""
-        until: float | None = None
+    def receive(self) -> tuple[Header, list[Array]]:
+        """Return the reply; if the server ended before its reply, repeat the request to a restarted server."""
+        deadline: float | None = None
         while True:
             try:
-                if self._channel.broken:
-                    until = until or time.monotonic() + self._timeout
-                    self._channel = self._again(until)
-                    self._channel.tell(*self._asked)
-                return self._channel.hear()
+                if self._connection.broken:
+                    deadline = deadline or time.monotonic() + self._timeout
+                    self._connection = self._reconnect(deadline)
+                    self._connection.send(*self._last_request)
+                return self._connection.receive()
             except PeerLostError:
-                if not self._lost():
+                if not self._close_broken():
                     raise
 
-    def _lost(self) -> bool:
-        """Return whether what went wrong is that the connection broke, and that was not wanted."""
-        if self._closed or not self._channel.broken:
+    def _close_broken(self) -> bool:
+        """Close a connection that broke; return False if it did not break, or if this client was closed."""
+        if self._closed or not self._connection.broken:
             return False
-        self._channel.close()
+        self._connection.close()
         return True
 
-    def _again(self, until: float) -> RpcConnection:
+    def _reconnect(self, deadline: float) -> RpcConnection:
         while True:
             try:
-                left = until - time.monotonic()
-                end = dial(self._place, self._secret, self._hello, min(_TRY, left))
-                return RpcConnection(end, self._who, self._timeout)
-            except Refused:
-                why = "and so has the rank that would start another one: see what that rank printed last"
+                remaining = deadline - time.monotonic()
+                sock = dial(self._place, self._secret, self._hello, min(_CONNECT_SECONDS, remaining))
+                return RpcConnection(sock, self._peer, self._timeout)
+            except RefusedError:
+                reason = "and so has the rank that would start another one: see the last output of that rank"
             except PeerLostError as error:
-                if time.monotonic() < until:
-                    time.sleep(_PAUSE)
+                if time.monotonic() < deadline:
+                    time.sleep(_RETRY_SECONDS)
                     continue
-                why = f"and no other one answered for {self._timeout:g} s ({error})"
-            self._closed, self._gone = True, f"{self._who} has gone, {why}."
-            raise PeerLostError(self._gone)
+                reason = f"and no other one answered for {self._timeout:g} s ({error})"
+            self._closed, self._lost_message = True, f"{self._peer} has gone, {reason}."
+            raise PeerLostError(self._lost_message)
 
     def close(self) -> None:
-        """End the conversation."""
+        """Close the connection."""
         self._closed = True
-        self._channel.close()
+        self._connection.close()

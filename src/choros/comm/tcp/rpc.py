@@ -1,4 +1,4 @@
-"""Questions and answers over one socket: JSON and arrays, no pickle; one end asks, the other answers."""
+"""Remote procedure calls over one socket: JSON and arrays, no pickle. One end sends requests, the other serves them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import struct
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,186 +17,196 @@ from choros.errors import ChorosError, CommTimeoutError, PeerLostError, brief
 from choros.types import Array, aligned, dtype_of
 
 _LENGTH = struct.Struct("<I")
-_LONGEST, _MOST = 1 << 26, 1 << 40  # bytes of a message's head, and of one of its arrays
-Head = dict[str, Any]
-Answer = Callable[[Head, list[Array]], tuple[Head, Sequence[Array]]]
+# Limits on a message: a peer with wrong or hostile data must not make this process allocate any amount of memory.
+_MAX_HEADER_BYTES, _MAX_ARRAY_BYTES = 1 << 26, 1 << 40
+Header = dict[str, Any]
+_T = TypeVar("_T")
+Handler = Callable[[Header, list[Array]], tuple[Header, Sequence[Array]]]
 
 
 class RpcConnection:
-    """One end of a conversation.
+    """One end of an RPC connection.
 
     Args:
-        end: a connected socket, which is then this object's.
-        who: str. Who is at the other end, for people.
-        timeout: float. Seconds in which something must move.
+        sock: a connected socket, which this object then owns.
+        peer: str. Name of the other end, for messages.
+        timeout: float. Seconds that one send or receive on the socket may wait.
 
     Attributes:
-        broken: bool. Whether the connection has ended; nothing goes over it any more.
+        broken: bool. Whether the connection has failed; no message can pass any more.
 
     Example:
         >>> import threading
-        >>> one, two = (RpcConnection(end, "the test", 5.0) for end in socket.socketpair())
-        >>> twice = lambda head, arrays: ({"seen": head["n"]}, [array * 2 for array in arrays])
-        >>> threading.Thread(target=two.answer, args=(twice,)).start()
-        >>> one.ask({"n": 1}, [np.arange(3.0)])
+        >>> client, server = (RpcConnection(sock, "the test", 5.0) for sock in socket.socketpair())
+        >>> double = lambda header, arrays: ({"seen": header["n"]}, [array * 2 for array in arrays])
+        >>> threading.Thread(target=server.serve, args=(double,)).start()
+        >>> client.request({"n": 1}, [np.arange(3.0)])
         ({'seen': 1}, [array([0., 2., 4.])])
-        >>> one.close()
+        >>> client.close()
     """
 
-    def __init__(self, end: socket.socket, who: str, timeout: float) -> None:
-        self._end, self.who, self.broken = end, who, False
-        self._rooms: dict[int, Array] = {}
-        self._timeout = _limit(timeout)
-        end.settimeout(self._timeout)
+    def __init__(self, sock: socket.socket, peer: str, timeout: float) -> None:
+        self._sock, self.peer, self.broken = sock, peer, False
+        self._buffers: dict[int, Array] = {}
+        self._timeout = _socket_timeout(timeout)
+        sock.settimeout(self._timeout)
 
     @property
     def timeout(self) -> float | None:
-        """Seconds in which something must move."""
+        """Seconds that one send or receive on the socket may wait; None for no limit."""
         return self._timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._timeout = _limit(seconds)
-        self._end.settimeout(self._timeout)
+        self._timeout = _socket_timeout(seconds)
+        self._sock.settimeout(self._timeout)
 
-    def ask(self, head: Head, arrays: Sequence[Array] = ()) -> tuple[Head, list[Array]]:
-        """Return the answer; its arrays are good until the next question.
+    def request(self, header: Header, arrays: Sequence[Array] = ()) -> tuple[Header, list[Array]]:
+        """Send a request; return the reply. The reply's arrays are valid until the next request.
+
+        Args:
+            header: dict of plain JSON.
+            arrays: numeric arrays; they are sent flat. Defaults to none.
 
         Raises:
-            ChorosError: that which the other end raised.
-            PeerLostError: it has gone. CommTimeoutError: it does not answer.
+            ChorosError: the error of the other end.
+            PeerLostError: the connection ended. CommTimeoutError: the other end did not reply in time.
         """
-        self.tell(head, arrays)
-        return self.hear()
+        self.send(header, arrays)
+        return self.receive()
 
-    def tell(self, head: Head, arrays: Sequence[Array] = ()) -> None:
-        """Send; ``hear`` takes the answer, and other channels may be told meanwhile."""
+    def send(self, header: Header, arrays: Sequence[Array] = ()) -> None:
+        """Send a request; ``receive`` returns the reply. Requests on other connections may be sent in between."""
         flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-        kinds = [[array.dtype.name, array.size] for array in flat]
-        text = json.dumps([head, kinds]).encode()
-        with _Trouble(self):
-            self._end.sendall(_LENGTH.pack(len(text)) + text)
+        array_specs = [[array.dtype.name, array.size] for array in flat]
+        data = json.dumps([header, array_specs]).encode()
+        with _NamedErrors(self):
+            self._sock.sendall(_LENGTH.pack(len(data)) + data)
             for array in flat:
                 if array.nbytes:
-                    self._end.sendall(array.view(np.uint8).data)
+                    self._sock.sendall(array.view(np.uint8).data)
 
-    def hear(self) -> tuple[Head, list[Array]]:
-        """Take what comes next.
+    def receive(self) -> tuple[Header, list[Array]]:
+        """Return the next message: its header and its arrays, which are valid until the next message.
 
         Raises:
-            PeerLostError: the other end has gone, or what it says is no message.
+            ChorosError: the message is an error of the other end.
+            PeerLostError: the connection ended, or the data are not a message.
         """
-        with _Trouble(self):
-            head, kinds = self._head(self._take(self._short(_LENGTH.unpack(self._take(_LENGTH.size))[0])))
+        with _NamedErrors(self):
+            header, array_specs = self._parse_header(
+                self._read_exactly(self._check_header_length(_LENGTH.unpack(self._read_exactly(_LENGTH.size))[0]))
+            )
             arrays = []
-            for number, (kind, count) in enumerate(kinds):
-                array = self._room(number, count * kind.itemsize)
-                self._fill(array.data)
-                arrays.append(array.view(kind))
-        if "error" in head:
-            named = getattr(errors, str(head["error"]), PeerLostError)
-            known = isinstance(named, type) and issubclass(named, ChorosError)
-            raise (named if known else PeerLostError)(f"{self.who}: {head.get('text', '')}")
-        return head, arrays
+            for index, (dtype, count) in enumerate(array_specs):
+                array = self._buffer(index, count * dtype.itemsize)
+                self._read_into(array.data)
+                arrays.append(array.view(dtype))
+        if "error" in header:
+            error_type = getattr(errors, str(header["error"]), PeerLostError)
+            is_choros_error = isinstance(error_type, type) and issubclass(error_type, ChorosError)
+            raise (error_type if is_choros_error else PeerLostError)(f"{self.peer}: {header.get('text', '')}")
+        return header, arrays
 
-    def _short(self, length: int) -> int:
-        if length > _LONGEST:
+    def _check_header_length(self, length: int) -> int:
+        if length > _MAX_HEADER_BYTES:
             raise PeerLostError(
-                f"{self.who} announced {length} bytes where {_LONGEST} are allowed: it is not of this job."
+                f"{self.peer} announced {length} bytes, but {_MAX_HEADER_BYTES} are allowed: it does not belong to "
+                "this job."
             )
         return length
 
-    def _head(self, text: bytes) -> tuple[Head, list[tuple[Any, int]]]:
-        """Read a message's head: what is said, and of each array its type and its length."""
+    def _parse_header(self, data: bytes) -> tuple[Header, list[tuple[Any, int]]]:
+        """Return the header of a message, and the dtype and the length of each array."""
         try:
-            head, kinds = json.loads(text)
-            found = [(numeric(dtype_of(name)), _is(count, int)) for name, count in _is(kinds, list)]
-            if any(not 0 <= count * kind.itemsize <= _MOST for kind, count in found):
+            header, array_specs = json.loads(data)
+            checked = [
+                (numeric(dtype_of(name)), _require_type(count, int)) for name, count in _require_type(array_specs, list)
+            ]
+            if any(not 0 <= count * dtype.itemsize <= _MAX_ARRAY_BYTES for dtype, count in checked):
                 raise ValueError("too long")
-            _is(head, dict)
+            _require_type(header, dict)
         except (ValueError, TypeError, RecursionError) as error:
             raise PeerLostError(
-                f"{self.who} sent what is no message ({brief(error)}): it is not of this job."
+                f"{self.peer} sent data that are not a message ({brief(error)}): it does not belong to this job."
             ) from None
-        return head, found
+        return header, checked
 
-    def answer(self, answer: Answer) -> None:
-        """Answer until the other end closes; what ``answer`` raises goes to who asked."""
-        self._end.settimeout(None)
+    def serve(self, handler: Handler) -> None:
+        """Serve requests until the other end closes the connection. An exception of ``handler`` goes to the client."""
+        self._sock.settimeout(None)
         while True:
             try:
-                head, arrays = self.hear()
+                header, arrays = self.receive()
             except (PeerLostError, ValueError):
                 self.close()
                 return
             try:
-                said, back = answer(head, arrays)
+                reply, reply_arrays = handler(header, arrays)
             except Exception as error:
-                kind = type(error).__name__ if isinstance(error, ChorosError) else "PeerLostError"
-                if not isinstance(error, ChorosError):  # a defect here: who asked is sent one line of it
+                error_type = type(error).__name__ if isinstance(error, ChorosError) else "PeerLostError"
+                if not isinstance(error, ChorosError):  # a defect of the server: the client gets one line of it
                     traceback.print_exc()
-                said, back = {"error": kind, "text": brief(error)}, ()
+                reply, reply_arrays = {"error": error_type, "text": brief(error)}, ()
             try:
-                self.tell(said, back)
+                self.send(reply, reply_arrays)
             except ChorosError:
                 self.close()
                 return
 
-    def _room(self, number: int, nbytes: int) -> Array:
-        """Memory for the n-th array of a message: the same as last time, where it is large enough."""
-        room = self._rooms.get(number)
-        if room is None or room.size < nbytes:
+    def _buffer(self, index: int, nbytes: int) -> Array:
+        """Return memory for the n-th array of a message; the last message's, if it is large enough."""
+        buffer = self._buffers.get(index)
+        if buffer is None or buffer.size < nbytes:
             try:
-                room = self._rooms[number] = aligned(nbytes, np.uint8)
+                buffer = self._buffers[index] = aligned(nbytes, np.uint8)
             except MemoryError:
-                raise PeerLostError(
-                    f"{self.who} announced {nbytes} bytes, for which there is no memory here."
-                ) from None
-        return room[:nbytes]
+                raise PeerLostError(f"{self.peer} announced {nbytes} bytes, for which there is no memory.") from None
+        return buffer[:nbytes]
 
-    def _take(self, count: int) -> bytes:
-        found = bytearray(count)
-        self._fill(memoryview(found))
-        return bytes(found)
+    def _read_exactly(self, count: int) -> bytes:
+        data = bytearray(count)
+        self._read_into(memoryview(data))
+        return bytes(data)
 
-    def _fill(self, view: memoryview) -> None:
+    def _read_into(self, view: memoryview) -> None:
         while view:
-            count = self._end.recv_into(view)
+            count = self._sock.recv_into(view)
             if not count:
                 raise ConnectionError("it closed the connection")
             view = view[count:]
 
     def close(self) -> None:
-        """End the conversation."""
-        self._end.close()
+        """Close the connection."""
+        self._sock.close()
 
 
-class _Trouble:
-    """Says who is at the other end when the socket fails."""
+class _NamedErrors:
+    """Context manager that turns socket errors into errors of Choros, with the name of the other end."""
 
-    def __init__(self, channel: RpcConnection) -> None:
-        self.channel = channel
+    def __init__(self, connection: RpcConnection) -> None:
+        self.connection = connection
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, TimeoutError):
             raise CommTimeoutError(
-                f"{self.channel.who} did not answer for {self.channel.timeout} s: see what it is doing, or set a "
-                "longer timeout."
+                f"{self.connection.peer} did not answer for {self.connection.timeout} s: look at that process, or set "
+                "a longer timeout."
             ) from None
         if isinstance(error, OSError) and not isinstance(error, ChorosError):
-            self.channel.broken = True
-            raise PeerLostError(f"{self.channel.who} has gone ({error}): see what it printed last.") from None
+            self.connection.broken = True
+            raise PeerLostError(f"{self.connection.peer} has gone ({error}): see its last output.") from None
 
 
-def _is(found: Any, kind: type) -> Any:
-    if not isinstance(found, kind):
-        raise TypeError(f"a {type(found).__name__} where a {kind.__name__} belongs")
-    return found
+def _require_type(value: object, expected: type[_T]) -> _T:
+    if not isinstance(value, expected):
+        raise TypeError(f"a {type(value).__name__} instead of a {expected.__name__}")
+    return value
 
 
-def _limit(seconds: float) -> float | None:
-    """A limit as sockets take it: None for one that nothing reaches."""
+def _socket_timeout(seconds: float) -> float | None:
+    """Return a time limit as sockets accept it: None for more than three years."""
     return None if seconds > 1e8 else seconds

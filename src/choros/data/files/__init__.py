@@ -7,6 +7,7 @@ from typing import Any
 from choros.data.files.reader import FileReader, find_files
 from choros.data.files.source import Decode, FileSource
 from choros.errors import InvalidDataError
+from choros.types import ArrayTree
 
 __all__ = ["FileSource", "files", "reopen"]
 
@@ -20,10 +21,10 @@ _ENDINGS = {
 
 
 def files(
-    where: Any,
-    x: Any = None,
-    y: Any = None,
-    sample_weight: Any = None,
+    where: object,
+    x: ArrayTree = None,
+    y: ArrayTree = None,
+    sample_weight: ArrayTree = None,
     *,
     format: str | None = None,
     decode: Decode | None = None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.data.files.reader import Columns, stack
+from choros.data.files.reader import ColumnChoice, Columns, stack
 from choros.data.tree import leaves
 from choros.errors import InvalidDataError
 from choros.types import Array
@@ -49,17 +49,17 @@ class ColumnSpec:
         """
         parts = self._parts(columns, rows)
         # Two passes, each along memory: four times as fast as column after column into rows.
-        found = parts[0] if self.alone else np.concatenate([part.T for part in parts]).T
-        if found.shape[1:] != like.shape[1:]:
+        joined = parts[0] if self.alone else np.concatenate([part.T for part in parts]).T
+        if joined.shape[1:] != like.shape[1:]:
             raise InvalidDataError(
-                f"{self.names[0]!r} has rows of shape {found.shape[1:]}, and the first ones {like.shape[1:]}."
+                f"{self.names[0]!r} has rows of shape {joined.shape[1:]}, and the first ones {like.shape[1:]}."
             )
-        if found.dtype.kind not in "biu" and like.dtype.kind in "biu":
+        if joined.dtype.kind not in "biu" and like.dtype.kind in "biu":
             raise InvalidDataError(
                 f"{self.names[0]!r} has fractions or missing values, and whole numbers in the first rows: give "
                 "fractions everywhere (types={'a': 'double'} for CSV), or make them so in decode."
             )
-        return np.ascontiguousarray(found, like.dtype)
+        return np.ascontiguousarray(joined, like.dtype)
 
     def _parts(self, columns: Columns, rows: int) -> list[Array]:
         """The columns; several as two axes each."""
@@ -87,7 +87,7 @@ def get(columns: Columns, name: str) -> Any:
     return columns[name]
 
 
-def check_choice(choice: Any, name: str) -> None:
+def check_choice(choice: ColumnChoice, name: str) -> None:
     """Refuse what is no name, list of names, or dict of them.
 
     Example:
@@ -105,11 +105,11 @@ def check_choice(choice: Any, name: str) -> None:
         )
 
 
-def _is_names(choice: Any) -> bool:
+def _is_names(choice: ColumnChoice) -> bool:
     return isinstance(choice, list | tuple) and bool(choice) and all(isinstance(name, str) for name in choice)
 
 
-def leaf_tree(choice: Any) -> Any:
+def leaf_tree(choice: ColumnChoice) -> Any:
     """Return the choice with a ``ColumnSpec`` for each array.
 
     Example:
@@ -123,7 +123,7 @@ def leaf_tree(choice: Any) -> Any:
     return ColumnSpec(choice)
 
 
-def all_names(*choices: Any) -> list[str]:
+def all_names(*choices: ColumnChoice) -> list[str]:
     """Return every column that is chosen, once.
 
     Example:

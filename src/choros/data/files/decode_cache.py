@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -47,10 +47,10 @@ class DecodeCache:
         self._blocks = blocks
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         places, end = _layout(blocks, rows, forms)
-        whole = np.memmap(path, np.uint8, "r+", 0, (end,)).view(np.ndarray)
-        self._state: Array = whole[:blocks]
+        mapped = np.memmap(path, np.uint8, "r+", 0, (end,)).view(np.ndarray)
+        self._state: Array = mapped[:blocks]
         self.arrays = [
-            whole[at : at + size].view(dtype).reshape(rows, *shape)
+            mapped[at : at + size].view(dtype).reshape(rows, *shape)
             for (at, size), (dtype, shape) in zip(places, forms, strict=True)
         ]
         self._places = [at for (at, _) in places]
@@ -87,11 +87,11 @@ class DecodeCache:
             row: int. Where.
             rows: one after the other in memory, of that array's dtype.
         """
-        left = rows.reshape(-1).view(np.uint8).data
+        remaining = rows.reshape(-1).view(np.uint8).data
         at = self._places[number] + row * (rows.nbytes // max(len(rows), 1))
-        while left:
-            count = os.pwrite(self._file, left, at)
-            left, at = left[count:], at + count
+        while remaining:
+            count = os.pwrite(self._file, remaining, at)
+            remaining, at = remaining[count:], at + count
 
     def close(self) -> None:
         """Let the file go; arrays that are in use stay as they are."""
@@ -120,7 +120,7 @@ class DecodeCache:
             missing = [block for block in blocks if block not in self._known]
             for wait in (False, True):
                 done = threads.map(lambda block, wait=wait: self._fill(block, decode, wait), missing)
-                missing = [block for block, there in zip(missing, done, strict=True) if not there]
+                missing = [block for block, is_decoded in zip(missing, done, strict=True) if not is_decoded]
 
     def _fill(self, block: int, decode: Callable[[int], None], wait: bool) -> bool:
         with self._locked(block, wait) as held:
@@ -174,7 +174,7 @@ def _layout(blocks: int, rows: int, forms: Sequence[Form]) -> tuple[list[tuple[i
     return places, max(end, 1)
 
 
-def form(array: Any) -> Form:
+def form(array: Array) -> Form:
     """Return dtype and shape of a row.
 
     Example:

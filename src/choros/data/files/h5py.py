@@ -62,8 +62,8 @@ def _look(path: str) -> tuple[int, int, list[str]]:
     """Return how many rows a file has, the bytes of a row, and its columns."""
     try:
         with h5py.File(path, "r") as file:
-            found = _sets(file, None)
-            lengths = [len(part) for part in found.values()]
+            datasets = _sets(file, None)
+            lengths = [len(part) for part in datasets.values()]
             if not lengths:
                 raise InvalidDataError(f"{path} holds no data set with rows.")
             rows = max(set(lengths), key=lengths.count)  # the most common
@@ -76,11 +76,11 @@ def _look(path: str) -> tuple[int, int, list[str]]:
 
 def _sets(file: Any, rows: int | None) -> dict[str, Any]:
     """Return the data sets of this many rows, by their paths."""
-    found: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
 
     def visit(name: str, part: Any) -> None:
         if isinstance(part, h5py.Dataset) and part.ndim and rows in (None, len(part)):
-            found[name] = part
+            datasets[name] = part
 
     file.visititems(visit)
-    return found
+    return datasets

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from choros.data.files.reader import Columns, FileReader
 from choros.errors import InvalidDataError
-from choros.types import Array
+from choros.types import Array, ArrayTree
 
 try:
     import pyarrow as pa
@@ -23,6 +23,8 @@ except ImportError as error:
         "Parquet, Arrow and CSV files are read by pyarrow, which is missing: pip install pyarrow."
     ) from error
 
+_SourceT = TypeVar("_SourceT")
+_ReaderT = TypeVar("_ReaderT")
 _PART = 1 << 16  # rows that are decoded at once
 _TEXT = 1 << 22  # bytes of a block of CSV
 
@@ -56,10 +58,10 @@ class ParquetTable(_Gapped):
 
     def look(self, file: str) -> Iterator[list[int]]:
         """Yield the row groups, from the footer."""
-        whole = _open(pyarrow.parquet.ParquetFile, file)
-        self.names.append((file, whole.schema_arrow.names))
-        for i in range(whole.metadata.num_row_groups):
-            facts = whole.metadata.row_group(i)
+        table_file = _open(pyarrow.parquet.ParquetFile, file)
+        self.names.append((file, table_file.schema_arrow.names))
+        for i in range(table_file.metadata.num_row_groups):
+            facts = table_file.metadata.row_group(i)
             self.gaps.update(_gaps(facts))
             yield [i, facts.num_rows]
 
@@ -176,8 +178,8 @@ class CsvTable(FileReader):
 
     def _guess(self, given: dict[str, str]) -> dict[str, str]:
         """Return what the first stretch's values look like; a column without any is one of missing numbers."""
-        found = {field.name: str(field.type) for field in self._parse(0, given).schema}
-        return {name: "double" if kind == "null" else kind for name, kind in found.items()}
+        columns_read = {field.name: str(field.type) for field in self._parse(0, given).schema}
+        return {name: "double" if kind == "null" else kind for name, kind in columns_read.items()}
 
     def _parse(self, block: int, kinds: dict[str, str]) -> Any:
         number, begin, end, rows = self.blocks[block]
@@ -222,7 +224,7 @@ class CsvTable(FileReader):
         return {**super().spec(), "delimiter": self.delimiter, "kinds": self.kinds}
 
 
-def columns(batch: Any, gaps: Container[str] = ()) -> dict[str, Array]:
+def columns(batch: ArrayTree, gaps: Container[str] = ()) -> dict[str, Array]:
     """Return a pyarrow table's or batch's columns as numpy arrays.
 
     Missing numbers become NaN, and whole numbers fractions in columns with ``gaps``; lists of one length become an
@@ -234,8 +236,8 @@ def columns(batch: Any, gaps: Container[str] = ()) -> dict[str, Array]:
     names = batch.schema.names
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise InvalidDataError(f"There are two columns {twice[0]!r}: give each a name of its own.")
-    found = {name: _column(batch.column(i)) for i, name in enumerate(names)}
-    return {n: a.astype(np.float64) if n in gaps and a.dtype.kind in "biu" else a for n, a in found.items()}
+    columns_read = {name: _column(batch.column(i)) for i, name in enumerate(names)}
+    return {n: a.astype(np.float64) if n in gaps and a.dtype.kind in "biu" else a for n, a in columns_read.items()}
 
 
 def _gaps(group: Any) -> Iterator[str]:
@@ -277,7 +279,7 @@ def _lists(column: Any) -> Array:
     return rows
 
 
-def _open(opener: Any, source: Any) -> Any:
+def _open(opener: Callable[[_SourceT], _ReaderT], source: _SourceT) -> _ReaderT:
     try:
         return opener(source)
     except (pa.ArrowInvalid, OSError) as error:

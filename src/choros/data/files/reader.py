@@ -15,6 +15,7 @@ from choros.errors import ChorosError, InvalidDataError, brief
 from choros.types import Array
 
 _T = TypeVar("_T")
+ColumnChoice = Any  # a column's name, or lists, tuples and dicts of names
 Columns = Mapping[str, Any]  # by name, arrays whose first axis is the rows; objects for text and bytes
 
 
@@ -122,18 +123,18 @@ def find_files(where: Any) -> list[str]:
             f"A file was expected, not {where!r}: give a path, a pattern or a list of them."
         ) from None
     if os.path.isdir(path):
-        found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-        found = sorted(file for file in found if not os.path.basename(file).startswith((".", "_")))
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+        paths = sorted(file for file in paths if not os.path.basename(file).startswith((".", "_")))
     else:
-        found = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path)))
-    if not found and "://" in str(where):
+        paths = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path)))
+    if not paths and "://" in str(where):
         raise InvalidDataError(
             f"{where} is in an object store, and only files are read: mount the store as a folder (s3fs, gcsfuse), or "
             "give batches that a library reads from it: a generator, a tf.data.Dataset or a PyTorch DataLoader."
         )
-    if not found:
+    if not paths:
         raise InvalidDataError(f"There is no file at {path}.")
-    return found
+    return paths
 
 
 def stamp(path: str) -> list[int]:

@@ -16,13 +16,13 @@ from choros.data.class_weights import check_class_weight, with_class_weight
 from choros.data.conversion import to_floatx
 from choros.data.files.column_selection import all_names, check_choice, leaf_tree
 from choros.data.files.decode_cache import DecodeCache, form
-from choros.data.files.reader import Columns, FileReader, naming, readable, stamp
+from choros.data.files.reader import ColumnChoice, Columns, FileReader, naming, readable, stamp
 from choros.data.permutation import permutation
 from choros.data.sharding import pieces
 from choros.data.tree import leaves, map_leaves
 from choros.data.validation import check_batch
 from choros.errors import InvalidDataError
-from choros.types import Batch
+from choros.types import ArrayTree, Batch
 
 Decode = Callable[[dict[str, Any]], Columns]
 
@@ -61,15 +61,15 @@ class FileSource:
     def __init__(
         self,
         table: FileReader,
-        x: Any = None,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: ArrayTree = None,
+        y: ArrayTree = None,
+        sample_weight: ArrayTree = None,
         decode: Decode | None = None,
         spill_dir: str | None = None,
         floatx: str | None = None,
         spill: str | None = None,
         class_weight: Mapping[int, float] | None = None,
-        first: tuple[Any, Any, Any] | None = None,
+        first: tuple[ArrayTree, ArrayTree, ArrayTree] | None = None,
     ) -> None:
         for name, choice in (("x", x), ("y", y), ("sample_weight", sample_weight)):
             check_choice(choice, name)
@@ -95,22 +95,22 @@ class FileSource:
         if spill is not None:
             self.join(spill)
 
-    def _look(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+    def _look(self, x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> tuple[Any, Any]:
         """Return which columns are x, and the first rows as ``(x, y, sample_weight)``."""
         wanted = self._wanted(x, y, sample_weight)
         self._check_names(wanted or ())
         with naming(self.table.files[0]):
             columns = self.table.peek()
-        found = self._decoded(columns)
+        decoded = self._decoded(columns)
         if x is None:
             others = set(all_names(y, sample_weight))
-            x = [name for name in found if name not in others]
+            x = [name for name in decoded if name not in others]
             if not x:
                 raise InvalidDataError(f"{self.table.name} has no column for x beside those for y and sample_weight.")
         self._check_names(self._wanted(x, y, sample_weight) or ())
         tree = leaf_tree(x), leaf_tree(y), leaf_tree(sample_weight)
         rows, floatx = _count(columns), self.floatx
-        return x, map_leaves(lambda leaf: to_floatx(leaf.of(found, rows), floatx), tree)
+        return x, map_leaves(lambda leaf: to_floatx(leaf.of(decoded, rows), floatx), tree)
 
     def _check_names(self, wanted: Sequence[str]) -> None:
         for file, names in self.table.names:
@@ -129,7 +129,7 @@ class FileSource:
             if stamp(file) != then:
                 raise InvalidDataError(f"{file} has changed since choros.files read it: call choros.files again.")
 
-    def _wanted(self, *choices: Any) -> list[str] | None:
+    def _wanted(self, *choices: ColumnChoice) -> list[str] | None:
         """The columns to read: those that are used, where no function makes them and none is left open."""
         return None if self.decode is not None or choices[0] is None else all_names(*choices)
 
@@ -147,8 +147,8 @@ class FileSource:
             here: whether the worker is on this machine, where it shares what is decoded.
         """
         spill = self.spill.path if here else None
-        told = {"table": self.table.spec(), "choice": self.choice, "floatx": self.floatx}
-        return told | {"spill": spill, "spill_dir": self.spill_dir}
+        spec = {"table": self.table.spec(), "choice": self.choice, "floatx": self.floatx}
+        return spec | {"spill": spill, "spill_dir": self.spill_dir}
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> FileSource:
         """Return the same source with a weight for each class."""
@@ -189,10 +189,10 @@ class FileSource:
                 f"{self.table.name} has {len(self._blocks)} blocks (row groups, files), too few for {size} members of "
                 f"an ensemble: write more of them, or read the rows into arrays."
             )
-        mine = self._copy()
-        mine._blocks = np.sort(self._blocks[permutation(len(self._blocks), seed, 0)[rank::size]])
-        mine.rows = int(np.diff(self.starts)[mine._blocks].sum())
-        return mine
+        part_source = self._copy()
+        part_source._blocks = np.sort(self._blocks[permutation(len(self._blocks), seed, 0)[rank::size]])
+        part_source.rows = int(np.diff(self.starts)[part_source._blocks].sum())
+        return part_source
 
     def epoch(
         self,
@@ -228,7 +228,7 @@ class FileSource:
             if sys is not None and not sys.is_finalizing():  # else its threads are gone already
                 ahead.close()
 
-    def _weighted(self, y: Any, weight: Any) -> Any:
+    def _weighted(self, y: ArrayTree, weight: ArrayTree) -> Any:
         return weight if self.class_weight is None else with_class_weight(y, weight, self.class_weight, self.floatx)
 
     def fill(self, block: int) -> None:

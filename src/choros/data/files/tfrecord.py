@@ -165,10 +165,10 @@ def _features(text: bytes, path: str) -> dict[str, Any]:
     from google.protobuf.message import DecodeError
 
     try:
-        found = _example().FromString(text).features.feature
+        features = _example().FromString(text).features.feature
     except DecodeError:
         raise InvalidDataError(f"{path} holds a record that is no tf.train.Example.") from None
-    return {name: _values(feature) for name, feature in sorted(found.items())}
+    return {name: _values(feature) for name, feature in sorted(features.items())}
 
 
 def _values(feature: Any) -> Any:
@@ -190,5 +190,5 @@ def _column(rows: list[Any], name: str, path: str) -> Any:
         for i, row in enumerate(rows):
             column[i] = row[0] if isinstance(row, list) and len(row) == 1 else row
         return column
-    whole = np.stack(rows)
-    return whole[:, 0] if lengths == {1} else whole
+    stacked = np.stack(rows)
+    return stacked[:, 0] if lengths == {1} else stacked

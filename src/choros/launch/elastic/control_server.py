@@ -34,7 +34,7 @@ class ControlServer:
         >>> from choros.comm.tcp.auth_socket import dial
         >>> desk = ControlServer(AuthListener("127.0.0.1", b"a secret"))
         >>> far = RpcConnection(dial(desk.place, b"a secret", {"member": 3}, 5.0), "the desk", 5.0)
-        >>> desk.heard.get(timeout=5.0), desk.tell(3, {"say": "good day"}), far.hear()[0]
+        >>> desk.heard.get(timeout=5.0), desk.tell(3, {"say": "good day"}), far.receive()[0]
         ((3, {'say': 'here'}), True, {'say': 'good day'})
         >>> desk.close(), far.close()
         (None, None)
@@ -65,7 +65,7 @@ class ControlServer:
     def _welcome(self) -> None:
         while not self._over:
             try:
-                hello, end = self._door.next(1.0)
+                hello, end = self._door.next_peer(1.0)
             except CommTimeoutError:
                 continue
             number = hello.get("member")
@@ -79,7 +79,7 @@ class ControlServer:
     def _listen(self, number: int, line: _Line) -> None:
         with suppress(ChorosError, ValueError):  # it has gone, as its end will tell
             while True:
-                self._hear(number, line.channel.hear()[0])
+                self._hear(number, line.channel.receive()[0])
 
     def _hear(self, number: int, head: dict[str, Any]) -> None:
         self.heard.put((number, head))
@@ -121,7 +121,7 @@ class _Line:
         while (item := self._waiting.get()) is not None:
             size, head = item
             try:
-                self.channel.tell(head)
+                self.channel.send(head)
             except (ChorosError, ValueError):
                 self._broken = True
                 return

@@ -118,7 +118,7 @@ class _Job:
     def listen_at(self, door: Any) -> None:
         """Take the first failure; if the launcher does not end the job then, do it."""
         try:
-            self.first, end = door.next(threading.TIMEOUT_MAX)
+            self.first, end = door.next_peer(threading.TIMEOUT_MAX)
         except CommTimeoutError:
             return
         end.close()

@@ -15,7 +15,7 @@ import time
 from io import TextIOWrapper
 from types import TracebackType
 
-from choros.comm.bootstrap.exit_hooks import CAUSE, code_of
+from choros.comm.bootstrap.exit_hooks import ROOT_CAUSE_SECONDS, exit_code_of
 from choros.errors import PeerLostError
 from choros.launch.mpi.failure_notice import tell
 
@@ -36,13 +36,13 @@ def main() -> None:
             sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ending:
-        if code := code_of(ending):
+        if code := exit_code_of(ending):
             tell(code)
         raise
     except BaseException as error:
         if isinstance(error, PeerLostError):  # another one failed
-            time.sleep(CAUSE)
-        tell(code_of(error))
+            time.sleep(ROOT_CAUSE_SECONDS)
+        tell(exit_code_of(error))
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
             trace = trace.tb_next
@@ -52,7 +52,7 @@ def main() -> None:
 def _before_it_is_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Tell of a rank that a Trainer ends as one that fails, since its script exits in the middle of training."""
     if isinstance(error, SystemExit):
-        tell(code_of(error) or 1)
+        tell(exit_code_of(error) or 1)
     sys.__excepthook__(kind, error, trace)
 
 

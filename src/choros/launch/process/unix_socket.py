@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from choros.comm.fork_hooks import keep_from_children
+from choros.comm.fork_hooks import close_in_children
 from choros.errors import CommTimeoutError, PeerLostError
 from choros.launch.process.frame import MOST_FDS, PREFIX, Frame, Message, lengths_and_message, pack, unpack_prefix
 
@@ -54,7 +54,7 @@ class UnixConnection:
         self._fds: list[int] = []
         self._cut = False  # a send was broken off, so what follows would not be understood
         self._begin()
-        keep_from_children(self._sock)
+        close_in_children(self._sock)
 
     @classmethod
     def pair(cls) -> tuple[UnixConnection, UnixConnection]:

@@ -82,7 +82,7 @@ def _group(place: Place) -> tuple[str, str]:
         choice = choose(place)
     except InvalidInputError as error:
         return f"none: {error}", ""
-    return choice.words, {SHARED: "shared memory", MPI: "MPI"}.get(choice.kind, "the package's")
+    return choice.description, {SHARED: "shared memory", MPI: "MPI"}.get(choice.kind, "the package's")
 
 
 def _cores(place: Place) -> dict[str, Any]:

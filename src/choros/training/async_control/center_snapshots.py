@@ -121,11 +121,11 @@ class FarSnapshots:
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
         """Keep the center of an epoch's end there."""
-        self._line.ask({"op": "put snapshot", "epoch": epoch}, [vector, others])
+        self._line.request({"op": "put snapshot", "epoch": epoch}, [vector, others])
 
     def read(self, epoch: int, vector: Array, others: Array) -> bool:
         """Copy the center of an epoch's end out; False where it is not kept."""
-        head, arrays = self._line.ask({"op": "read snapshot", "epoch": epoch})
+        head, arrays = self._line.request({"op": "read snapshot", "epoch": epoch})
         if head["kept"]:
             vector[:], others[:] = arrays
         return bool(head["kept"])

@@ -34,7 +34,7 @@ def take_up(run: WorkerContext) -> bool:
     of steps goes on from the same place. Its slots are those that it left itself at the end of its last epoch; in a
     job, and of ranks that a launcher started, they are rank 0's.
     """
-    run.begin = state_of(run.centre).place_of(run.centre, run.rank) or run.begin
+    run.begin = state_of(run.centre).position_of(run.centre, run.rank) or run.begin
     left = run.board.left(run.rank)
     if left is None:
         return False

@@ -36,7 +36,7 @@ class RemoteControlBlock:
     def _orders(self, fresh: bool = False) -> list[float]:
         if fresh or not self._head or time.monotonic() - self._read > _FRESH:
             told = {"op": "head", "rank": self._rank, "beats": self._beats, "asks": self._asks}
-            self._head = self._line.ask(told)[0]["head"]
+            self._head = self._line.request(told)[0]["head"]
             self._read = time.monotonic()
         return self._head
 
@@ -63,7 +63,7 @@ class RemoteControlBlock:
         """Say that this rank does not go to the centre before that halt is over, and where it is; look anew then."""
         place, iterations, tally, state = self._own or ((-1, 0), 0, [], _NONE)
         told = {"op": "rest", "rank": rank, "number": number, "place": place, "tally": tally, "iterations": iterations}
-        self._line.ask(told, [state])
+        self._line.request(told, [state])
         self._read = 0.0
 
     def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
@@ -72,7 +72,7 @@ class RemoteControlBlock:
 
     def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return what this rank left last, in another process."""
-        told, arrays = self._line.ask({"op": "left", "rank": rank})
+        told, arrays = self._line.request({"op": "left", "rank": rank})
         if not arrays:
             return None
         epoch, batch = told["place"]
@@ -80,16 +80,16 @@ class RemoteControlBlock:
 
     def ended(self, epoch: int, rank: int) -> bool:
         """Tell whether a rank has added to an epoch."""
-        return bool(self._line.ask({"op": "ended", "epoch": epoch, "rank": rank})[0]["ended"])
+        return bool(self._line.request({"op": "ended", "epoch": epoch, "rank": rank})[0]["ended"])
 
     def complete(self, epoch: int) -> bool:
         """Tell whether all ranks have added to an epoch."""
-        return bool(self._line.ask({"op": "complete", "epoch": epoch})[0]["complete"])
+        return bool(self._line.request({"op": "complete", "epoch": epoch})[0]["complete"])
 
     def beats(self) -> Array:
         """Steps done by each rank, as far as the host of the board knows."""
         self._orders(fresh=True)  # brings this rank's own
-        beats: Array = self._line.ask({"op": "beats"})[1][0].copy()
+        beats: Array = self._line.request({"op": "beats"})[1][0].copy()
         return beats
 
     @property
@@ -117,11 +117,11 @@ class RemoteControlBlock:
 
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to its epoch; True for the rank that makes the sum complete."""
-        return bool(self._line.ask({"op": "add", "epoch": epoch, "rank": rank}, [train, validation])[0]["complete"])
+        return bool(self._line.request({"op": "add", "epoch": epoch, "rank": rank}, [train, validation])[0]["complete"])
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
         """Return an epoch's sums: metric states of training, and figures of validation."""
-        train, validation = self._line.ask({"op": "sums", "epoch": epoch})[1]
+        train, validation = self._line.request({"op": "sums", "epoch": epoch})[1]
         return train.copy(), validation.copy()
 
     def close(self) -> None:
@@ -142,11 +142,11 @@ class RemoteEpochLog:
 
     def leave(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
         """Leave one line."""
-        self._line.ask({"op": "leave", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held})
+        self._line.request({"op": "leave", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held})
 
     def take(self) -> list[Line]:
         """Return what has come since the last time."""
-        text = str(self._line.ask({"op": "since", "taken": self._taken})[0]["text"]).encode()
+        text = str(self._line.request({"op": "since", "taken": self._taken})[0]["text"]).encode()
         self._taken += len(text)
         return read_lines(text)
 

@@ -21,7 +21,7 @@ from typing import Any
 from choros import algorithms
 from choros.cluster.hardware import raise_descriptors
 from choros.comm.shm.segment import Segment
-from choros.comm.tcp.auth_socket import AuthListener, listener
+from choros.comm.tcp.auth_socket import AuthListener, listening_socket
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import PeerLostError
 from choros.launch.process.failure_report import signalled
@@ -54,7 +54,7 @@ class ShardServerProcess:
 
     def __init__(self, told: dict[str, Any], fds: Sequence[int], rank: int = 0) -> None:
         self._who = f"rank {rank} on {os.uname().nodename}"
-        port, self._heard = listener(told["address"])
+        port, self._heard = listening_socket(told["address"])
         self.place = f"{told['address']}:{port}"
         self._told, self._fds = {**told, "heard": self._heard}, [*fds, self._heard]
         self._lock, self._closing = threading.Lock(), False
@@ -201,19 +201,19 @@ def main() -> int:
                     said, back = answer(*notes, head, arrays)
                 if said is not None:
                     return said, back
-            return sharded_snapshot.answer(centre, head, arrays) or centre.answer(head, arrays)
+            return sharded_snapshot.handle(centre, head, arrays) or centre.handle(head, arrays)
 
-        channel.answer(reply)
+        channel.serve(reply)
 
     def welcome(door: AuthListener) -> None:
         while True:
-            hello, end = door.next(threading.TIMEOUT_MAX)
+            hello, end = door.next_peer(threading.TIMEOUT_MAX)
             rank = int(hello["rank"])
             channel = RpcConnection(end, f"rank {rank} on {hello['host']}", told["timeout"])
             threading.Thread(target=guest, args=(rank, channel), daemon=True).start()
 
     door = AuthListener(
-        told["address"], bytes.fromhex(told["secret"]), heard=told["heard"]
+        told["address"], bytes.fromhex(told["secret"]), listen_fd=told["heard"]
     )  # never closed: the rank's too
     threading.Thread(target=welcome, args=(door,), daemon=True).start()
     print(door.place, flush=True)

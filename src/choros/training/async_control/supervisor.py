@@ -37,10 +37,10 @@ class AsyncCheckpointer:
         self.slots_of: Callable[[int], Part] | None = None  # gives what a rank left of its optimizers
         self.ranks = range(1)  # those that it knows of
         if saver.latest is None:
-            state_of(centre).begin_at(centre, job.initial_epoch, job.initial_batch)
+            state_of(centre).set_positions(centre, job.initial_epoch, job.initial_batch)
         else:
             _, groups = saver.latest.parts[0]
-            state_of(centre).put(centre, groups["header"][0], groups["centre"])
+            state_of(centre).import_state(centre, groups["header"][0], groups["centre"])
             board.put_back(groups["board"])
             board.order(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
 
@@ -64,7 +64,7 @@ class AsyncCheckpointer:
         if self.saver.checkpoint is None:
             return
         begun = time.thread_time()
-        header, vectors = state_of(self.centre).take(self.centre)
+        header, vectors = state_of(self.centre).export_state(self.centre)
         over = self.conductor.epoch is None
         epoch = self.job.epochs if over else self.conductor.epoch
         board = self.board.whole(epoch - self.job.initial_epoch)
@@ -104,7 +104,7 @@ class AsyncSupervisor(AsyncCheckpointer):
         if not self.mender.retry:
             return False
         engine = self.engine
-        place = snapshot.place_of(self.near, rank)
+        place = snapshot.position_of(self.near, rank)
         failure = engine.pool.failure(rank, event)
         if rank in self.hung:
             failure = WorkerFailedError(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
@@ -127,7 +127,7 @@ class AsyncSupervisor(AsyncCheckpointer):
         limit = _HUNG * self.job.timeout
         late = self.hangs.late(limit, done)
         if late and self.mender.left:
-            holder = snapshot.holder(self.near)
+            holder = snapshot.lock_holder(self.near)
             rank = holder if holder in late else late[0]
             how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"
             who = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"

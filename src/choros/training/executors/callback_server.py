@@ -86,7 +86,7 @@ class CallbackServer(ABC):
     def _welcome(self, door: AuthListener) -> None:
         while True:
             try:
-                hello, end = door.next(threading.TIMEOUT_MAX)
+                hello, end = door.next_peer(threading.TIMEOUT_MAX)
             except ChorosError:
                 return
             rank, host = int(hello["rank"]), str(hello["host"])
@@ -114,7 +114,7 @@ class CallbackServer(ABC):
                 raise PeerLostError("It has ended the run.")
             return told
 
-        channel.answer(reply)
+        channel.serve(reply)
         if not aside:
             came.put((rank, {"event": "gone"}, [], queue.Queue()))
 

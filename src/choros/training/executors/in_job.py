@@ -379,7 +379,7 @@ def _keep_states(reporter: InJobCallbackChannel, centre: Any) -> None:
     elif between:
         reporter.resting = QuiesceClient(context.board, context.rank, context.job.timeout)
     reporter.base.barrier()
-    state_of(centre).look_again(centre)
+    state_of(centre).refresh(centre)
     context.again = saver.latest is not None
 
 

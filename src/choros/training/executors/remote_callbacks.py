@@ -49,10 +49,10 @@ class RemoteCallbackRunner:
         """The caller ends training when it has the last weights."""
 
     def _ask(self, head: dict[str, Any], weights: bool = False) -> TrainerControl:
-        told, given = self.line.ask(head, shown(self.model) if weights else ())
+        told, given = self.line.request(head, shown(self.model) if weights else ())
         while told.get("show"):  # a callback touches weights
             self.fetch(None)
-            told, given = self.line.ask({"event": "weights", "held": self.held}, shown(self.model))
+            told, given = self.line.request({"event": "weights", "held": self.held}, shown(self.model))
         self.epoch = told["epoch"]
         orders = TrainerControl(**told["orders"])
         if orders.variables:
@@ -73,7 +73,7 @@ class _FarStore:
         """Send a state, by a line of its own: the other one is for the callbacks, meanwhile."""
         if self._line is None:
             self._line = self._dial()
-        self._line.ask({"event": "state", "facts": facts, "kinds": kinds_of(arrays)}, raw(arrays))
+        self._line.request({"event": "state", "facts": facts, "kinds": kinds_of(arrays)}, raw(arrays))
 
 
 class _FarCheckpoint(Checkpoint):
@@ -96,7 +96,7 @@ class _FarCheckpoint(Checkpoint):
     def _hear(self, then: Callable[[], None]) -> None:
         with suppress(ChorosError, OSError):
             line = self._dial()
-            while not line.ask({"ask": "end"})[0]["asked"]:  # the caller takes its time to answer
+            while not line.request({"ask": "end"})[0]["asked"]:  # the caller takes its time to answer
                 pass
             self._told = True
             then()
@@ -124,7 +124,7 @@ class RemoteCheckpointManager(CheckpointManager):
 
 def take_state(line: RpcConnection, rank: int) -> Snapshot | None:
     """Return the state to go on from, as far as a rank needs it; None where training begins."""
-    told, arrays = line.ask({"ask": "state"})
+    told, arrays = line.request({"ask": "state"})
     if told["facts"] is None:
         return None
     state = Snapshot(told["facts"])

@@ -21,7 +21,7 @@ from choros.comm.shm.group import share
 from choros.comm.shm.segment import Segment, align
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.reconnecting_client import ReconnectingClient
-from choros.param_server.shard_service import answers
+from choros.param_server.shard_service import reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.best_member import Best
@@ -89,7 +89,7 @@ def meet(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, ot
         group = part(base, range(base.size)) or base
         board = ControlBlock.create(job.workers, epochs, job.metric_values)
         return CommHandles(group, None, board, held=[board])
-    wide = base.wide if isinstance(base, OffloadGroup) else base  # nothing is summed here
+    wide = base.control if isinstance(base, OffloadGroup) else base  # nothing is summed here
     return _between(wide, job, algorithm, trainable, others, hosts)
 
 
@@ -172,7 +172,7 @@ def _between(
     if centre is not None and near.rank == 0:
         told["cores"] = sorted({core for some in cores for core in some})  # where the ranks of this host are
         told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
-        kept = answers(centre)
+        kept = reply_segment(centre)
         held.append(kept)
         server = ShardServerProcess({**told, "kept": kept.fd}, [one.fd for one in (*segments, kept)], base.rank)
         place = server.place

@@ -173,6 +173,7 @@ class WorkerContext:
     # -- validation and weights
     def validate(self, group: Group) -> dict[str, float]:
         """Evaluate the validation set, divided among the group; the exact metrics, named ``val_*``."""
+        assert self.validation is not None  # noqa: S101 - the loops ask FitConfig.validates first
         self.replica.reset_metrics()
         rows = 0
         for batch in feed(

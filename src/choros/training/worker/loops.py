@@ -17,7 +17,7 @@ from choros.comm.single_rank_group import SingleRankGroup
 from choros.consistency import replica_divergence
 from choros.consistency.nonfinite import NonFiniteDetector
 from choros.errors import CommTimeoutError, PeerLostError, RankMismatchError
-from choros.param_server.snapshot import word
+from choros.param_server.snapshot import encode_position
 from choros.training.async_control.center_snapshots import SLOTS, has_room
 from choros.training.async_control.recovery import leave, take_up
 from choros.training.checkpoint.sync_checkpointer import SyncCheckpointer
@@ -398,7 +398,7 @@ class AsyncLoop:
         self.replica.get(self.local)
         self.finite.weights(self.local, self.at[0], self.at[1] - 1)
         self.replica.get_others(self.others)
-        run.centre.place = word(*self.at)
+        run.centre.position = encode_position(*self.at)
         begun = time.perf_counter()
         run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
         self.finite.met(self.local)

@@ -64,17 +64,17 @@ def main() -> int:
         _work(line, place, dial_home)
     except in_job.Leaving:
         with suppress(PeerLostError):
-            line.ask({"event": "left"})
+            line.request({"event": "left"})
         raise
     except BaseException as error:
         with suppress(PeerLostError):
-            line.ask(raised(error))
+            line.request(raised(error))
         raise
     return 0
 
 
 def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnection]) -> None:
-    told, _ = line.ask({"ask": "job"})
+    told, _ = line.request({"ask": "job"})
     job = FitConfig(**told["job"])
     configure_keras(job.keras)
     group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
@@ -86,7 +86,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     begun, model = time.perf_counter(), written.unpack()
     conductor: CallbackRunner | RemoteCallbackRunner
     if place.rank == 0:
-        put(model, line.ask({"ask": "weights"})[1])
+        put(model, line.request({"ask": "weights"})[1])
         conductor = RemoteCallbackRunner(line, model, job)
     else:  # gets the weights from rank 0
         conductor = CallbackRunner(model, None, 0, job.epochs, told["steps"])
@@ -94,7 +94,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     request = FitRequest(model, algorithm, job, source, validation, conductor, written, begun, saver)
     tallies, losses, met = in_job.run(request, place.rank)
     done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses, "met": met}
-    line.ask(done, () if place.rank else shown(model))
+    line.request(done, () if place.rank else shown(model))
 
 
 def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
@@ -106,7 +106,7 @@ def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
     if near.rank == 0:
         made = Segment.create(max(nbytes, 64), "choros-data")
         if nbytes:
-            _, (whole,) = line.ask({"ask": "data"})
+            _, (whole,) = line.request({"ask": "data"})
             made.array(np.uint8, nbytes, 0)[:] = whole
     segment = share(near, made)
     if near is not group:

@@ -1,0 +1,33 @@
+"""Interface of an update rule: the part of ``choros.algorithms.Algorithm`` that a parameter server calls."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from choros.algorithms import ExchangeInfo, Memory, Vector
+
+
+class MergeRule(Protocol):
+    """Three pure functions of vectors. ``Vector`` is an array of any library, or a stand-in while a rule is traced."""
+
+    @property
+    def shows(self) -> str:
+        """The center that the worker is shown: "before" or "after" the merge."""
+        ...
+
+    @property
+    def elementwise(self) -> bool:
+        """True if the functions may be applied block by block."""
+        ...
+
+    def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
+        """Return the worker's message to the center."""
+        ...
+
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory, /) -> tuple[Vector, Memory]:
+        """Return the new center and the new memory. A memory vector that is returned unchanged is not written."""
+        ...
+
+    def adopt(self, local: Vector, shown: Vector) -> Vector:
+        """Return the worker's next local vector."""
+        ...
