@@ -116,6 +116,7 @@ def test_a_maximum_is_no_sum_though_the_halves_of_the_sample_add_up(pools):
     x, _ = table(16)
     model = make(metrics=[Largest()])
     y = model.predict(x, verbose=0) + np.where(np.arange(16)[:, None] < 8, 1.0, -1.0)  # never too low in one half
+    y = y.astype("float32")
     with pytest.warns(UserWarning, match="'largest' .* does not add up"):
         choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, **HOW)
 

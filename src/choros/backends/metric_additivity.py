@@ -19,9 +19,8 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
 
     What is not Keras' own is tried: metric classes, functions and the running means of a user's ``train_step``. So are
     Keras' own figures along an axis that may be the one of the rows (``PearsonCorrelation(axis=0)``). The states that
-    the two halves of the sample leave must sum to the state that the whole leaves, and the whole must leave twice that
-    state when it is counted twice (a maximum does not). Where they do not, the ranks' states will be averaged by rows,
-    with a warning.
+    the two halves of the sample leave must sum to the state that the whole leaves, and each half, with its rows given
+    twice, must leave twice its state. Where they do not, the ranks' states will be averaged by rows, with a warning.
 
     Args:
         model: the built and compiled model; its metrics are reset, nothing else changes.
@@ -38,8 +37,9 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         return []
     half = sample.rows // 2
     try:
-        first, second = (_state(model, sample, rows) for rows in (slice(half), slice(half, None)))
-        whole, twice = _state(model, sample, slice(None)), _state(model, sample, slice(None), times=2)
+        parts = [np.arange(half), np.arange(half, sample.rows)]
+        whole, first, second = (_state(model, sample, rows) for rows in (np.arange(sample.rows), *parts))
+        doubled = [_state(model, sample, np.tile(rows, 2)) for rows in parts]
     except Exception as error:  # a model that trains may have no test step
         model.reset_metrics()
         if type(model).call is not keras.Model.call:  # without call() a model has no test step
@@ -54,7 +54,9 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     for metric in foreign:
         indices = [place[id(v)] for v in metric.variables if id(v) in place]
         tried = any(whole[i].any() for i in indices)
-        adds = tried and all(_near(first[i] + second[i], whole[i]) and _near(twice[i], 2 * whole[i]) for i in indices)
+        adds = tried and all(_near(first[i] + second[i], whole[i]) for i in indices)
+        for once, twice in zip((first, second), doubled, strict=True):  # which a maximum is only where it is 0
+            adds = adds and all(_near(2 * once[i], twice[i]) for i in indices)
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
         found += indices
@@ -75,7 +77,7 @@ def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
         return
     logs: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a model that trains may have no test step; see ``not_additive``
-        logs = model.test_on_batch(*_parts(sample, slice(None)), return_dict=True)
+        logs = model.test_on_batch(*_parts(sample, np.arange(sample.rows)), return_dict=True)
     derived = sorted(logs.keys() - model.get_metrics_result().keys())
     model.reset_metrics()
     if derived:
@@ -126,18 +128,17 @@ def _near(value: Array, expected: Array) -> bool:
     return np.allclose(value, expected, 1e-3, 1e-6, equal_nan=True)
 
 
-def _state(model: Any, sample: Batch, rows: slice, times: int = 1) -> list[Array]:
-    """Return the metric variables after so many test steps on these rows."""
+def _state(model: Any, sample: Batch, rows: Array) -> list[Array]:
+    """Return the metric variables after one test step on these rows."""
     data = _parts(sample, rows)
     model.reset_metrics()
-    for _ in range(times):
-        model.test_on_batch(*data)
+    model.test_on_batch(*data)
     state = [np.array(keras.ops.convert_to_numpy(v), np.float64) for v in model.metrics_variables]
     model.reset_metrics()
     return state
 
 
-def _parts(sample: Batch, rows: slice) -> list[Any]:
+def _parts(sample: Batch, rows: Array) -> list[Any]:
     """Return x, y and sample weights of these rows."""
     parts = (sample.x, sample.y, sample.sample_weight)
     return [keras.tree.map_structure(lambda a: None if a is None else _tensor(a[rows]), part) for part in parts]
