@@ -250,7 +250,7 @@ print("met", hvd.size())
 @pytest.mark.parametrize(
     ("options", "before", "words"),
     [
-        (("--start-timeout", "1"), "time.sleep(60)", " for rank 1 (never joined) of 2. See what"),
+        (("--start-timeout", "1"), "time.sleep(60)", " for rank 1 (never joined) of 2. Look"),
         ((), "sys.exit(0)", "rank 1 ended before it met the others"),
         (("--start-timeout", "40"), "time.sleep(1.5)", ""),
     ],
