@@ -4,9 +4,9 @@
     >>> choros.algorithms()["AEASGD"]  # doctest: +ELLIPSIS
     '...'
 
-Nothing heavy is imported before it is used: no framework, not even numpy. Import it before Keras: where nothing names a
-backend that is installed and only one is, it chooses that one (see ``choros.backend_choice``). A rank of a job
-gets its GPU then (see ``choros.device_choice``).
+Heavy modules are imported at first use: no framework, not even numpy, is imported here. Import Choros before Keras. If
+no setting names an installed backend and exactly one is installed, Choros chooses it (see ``choros.backend_choice``).
+The import also prepares the choice of a rank's GPU (see ``choros.device_choice``).
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """Import a module while garbage rests; all that is there then counts as old.
+    """Import a module without garbage collection, and move all objects to the oldest generation afterwards.
 
-    To look through all of Keras for garbage takes 0.1 s of each rank, and what is imported is none.
+    A collection over all of Keras takes 0.1 s on each rank and finds nothing.
     """
     running = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""``python -m choros``: the same as the command ``choros``."""
+"""``python -m choros``, the same as the command ``choros``."""
 
 import sys
 

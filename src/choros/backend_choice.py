@@ -1,9 +1,9 @@
-"""The backend that Keras will load, and a choice of it where nothing names one that is installed.
+"""The backend that Keras will load, and its choice if no setting names an installed one.
 
-Keras writes ``~/.keras/keras.json`` when it is first imported, and that file names TensorFlow whatever is installed. So
-after ``pip install 'choros[jax]'`` a plain ``import keras`` fails. ``import choros`` therefore sets ``KERAS_BACKEND``
-where exactly one backend is installed and nothing names an installed one. Where there is no such choice, the import of
-Keras raises an error that says what to do. Nothing here imports a framework.
+Keras writes ``~/.keras/keras.json`` at its first import, and that file names TensorFlow, even if it is not installed.
+So after ``pip install 'choros[jax]'`` a plain ``import keras`` fails. ``import choros`` therefore sets
+``KERAS_BACKEND`` if exactly one backend is installed and no setting names an installed one. If it cannot choose, the
+import of Keras raises an error with the remedy. This module imports no framework.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def config_path() -> str:
 
 
 def backend_of_file(path: str) -> str:
-    """Return the backend that a ``keras.json`` names, ``""`` where the file is missing, broken or names none."""
+    """Return the backend that a ``keras.json`` names, or ``""`` if the file is missing, broken or names none."""
     if not os.path.isfile(path):
         return ""
-    import json  # which costs more than all else here
+    import json  # imported here, as it costs more time than the rest of this module
 
     try:
         with open(path) as file:
@@ -51,7 +51,7 @@ def backend_of_file(path: str) -> str:
 
 
 def named_backend() -> tuple[str, str]:
-    """Return the backend that Keras will load, and the place that names it.
+    """Return the backend that Keras will load, and the setting that names it.
 
     Returns:
         The name, such as ``"jax"``, and ``"KERAS_BACKEND"``, the path of a ``keras.json`` or ``"Keras' default"``.
@@ -70,7 +70,7 @@ def named_backend() -> tuple[str, str]:
 
 
 def keras_backend() -> str:
-    """Return the backend that Keras will load with the place that names it, as text.
+    """Return the backend that Keras will load with the setting that names it, as text.
 
     Example:
         >>> keras_backend().endswith(")")
@@ -81,7 +81,7 @@ def keras_backend() -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Tell if a module can be imported, without importing it.
+    """Return whether a module can be imported, without importing it.
 
     Example:
         >>> is_installed("json"), is_installed("no_such_module")
@@ -89,17 +89,17 @@ def is_installed(name: str) -> bool:
     """
     try:
         spec = importlib.util.find_spec(name)
-    except ValueError:  # a module without a spec that something put into sys.modules
+    except ValueError:  # the module is in sys.modules without a spec
         return True
-    return spec is not None and spec.origin is not None  # else it is a mere directory of that name
+    return spec is not None and spec.origin is not None  # without an origin it is only a directory of that name
 
 
 def choose() -> None:
-    """Set ``KERAS_BACKEND`` to the only backend that is installed, where nothing names an installed one.
+    """Set ``KERAS_BACKEND`` to the only installed backend, unless a setting names an installed one.
 
-    One line on stderr says so, once for a job: processes that this one starts inherit the variable, and of ranks that a
-    launcher started only rank 0 says it. Where no choice can be made, ``import keras`` will raise ``NoBackendError``.
-    A process that has imported Keras is left as it is.
+    It prints one line on stderr, once for a job: child processes inherit the variable, and of a launcher's ranks only
+    rank 0 prints. If no choice is possible, ``import keras`` will raise ``NoBackendError``. If Keras is imported
+    already, nothing changes.
     """
     global chosen
     if "keras" in sys.modules:
@@ -121,7 +121,7 @@ def choose() -> None:
 
 
 def problem() -> str:
-    """Return the reason why Keras cannot be imported here and its remedy, ``""`` where its backend is installed."""
+    """Return the reason why Keras cannot be imported here and its remedy, or ``""`` if its backend is installed."""
     present = [backend for backend in BACKENDS if is_installed(backend)]
     setting = " or ".join(f"{_VARIABLE}={backend}" for backend in present)
     install = "pip install 'choros[jax]' (or [torch], or [tensorflow])"
@@ -146,7 +146,7 @@ def _is_usable(name: str) -> bool:
 
 
 def _is_first_rank() -> bool:
-    """Tell if this process speaks for its job: it is no task of Spark's, and rank 0 where a launcher started ranks."""
+    """Return whether this process prints for its job: it is rank 0 or the only process, and not a Spark task."""
     if "pyspark.worker" in sys.modules or "pyspark.daemon" in sys.modules:
         return False
     from choros.cluster import Place
@@ -154,12 +154,12 @@ def _is_first_rank() -> bool:
 
     try:
         return Place.here().rank == 0
-    except ChorosError:  # the launcher's variables contradict each other, which what needs the place reports
+    except ChorosError:  # the launcher's variables contradict each other; code that needs the place raises this error
         return True
 
 
 class _Guard:
-    """A finder for ``sys.meta_path`` that raises ``NoBackendError`` where Keras is imported without its backend."""
+    """A finder for ``sys.meta_path`` that raises ``NoBackendError`` when Keras is imported without its backend."""
 
     @classmethod
     def install(cls) -> None:
@@ -168,7 +168,7 @@ class _Guard:
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname == "keras":
-            choose()  # again, since a backend may have been installed in the meantime
+            choose()  # again, because a backend may have been installed since
             if reason := problem():
                 from choros.errors import NoBackendError
 

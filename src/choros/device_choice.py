@@ -62,8 +62,8 @@ def choose_when_imported() -> None:
 def choose_device(place: Place | None = None) -> None:
     """Choose the device of this rank in each loaded framework. Choose none if no other rank runs on this host.
 
-    An earlier choice stays: visible devices of JAX and TensorFlow that the user set, the current device that was chosen
-    here in PyTorch, and the GPUs that a launcher shows to each rank.
+    An earlier choice stays: visible devices of JAX and TensorFlow that the user set, or the device that was chosen here
+    in PyTorch. If the launcher shows each rank separate GPUs, nothing is chosen.
 
     Args:
         place: the place of this process. Defaults to the place in its launcher's variables.
@@ -182,7 +182,7 @@ def _choose_in_jax(jax: Any, slot: int) -> None:
 
 
 def _choose_in_torch(torch: Any, slot: int) -> None:
-    # This opens the GPU at once, which is useless where PyTorch only reads data. A later choice is the script's.
+    # This opens the GPU at once, which is useless if PyTorch only reads data. A second call leaves the choice as it is.
     if _done or named_backend()[0] != "torch":
         return
     if (count := torch.cuda.device_count()) > 1:
@@ -233,7 +233,7 @@ class _Finder:
         if fullname not in _CHOOSE:
             return None
         for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):  # finders of old code have none
+            if finder is self or not hasattr(finder, "find_spec"):  # old finders have only find_module
                 continue
             if (spec := finder.find_spec(fullname, path, target)) is not None:
                 if spec.loader is not None and _slot(None) is not None:

@@ -1,20 +1,20 @@
-"""Every error that Choros raises, and the tree they form.
+"""All errors of Choros, and their class tree.
 
 ::
 
     ChorosError
-    ├── InvalidInputError (ValueError)      an argument cannot work; raised before a worker starts
-    │   ├── UnknownAlgorithmError           no algorithm has that name; the message gives a near one
-    │   ├── UnstableAlgorithmError          hyper-parameters outside the algorithm's stability bound
+    ├── InvalidInputError (ValueError)      an argument is not valid; raised before a worker starts
+    │   ├── UnknownAlgorithmError           no algorithm has that name; the message suggests a similar one
+    │   ├── UnstableAlgorithmError          hyperparameters outside the algorithm's stability bound
     │   ├── InexactLossError                a loss or model that AllReduce could not train exactly
     │   ├── CallsDifferError                the ranks of a group made different calls
-    │   ├── NotSerializableError            a model or an object that cannot travel to a worker
+    │   ├── NotSerializableError            a model or an object that cannot be pickled for a worker
     │   ├── NoBackendError (ImportError)    the backend that Keras would load is not installed
-    │   └── InvalidDataError                arrays, files or datasets that do not fit together
+    │   └── InvalidDataError                arrays, files or datasets that are missing or do not match
     ├── WorkerFailedError (RuntimeError)    a worker raised, was killed or ran out of memory
-    ├── CheckpointError (OSError)           a checkpoint could not be written or read; earlier files are untouched
-    ├── RankMismatchError (RuntimeError)    ranks do not do, or have, the same: other calls, other weights
-    ├── PeerLostError (ConnectionError)     seen by a worker: another rank has ended or has given up
+    ├── CheckpointError (OSError)           a checkpoint could not be written or read; earlier files are unchanged
+    ├── RankMismatchError (RuntimeError)    the ranks make different calls, or have different weights
+    ├── PeerLostError (ConnectionError)     another rank has ended or has aborted the run
     └── CommTimeoutError (TimeoutError)     a wait reached its limit; the message names the missing ranks
 
 Example:
@@ -31,53 +31,53 @@ import textwrap
 import warnings
 from typing import Any
 
-AGAIN = 75  # EX_TEMPFAIL: the exit code of who was asked to end, and has left a checkpoint to go on from
+AGAIN = 75  # EX_TEMPFAIL: exit code of a process that saved a checkpoint on a signal, and can resume
 
 
 class ChorosError(Exception):
-    """The root: ``except ChorosError`` catches whatever Choros raises on purpose.
+    """The base class of all errors of Choros.
 
-    All of these can be pickled with their attributes, as between processes of a pool, or tasks of Spark.
+    The errors can be pickled with their attributes, for example between processes of a pool or tasks of Spark.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Have pickle restore what the error holds: Python's own way calls the class with the message alone."""
+        """Make pickle restore the attributes too: by default it calls the class with the message only."""
         return _restore, (type(self), self.args, vars(self))
 
 
 class InvalidInputError(ChorosError, ValueError):
-    """An argument that cannot work. The message says what to give instead; no worker was started."""
+    """Invalid argument. The message contains the remedy; no worker was started."""
 
 
 class UnknownAlgorithmError(InvalidInputError):
-    """No algorithm has that name."""
+    """Unknown name of an algorithm."""
 
 
 class UnstableAlgorithmError(InvalidInputError):
-    """Hyper-parameters outside the algorithm's stability bound, which the message states."""
+    """Hyperparameters outside the algorithm's stability bound, which the message states."""
 
 
 class InexactLossError(InvalidInputError):
-    """The loss or the model cannot be trained exactly by AllReduce; the message names it."""
+    """Loss or model that AllReduce cannot train exactly; the message names it."""
 
 
 class NotSerializableError(InvalidInputError):
-    """A model, loss, metric or dataset that cannot travel to a worker."""
+    """Model, loss, metric, dataset or other object that cannot be pickled for another process."""
 
 
 class NoBackendError(InvalidInputError, ImportError):
-    """The backend that Keras would load is not installed; raised where Keras is imported."""
+    """Missing backend of Keras; raised when Keras is imported."""
 
 
 class InvalidDataError(InvalidInputError):
-    """Arrays, files or datasets that are missing, malformed or do not fit together."""
+    """Arrays, files or datasets that are missing, malformed or do not match each other."""
 
 
 class CallsDifferError(InvalidInputError):
-    """The ranks of a group made different calls. Every rank raises it, nothing was done, and the next call works.
+    """Different calls by the ranks of a group. Every rank raises it; no call was made, and the next call works.
 
     Attributes:
-        posted: list. The call of each rank as four whole numbers, in the order of the ranks.
+        posted: list. The call of each rank as four ints, in rank order.
     """
 
     def __init__(self, message: str, posted: list[tuple[int, int, int, int]]) -> None:
@@ -86,22 +86,26 @@ class CallsDifferError(InvalidInputError):
 
 
 class CheckpointError(ChorosError, OSError):
-    """A checkpoint could not be written, or is not whole. What was written before is untouched."""
+    """Failure to write a checkpoint, or an incomplete checkpoint. Earlier files are unchanged."""
 
 
 class RankMismatchError(ChorosError, RuntimeError):
-    """Ranks did not make the same collective call, or have other weights than the others; says which, and what.
+    """Different collective calls or weights of the ranks; the message names the ranks and the differences.
 
-    Of a call it is raised on every rank, nothing was done, and the next call works.
+    For a call, it is raised on every rank; no call was made, and the next call works.
     """
 
 
 class PeerLostError(ChorosError, ConnectionError):
-    """Another rank has gone, or the run was given up, while this one waited for it."""
+    """End of another rank, or abort of the run, while this rank waited."""
 
 
 class CommTimeoutError(ChorosError, TimeoutError):
-    """A wait reached its limit. ``missing`` holds the ranks that had not come."""
+    """Timeout of a wait for other ranks or processes.
+
+    Attributes:
+        missing: tuple of int. The ranks that did not arrive; empty if unknown.
+    """
 
     def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -109,17 +113,19 @@ class CommTimeoutError(ChorosError, TimeoutError):
 
 
 class WorkerFailedError(ChorosError, RuntimeError):
-    """A worker, or a rank of ``choros.run``, raised, was killed or ran out of memory; the given model is unchanged.
+    """Failure of a worker, or of a rank of ``choros.run``: it raised, was killed or ran out of memory.
+
+    The given model is unchanged.
 
     Attributes:
-        rank: int. Which one failed first.
-        host: str. The machine it ran on.
-        traceback: str. Its Python traceback, or ``""`` where Python did not live to write one.
-        signal: str. The signal's name (``"SIGKILL"``) where one ended it, else ``""``.
-        peak_memory: int. Its peak resident memory in bytes, 0 where unknown.
-        output: str. The last lines that it printed.
-        weights: list of numpy arrays in the order of ``model.trainable_variables``: the last
-            centre, or ``None`` where training had not begun.
+        rank: int. The rank that failed first.
+        host: str. Its host.
+        traceback: str. Its Python traceback, or ``""`` if there is none.
+        signal: str. The name of the signal that ended it (``"SIGKILL"``), else ``""``.
+        peak_memory: int. Its peak resident memory in bytes, 0 if unknown.
+        output: str. Its last lines of output.
+        weights: list of numpy arrays in the order of ``model.trainable_variables``: the last center variable, or
+            ``None`` if training had not begun.
     """
 
     def __init__(
@@ -152,7 +158,7 @@ def _restore(kind: type[ChorosError], arguments: tuple[Any, ...], attributes: di
 
 
 def brief(error: BaseException) -> str:
-    r"""Return an exception in one line, without terminal colours and what Keras adds to its first cause.
+    r"""Return an exception as one line, without terminal colors and without the text that Keras adds to the cause.
 
     Example:
         >>> brief(ValueError("\x1b[1mno\x1b[0m\n\nArguments received by Dense.call(): ..."))
@@ -164,7 +170,7 @@ def brief(error: BaseException) -> str:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn of a line of the user's own: the nearest caller that belongs to neither Choros nor Keras.
+    """Issue a warning at the user's line: that of the nearest caller outside of Choros and Keras.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as told:

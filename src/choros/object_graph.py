@@ -1,4 +1,4 @@
-"""The objects that a Python object holds, read without running code of its class."""
+"""The objects that a Python object references, read without running code of its class."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-_LONGEST = 10_000  # parts of a container that are looked at
+_LONGEST = 10_000  # number of items of a container that are read
 
 
 def children(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that an object holds, each with its place as a person would write it.
+    """Yield the objects that an object references, each with its path in Python syntax.
 
-    A function holds what it closes over, the globals that it and the functions within it use, and its defaults.
+    A function references its closure, its defaults, and the globals that it and the functions within it use.
 
     Args:
         thing: any object.
@@ -57,7 +57,7 @@ def global_names(function: types.FunctionType) -> list[str]:
     """Return the names of the globals that a function and those within it use, sorted.
 
     Args:
-        function: of Python.
+        function: a Python function.
     """
     return sorted(_names(function.__code__) & function.__globals__.keys())
 

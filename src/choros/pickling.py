@@ -1,10 +1,10 @@
-"""Pickle Python objects by value, with Keras models as the objects that they are.
+"""Pickling of Python objects by value, including Keras models with all their attributes.
 
-``cloudpickle`` writes functions and classes of ``__main__`` by value. Keras makes a ``.keras`` file of a model for
-pickle, which loses all that ``get_config()`` does not return. The pickler of this module writes each layer, optimizer,
-metric and loss with its attributes instead. Values of variables are no part of the pickle: they are arrays beside it.
+``cloudpickle`` writes functions and classes of ``__main__`` by value. Keras pickles a model as a ``.keras`` file, which
+loses everything that ``get_config()`` does not return. The pickler of this module instead writes each layer, optimizer,
+metric and loss with its attributes. The values of variables can be kept outside of the pickle, as a list of arrays.
 
-Unpickling runs code. Only bytes of this user's own processes may be given to ``loads``.
+Unpickling runs code, so ``loads`` must only get bytes from processes of the same user.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from choros.errors import NotSerializableError, brief
 from choros.object_graph import children
 from choros.types import Array, dtype_of
 
-# Attributes of a keras.Model that fit, evaluate and predict make anew.
+# Attributes of a keras.Model that fit, evaluate and predict make again.
 _REMADE = ("train_function", "test_function", "predict_function")
-_ADDRESSES = ("stored_ids", "_trainable_variables_indices", "_exclude_from_weight_decay_cache")  # of parts
-# TensorFlow's own list of what an object has. KerasHub has attributes of its own that begin with _self_ too.
+_ADDRESSES = ("stored_ids", "_trainable_variables_indices", "_exclude_from_weight_decay_cache")  # hold addresses
+# TensorFlow's attributes of trackable objects, by name: KerasHub has other attributes that begin with _self_.
 _OF_TRACKABLE = frozenset(
     {
         "_self_last_wrapped_dict_snapshot",
@@ -49,19 +49,19 @@ _OF_TRACKABLE = frozenset(
 _PER_CALL = ("_eval_epoch_iterator", "history")
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
-_VIEWS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's, of plain containers
+_VIEWS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's wrappers
 _loading = threading.local()
 
 
 def dump(thing: Any, file: Any) -> None:
-    """Write any object into a file, with the values of variables that it holds.
+    """Write any object into a file, with the values of its variables.
 
     Args:
-        thing: what cloudpickle takes, or what holds Keras models.
+        thing: any object that cloudpickle can pickle; it may contain Keras models.
         file: a binary file.
 
     Raises:
-        Exception: whatever an object's own ``__reduce__`` raises.
+        Exception: the exception of an object's ``__reduce__``.
     """
     if "keras.src" not in sys.modules:
         cloudpickle.dump(thing, file)
@@ -70,23 +70,23 @@ def dump(thing: Any, file: Any) -> None:
 
 
 def dumps(thing: Any) -> bytes:
-    """Return any object as bytes; see ``dump``."""
+    """Return an object as bytes; see ``dump``."""
     buffer = io.BytesIO()
     dump(thing, buffer)
     return buffer.getvalue()
 
 
 def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = None) -> tuple[bytes, list[Array]]:
-    """Return an object as a pickle without values of variables, and the values that the reader does not know.
+    """Return an object as a pickle without values of variables, and the values that the reader does not have.
 
     Args:
         thing: the object.
-        known: variables whose values the reader has from elsewhere, in this order.
-        limit: bytes that the pickle may have; None is any number.
+        known: variables whose values the reader has, in this order.
+        limit: the largest size of the pickle in bytes. Defaults to None, no limit.
 
     Raises:
         TooLargeError: the pickle is larger than the limit.
-        Exception: whatever an object's own ``__reduce__`` raises.
+        Exception: the exception of an object's ``__reduce__``.
     """
     buffer = _Limited()
     buffer.limit = limit
@@ -98,13 +98,13 @@ def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = 
 def loads(
     data: Any, arrays: Sequence[Array] = (), known: Sequence[Array] | None = (), lent: Collection[int] = ()
 ) -> Any:
-    """Return what ``dump`` or ``dump_with_arrays`` wrote.
+    """Return the object that ``dump`` or ``dump_with_arrays`` wrote.
 
     Args:
-        data: bytes of this user's own processes, or a mapped file of theirs from its present place on.
-        arrays: the values that came beside the pickle.
-        known: the values of the known variables, in their order; None leaves these at zero.
-        lent: places in ``known`` of arrays whose memory variables may use; all other values are copied.
+        data: bytes from processes of the same user, or a memory-mapped file, which is read from its position on.
+        arrays: the list of arrays from ``dump_with_arrays``.
+        known: the values of the known variables, in their order; None sets these variables to zero.
+        lent: indices in ``known`` of arrays whose memory variables may share; all other values are copied.
     """
     before = getattr(_loading, "values", None)
     _loading.values = known, arrays, lent
@@ -125,7 +125,7 @@ def loads(
 
 
 class TooLargeError(NotSerializableError):
-    """A pickle is larger than it may be."""
+    """Pickle that is larger than its limit."""
 
 
 class _Limited(io.BytesIO):
@@ -138,14 +138,14 @@ class _Limited(io.BytesIO):
 
 
 class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickle an object graph as a sequence of pickles with one memo.
+    """Pickler that writes an object graph as a sequence of pickles with one memo.
 
-    The first pickle holds the object itself. Keras objects in it are empty shells; each one's attributes follow in a
-    pickle of their own. So the depth of the recursion does not grow with the depth of a model.
+    The first pickle holds the object itself, with Keras objects as empty shells. The attributes of each shell follow in
+    a separate pickle. So the depth of the recursion does not grow with the depth of a model.
 
     Args:
-        file: where to write.
-        known: variables whose values travel elsewhere; None writes all values into the pickle.
+        file: the file to write to.
+        known: variables whose values the reader has; None writes all values into the pickle.
 
     Attributes:
         arrays: the values of all other variables.
@@ -174,7 +174,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.parameter = getattr(getattr(sys.modules.get("torch"), "nn", None), "Parameter", ())
 
     def dump_all(self, thing: Any) -> None:
-        """Write an object and then, one after another, the attributes of the Keras objects that it leads to."""
+        """Write an object, then the attributes of all Keras objects that can be reached from it."""
         with _modules_by_value() as self.by_value:
             self.dump(thing)
             while self.queue:
@@ -197,11 +197,11 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind in self.plain:
             plain = self.plain[kind]
             return kind.__new__, (kind,), (plain, plain(thing), dict(thing.__dict__)), None, None, set_tracked
-        if kind in _LOCKS and not self.inline:  # a model's own; elsewhere one lock for several ranks would be a mistake
+        if kind in _LOCKS and not self.inline:  # inside a model; elsewhere a copy would not exclude other ranks
             return _LOCKS[kind], ()
         if isinstance(thing, weakref.ref):
-            return weakref.ref, (set() if thing() is None else thing(),)  # nothing keeps the set
-        if isinstance(thing, self.dynamic):  # its __getattr__ needs what is set after it was made
+            return weakref.ref, (set() if thing() is None else thing(),)  # nothing keeps the set: a dead reference
+        if isinstance(thing, self.dynamic):  # its __getattr__ needs an attribute that __init__ sets
             return kind, (thing._backend,)
         if isinstance(thing, functools._lru_cache_wrapper):
             return new_cache, (thing.__wrapped__, thing.cache_parameters())
@@ -214,7 +214,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(thing)
 
     def variable_state(self, variable: Any) -> tuple[dict[str, Any], Any]:
-        """Return a variable's attributes, and where its value is to be found: a Parameter, or the place of an array."""
+        """Return a variable's attributes, and its value: a Parameter, or the reference from ``value_of``."""
         left_out = {"_value", "_layout", *_OF_TRACKABLE}
         state = {name: value for name, value in vars(variable).items() if name not in left_out}
         value = variable._value
@@ -223,7 +223,10 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return state, value
 
     def value_of(self, variable: Any) -> tuple[Any, ...]:
-        """Return a value's place: in the values that the reader knows, or in those beside the pickle; and its form."""
+        """Return a reference to a value: (whether the reader has it, index, shape, dtype).
+
+        The index is that in ``known``, or in ``arrays``. If values go into the pickle, the array replaces the bool.
+        """
         import keras
 
         form = tuple(map(int, variable.shape)), keras.backend.standardize_dtype(variable.dtype)
@@ -237,7 +240,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return False, len(self.arrays) - 1, *form
 
     def state_of(self, part: Any) -> Any:
-        """Return the attributes of a Keras object, without what calls make anew and without addresses of objects."""
+        """Return the attributes of a Keras object, without those that calls make again and without addresses."""
         getstate = getattr(type(part), "__getstate__", None)
         if getstate is not getattr(object, "__getstate__", None):
             return part.__getstate__()
@@ -257,8 +260,8 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
 def new_shell(kind: Any, functional: bool) -> Any:
     """Return a Keras object without attributes.
 
-    A user's class of functional models that this process has imported may not have ``Functional`` among its bases yet:
-    Keras inserts it when it makes the first model of inputs and outputs.
+    A user's class of functional models may not have ``Functional`` among its bases in this process yet: Keras inserts
+    it when it makes the first model of inputs and outputs.
     """
     from keras.src.models.functional import Functional
     from keras.src.models.model import inject_functional_model_class
@@ -269,13 +272,13 @@ def new_shell(kind: Any, functional: bool) -> Any:
 
 
 def set_state(part: Any, state: Any) -> None:
-    """Give a Keras object its attributes."""
+    """Set the attributes of a Keras object."""
     setstate = getattr(type(part), "__setstate__", None)
     vars(part).update(state) if setstate is None else setstate(part, state)
 
 
 def restore_identities(part: Any) -> None:
-    """Give an object whose parts are all there what Keras keeps by the addresses of these parts."""
+    """Rebuild the attributes in which Keras keeps addresses of an object's parts, once all parts are loaded."""
     from keras.src.ops.function import Function, map_graph
     from keras.src.utils.tracking import Tracker
 
@@ -292,11 +295,11 @@ def restore_identities(part: Any) -> None:
 
 
 def set_variable(variable: Any, state: tuple[dict[str, Any], Any]) -> None:
-    """Give a variable its attributes, and its value in memory of this process."""
+    """Set the attributes of a variable, and its value on a device of this process."""
     attributes, value = state
     vars(variable).update(attributes)
     vars(variable)["_value"] = None
-    vars(variable)["_layout"] = None  # a new one follows, where this process has a distribution
+    vars(variable)["_layout"] = None  # Keras sets a new layout if this process has a distribution
     if isinstance(value, tuple):
         value = variable._convert_to_tensor(_array(*value), dtype=variable._dtype)
     if value is not None:
@@ -306,7 +309,7 @@ def set_variable(variable: Any, state: tuple[dict[str, Any], Any]) -> None:
 def new_parameter(
     kind: Any, source: bool | Array, index: int, shape: tuple[int, ...], dtype: str, requires_grad: bool
 ) -> Any:
-    """Return a Parameter of PyTorch with its value."""
+    """Return a PyTorch Parameter with its value."""
     import keras
 
     tensor = keras.ops.convert_to_tensor(_array(source, index, shape, dtype), dtype=dtype)
@@ -314,13 +317,13 @@ def new_parameter(
 
 
 def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return a variable's value, an array or a tensor, with a copy where memory is not lent: it may change.
+    """Return a variable's value, an array or a tensor; copied unless its memory is lent, as the memory may change.
 
     Args:
-        source: the value itself, or whether it is among the known ones.
-        index: its place among these, or in the arrays beside the pickle.
-        shape: its shape.
-        dtype: its type.
+        source: the value itself, or whether it is among the known values.
+        index: the index among the known values, or in the list of arrays.
+        shape: the shape of the value.
+        dtype: the name of the value's dtype.
     """
     known, beside, lent = _loading.values
     if not isinstance(source, bool):
@@ -337,7 +340,7 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
 
 
 def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
-    """Fill one of Keras' tracked containers as the plain one that it is: its own methods need the tracker."""
+    """Fill a tracked container of Keras by the methods of its plain base class: its methods need the tracker."""
     plain, values, attributes = given
     vars(container).update(attributes)
     (plain.extend if plain is list else plain.update)(container, values)
@@ -362,10 +365,10 @@ def _tracked_containers() -> dict[type, type]:
 
 
 def _reduce_tensorflow(thing: Any, kind: type) -> Any:
-    """Return how an object of TensorFlow is written that pickle does not know; None for all others."""
+    """Return the reduced form of a TensorFlow object that pickle cannot write; None for all other objects."""
     if "Strategy" in kind.__name__ and kind.__module__.startswith("tensorflow.python.distribute"):
         return current_strategy, ()
-    if kind.__name__ == "Function" and hasattr(thing, "_clone"):  # of tf.function: without what it has traced
+    if kind.__name__ == "Function" and hasattr(thing, "_clone"):  # a tf.function, without its traces
         return thing._clone(None).__reduce_ex__(4)
     if kind.__name__ in _VIEWS:
         plain = _VIEWS[kind.__name__]
@@ -378,12 +381,12 @@ def _reduce_tensorflow(thing: Any, kind: type) -> Any:
 
 
 def current_strategy() -> Any:
-    """Return TensorFlow's strategy of this process."""
+    """Return TensorFlow's distribution strategy of this process."""
     return importlib.import_module("tensorflow").distribute.get_strategy()
 
 
 def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
-    """Return a lookup table of TensorFlow."""
+    """Return a TensorFlow lookup table."""
     lookup = sys.modules[kind.__module__]
     initializer = lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)  # type: ignore[attr-defined]
     return kind(initializer, default)
@@ -391,7 +394,10 @@ def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype
 
 @contextmanager
 def _modules_by_value() -> Iterator[Callable[[Any], None]]:
-    """For a while, write by value what lives in modules that a new process with this ``sys.path`` cannot import."""
+    """Pickle by value, within the context, modules that a new process with this ``sys.path`` cannot import.
+
+    It yields a function that registers the module of a given name if necessary.
+    """
     registered: list[Any] = []
     seen = {"__main__", None}
 
@@ -422,15 +428,15 @@ def _is_importable(name: str) -> bool:
 
 
 def culprit(root: Any, name: str, size: int | None = None) -> tuple[str, Any, Exception | int | None]:
-    """Search an object that cannot be pickled, or one that is large, for the part that is the reason.
+    """Find the innermost part of an object that cannot be pickled, or that is large.
 
     Args:
         root: the object.
         name: the object's name in the result.
-        size: bytes that count as large. None searches what cannot be pickled.
+        size: the size in bytes above which a part is large. Defaults to None, to find a part that cannot be pickled.
 
     Returns:
-        The part's place as a person would write it, the part, and what pickling it raised or how large it is.
+        The part's path in Python syntax, the part, and its exception or its size in bytes.
     """
     place, part, reason = name, root, _cost(root, set())
     seen = {id(root)}
@@ -449,13 +455,13 @@ def _is_reason(cost: Exception | int, size: int | None) -> bool:
 
 
 def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializableError:
-    """Return the error for an object that cannot be pickled, with the part that is the reason.
+    """Return the error for an object that cannot be pickled; it names the part that is the cause.
 
     Args:
         what: the beginning of the message, as "The model 'm'".
         root: the object.
         name: the object's name in the message.
-        error: what pickling it raised.
+        error: the exception of pickling the object.
     """
     place, part, reason = culprit(root, name)
     cause = brief(reason if isinstance(reason, Exception) else error)
@@ -467,7 +473,7 @@ def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializabl
 
 
 class _Probe(ModelPickler):
-    """Count the bytes of an object, without those of some others."""
+    """Pickler that measures an object, without some parts and without values of variables."""
 
     def __init__(self, file: Any, apart: set[int]) -> None:
         super().__init__(file)
@@ -484,13 +490,13 @@ def _cost(thing: Any, apart: set[int]) -> Exception | int:
     buffer = io.BytesIO()
     try:
         _Probe(buffer, apart).dump_all(thing)
-    except Exception as error:  # whatever an object's own __reduce__ raises
+    except Exception as error:  # an object's __reduce__ may raise any exception
         return error
     return buffer.tell()
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, each with its place: first layers, then public attributes."""
+    """Yield the parts of an object with their paths: first layers, then public attributes, then private ones."""
     layers = getattr(thing, "layers", None)
     if isinstance(layers, list):
         yield from ((f".layers[{number}]", layer) for number, layer in enumerate(layers))

@@ -20,10 +20,10 @@ class Batch:
     """One rank's rows of one global batch.
 
     Attributes:
-        x, y, sample_weight: nested numpy arrays, or None; ``x`` is None where the rank has no row.
-        rows: int. This rank's rows (may be 0).
-        total: int. The rows of the whole global batch, over all ranks.
-        packed: what a replica's step takes of it, where that was made beforehand (``Replica.ready``), or None.
+        x, y, sample_weight: nested numpy arrays, or None; ``x`` is None if the rank has no row.
+        rows: int. The number of this rank's rows; may be 0.
+        total: int. The number of rows of the global batch, over all ranks.
+        packed: the input of a replica's step, if it was made beforehand (``Replica.ready``), or None.
 
     Example:
         >>> import numpy as np
@@ -40,7 +40,7 @@ class Batch:
 
 
 def aligned(count: int, dtype: Any) -> Array:
-    """Return a vector of zeros at an address that is a multiple of 64, which XLA reads where it lies.
+    """Return a vector of zeros at an address that is a multiple of 64, so that XLA can read it without a copy.
 
     Example:
         >>> aligned(3, "float32").ctypes.data % 64
@@ -64,7 +64,7 @@ def aligned_copy(array: Array) -> Array:
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Return whether two arrays have the same shape, dtype and bits; ends at the first MB that differs.
+    """Return whether two arrays have the same shape, dtype and bits; stop at the first MB that differs.
 
     Example:
         >>> same_bits(np.array([np.nan]), np.array([np.nan])), same_bits(np.zeros(2), np.zeros(3))
@@ -79,13 +79,13 @@ def same_bits(a: Array, b: Array) -> bool:
 
 
 def dtype_of(name: Any) -> np.dtype[Any]:
-    """Return the numpy type of a name that came from outside, ``ml_dtypes``' too.
+    """Return the numpy dtype of a name from an untrusted source, also one of ``ml_dtypes``.
 
     Args:
-        name: str. As ``dtype.name`` gives it. Others, whose parts numpy would evaluate, are refused.
+        name: str. A name as ``dtype.name`` gives it. Other strings are refused, because numpy would parse them.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the name is not that of a dtype.
 
     Example:
         >>> dtype_of("float16").itemsize, dtype_of("bfloat16").itemsize

@@ -28,11 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the arguments; those of this process when None.
+        argv: the arguments. Defaults to those of this process.
 
     Returns:
-        The exit code: 0, what the ranks gave, 2 for bad usage, 1 when a worker failed, 130 when interrupted, 141 when
-        nobody reads any more.
+        The exit code: 0, or that of the ranks; 2 for wrong usage, 1 if a worker failed, 130 if interrupted, 141 if the
+        reader of stdout has closed it.
 
     Example:
         >>> main(["run", "-n", "1", "true"])
@@ -41,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parser(arguments).parse_args(_prepared(arguments))
-    except SystemExit as ending:  # argparse has said why
+    except SystemExit as ending:  # argparse has printed the reason
         return ending.code if isinstance(ending.code, int) else 0
     try:
         code = import_module(f"choros.cli.{args.command}").main(args)
-        if sys.stdout is not None:  # as it is where the shell has closed it
+        if sys.stdout is not None:  # None if the shell has closed it
             sys.stdout.flush()
-    except BrokenPipeError:  # as `choros where | head` ends it
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - so that nothing is said of it at the end
+    except BrokenPipeError:  # for example, `choros where | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else Python prints an error at exit
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
@@ -63,7 +63,7 @@ def _asked(arguments: Sequence[str]) -> str:
 
 
 def _prepared(arguments: list[str]) -> list[str]:
-    """The arguments as argparse takes them, where the command has values that argparse would take for options."""
+    """Return the arguments for argparse; commands change values that argparse would take for options."""
     asked = _asked(arguments)
     if asked not in _COMMANDS:
         return arguments
@@ -72,7 +72,7 @@ def _prepared(arguments: list[str]) -> list[str]:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser; only the command that is asked for is imported."""
+    """Return the parser; it imports only the module of the given command."""
     parser = argparse.ArgumentParser(prog="choros", description="Train one Keras 3 model with many workers.")
     parser.add_argument("--version", action="version", version=f"choros {metadata.version('choros')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Argument types and parsers that several commands share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def count(text: str) -> int:
-    """A whole number of 1 or more.
+    """Return text as an integer of 1 or more.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is something else.
 
     Example:
         >>> count("4")
@@ -22,10 +22,10 @@ def count(text: str) -> int:
 
 
 def whole(text: str) -> int:
-    """A whole number of 0 or more.
+    """Return text as an integer of 0 or more.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is something else.
 
     Example:
         >>> whole("0")
@@ -37,10 +37,10 @@ def whole(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds, 0 or more.
+    """Return text as a number of seconds, 0 or more.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is something else.
 
     Example:
         >>> seconds("0.5")
@@ -56,10 +56,10 @@ def seconds(text: str) -> float:
 
 
 def some_seconds(text: str) -> float:
-    """A number of seconds above 0.
+    """Return text as a number of seconds above 0.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is something else.
 
     Example:
         >>> some_seconds("30")
@@ -75,9 +75,9 @@ def job_parser(subparsers: Any, name: str, words: str) -> Any:
     """Add the parser of a command about one job of a scheduler.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
         name: the command.
-        words: what it does, for its help.
+        words: the help text of the command.
 
     Returns:
         The parser.

@@ -13,16 +13,16 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     job_parser(subparsers, "cancel", "cancel a job")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Cancel it.
+    """Cancel the job.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
         0.

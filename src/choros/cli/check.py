@@ -1,4 +1,4 @@
-"""``choros check``: a user's model file with workers, compared with plain Keras."""
+"""``choros check``: compare the training of a user's model by workers with plain Keras."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
         "check", help="compare a model's training by workers with plain Keras", description=_HELP
@@ -40,16 +40,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Check, and print the report.
+    """Check the model and print the report.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
         The report's exit code.
 
     Raises:
-        InvalidInputError: arguments that cannot work, or a file without a model.
+        InvalidInputError: an argument is not valid, or the file has no model.
     """
     parts = args.workers.split(",")
     if not all(part.isascii() and part.isdigit() and int(part) for part in parts):

@@ -1,4 +1,4 @@
-"""``choros run --check-build``: what is available here, found out without importing a framework."""
+"""``choros run --check-build``: a list of the available features, found without importing a framework."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _BACKENDS = {
 
 
 def report() -> str:
-    """Return a list of what is available, with an ``[X]`` before each feature that is.
-
-    Returns:
-        Lines.
+    """Return the list of features as lines of text, with ``[X]`` before each available one.
 
     Example:
         >>> print(report().splitlines()[2])
@@ -44,7 +41,7 @@ def _named(name: str, there: bool) -> str:
 
 
 def _installed(module: str) -> bool:
-    """Return whether a module can be found; it is not imported."""
+    """Return whether a module can be found, without importing it."""
     try:
         return util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -52,7 +49,7 @@ def _installed(module: str) -> bool:
 
 
 def _no_shared_memory() -> str:
-    """Return why there is none; "" if a group can be made."""
+    """Return the reason why shared memory is not available, or "" if it is."""
     from choros.comm.shm.group import SharedGroup
 
     try:

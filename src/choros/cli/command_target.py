@@ -15,17 +15,17 @@ _SCRIPTS = (".py", ".pyc", ".pyz")
 def command_of(
     target: Sequence[str], module: bool, *, name: str = "run", python: str = sys.executable, here: bool = True
 ) -> list[str]:
-    """The program and its arguments that a rank becomes.
+    """Return the program and its arguments that a rank runs.
 
     Args:
-        target: as given on the command line.
-        module: whether it is a module, as in ``python -m``.
-        name: of the command of ``choros``, for messages. Defaults to ``"run"``.
-        python: what runs scripts and modules. Defaults to this Python.
-        here: whether it must be on this machine. Defaults to True.
+        target: the words on the command line.
+        module: whether the target is a module, as in ``python -m``.
+        name: the command of ``choros``, for messages. Defaults to ``"run"``.
+        python: the interpreter for scripts and modules. Defaults to this one.
+        here: whether the target must exist on this host. Defaults to True.
 
     Raises:
-        InvalidInputError: there is nothing to run, or it is not there.
+        InvalidInputError: the target is empty or does not exist.
 
     Example:
         >>> command_of(["train.py", "--fast"], False, python="python", here=False)

@@ -1,4 +1,4 @@
-"""``choros demo``: train one network by every algorithm, show a table, write a report."""
+"""``choros demo``: train one network by every algorithm, print a table, write a report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
         "demo", help="train one model by every algorithm and write a report", description=_HELP
@@ -42,16 +42,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compare, print the table, write the report.
+    """Train by all chosen algorithms, print the table, write the report.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
-        0; 1 where an algorithm failed, 130 where the user interrupted. The report is written all the same.
+        0; 1 if an algorithm failed, 130 if the user interrupted. The report is written in each case.
 
     Raises:
-        InvalidInputError: what cannot work, said before anything is trained.
+        InvalidInputError: an argument is not valid; nothing was trained.
     """
     algorithms = choose(args.algorithms)
     backend = choose_backend(args.backend)
@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     from choros.tools.demo.report import text_table, write
     from choros.training.executors.worker_pool import WorkerPool
 
-    importlib.import_module("keras")  # what a backend prints when it is imported comes before the table
+    importlib.import_module("keras")  # now, so that messages of the backend's import come before the table
     setting = comparison.setting(plan, data, name, classes)
     print(comparison.describe(setting), end="\n\n", flush=True)
     display = Display([type(algorithm).__name__ for algorithm in algorithms], len(seeds), plan.epochs)
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGINT, kept)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
-    try:  # a second Ctrl-C must not cost what the first one kept
+    try:  # a second Ctrl-C must not end the writing of the report
         page = write(report, args.out)
     finally:
         if before is not None:
@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _load(path: Path | None) -> tuple[Dataset, str, tuple[str, ...]]:
-    """Read the data; what it and its classes are called in the report."""
+    """Return the data, their name and the names of their classes for the report."""
     if path is None:
         from choros.tools.demo.datasets.digits import load_digits
 
@@ -118,7 +118,7 @@ def _load(path: Path | None) -> tuple[Dataset, str, tuple[str, ...]]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder of the report before hours are spent on what goes into it."""
+    """Create the folder of the report; raise InvalidInputError before the training if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``choros doctor``: what is wrong with this machine, or with the job of which this is a rank, and what to change."""
+"""``choros doctor``: check this host, or the job of this rank, and print the problems and their remedies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser("doctor", help="say what is wrong with a job's ranks and hosts", description=_HELP)
     add = parser.add_argument
@@ -48,16 +48,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Visit, and print the report.
+    """Run the checks and print the report.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
-        0, or 1 where there is an error.
+        0, or 1 if the report has an error.
 
     Raises:
-        InvalidInputError: ranks were asked for in a rank.
+        InvalidInputError: ``-n`` is given in a process that is already a rank.
     """
     if args.workers is not None:
         from choros.tools.doctor.launch_checks import visit_all
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _rank(args: argparse.Namespace) -> int:
-    """Be one rank, or the only one."""
+    """Run the checks as one rank of a job, or as the only one."""
     from choros.tools.doctor.rank_check import HAND, CheckOptions, RankCheck
 
     faulthandler.enable()
@@ -87,9 +87,9 @@ def _rank(args: argparse.Namespace) -> int:
             print(brief(judge(seen)), file=sys.stderr, flush=True)
     if visit.broken and visit.size > 1:
         sys.stdout.flush()
-        time.sleep(1.0)  # until the other ranks have said theirs: a launcher ends them when this one has ended
+        time.sleep(1.0)  # let the other ranks print first: a launcher ends them when this one has ended
         if any(one["kind"] == "lost" for one in seen.troubles):
-            os._exit(code)  # not by way of a library that would wait for ranks that have gone
+            os._exit(code)  # without exit functions of libraries, which would wait for lost ranks
     return code
 
 

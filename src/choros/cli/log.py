@@ -1,4 +1,4 @@
-"""``choros log [-f] JOB``: a job's log, and what is added to it until the job ends."""
+"""``choros log [-f] JOB``: print a job's log, with ``-f`` until the job ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = job_parser(subparsers, "log", "print a job's log")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print it.
+    """Print the log.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
         0.

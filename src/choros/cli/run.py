@@ -1,4 +1,7 @@
-"""``choros run -n 4 [OPTIONS] script.py ARGS``: N ranks of a script, here or on hosts; takes horovodrun's options."""
+"""``choros run -n 4 [OPTIONS] script.py ARGS``: run N ranks of a script, here or on other hosts.
+
+It also takes the options of ``horovodrun``.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,14 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
         "run",
         help="run N ranks of a script on this machine or on hosts",
         description=_HELP,
         usage="choros run -n N [OPTIONS] (script.py | -m module | program) [ARGS ...]",
-        allow_abbrev=False,  # else an option of the script that begins as one of these is refused
+        allow_abbrev=False,  # else argparse takes options of the script for abbreviations of these
     )
     add = parser.add_argument
     add("-n", "-np", "--num-proc", "--workers", dest="workers", type=count, metavar="N", help="how many ranks")
@@ -139,7 +142,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 class _Other(argparse.Action):
-    """An option of horovodrun that has no meaning here: noted, to be answered when all are read."""
+    """An option of horovodrun without a meaning here; recorded for the answers that ``main`` prints."""
 
     def __init__(self, option: Option, **more: Any) -> None:
         super().__init__(**{**more, "dest": "others", "default": (), "help": argparse.SUPPRESS})
@@ -153,14 +156,14 @@ def main(args: argparse.Namespace) -> int:
     """Run the ranks.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
         The exit code of the run.
 
     Raises:
-        InvalidInputError: nothing to run, no number of ranks, an option that is refused, or this process is a rank
-            itself.
+        InvalidInputError: the command or the number of ranks is missing, an option is refused, or this process is
+            already a rank.
     """
     raise_descriptors()
     answers = [option.answer(name) for option, name in args.others]

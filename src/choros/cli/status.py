@@ -1,4 +1,4 @@
-"""``choros status JOB``: what the scheduler says of a job."""
+"""``choros status JOB``: print the scheduler's status of a job."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     job_parser(subparsers, "status", "print what the scheduler says of a job")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print it.
+    """Print the status.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
         0.

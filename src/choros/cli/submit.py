@@ -1,4 +1,4 @@
-"""``choros submit --on slurm --nodes 2 ... train.py ARGS``: a job for a cluster's scheduler. Imports no framework."""
+"""``choros submit --on slurm --nodes 2 ... train.py ARGS``: submit a job to a scheduler. Imports no framework."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
         "submit",
@@ -92,7 +92,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def before_parsing(arguments: Sequence[str]) -> list[str]:
-    """Attach values that may begin with a dash to their option, and note what was asked for.
+    """Attach values that may begin with a dash to their option, and add ``--written-by`` with the whole command.
 
     Example:
         >>> before_parsing(["submit", "-o", "-l a=b", "--env", "A=-1", "a.py", "-o", "x"])[3:]
@@ -116,16 +116,16 @@ def before_parsing(arguments: Sequence[str]) -> list[str]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write, submit and name the job.
+    """Write the script, submit it and print the job's id.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
-        0.
+        0; for Spark, the exit code of the job.
 
     Raises:
-        InvalidInputError: what cannot work, before anything is written; or the scheduler refuses the script.
+        InvalidInputError: an argument is not valid, and nothing was written; or the scheduler refuses the script.
     """
     site = load_site(args.site)
     if args.on and site.scheduler and args.on != site.scheduler:
@@ -148,15 +148,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
-    """The job that the options ask for.
+    """Return the job for the options.
 
     Args:
-        args: as parsed.
-        site: the machine.
+        args: the parsed arguments.
+        site: the preset of the cluster.
         on: the scheduler's name.
 
     Raises:
-        InvalidInputError: what cannot work.
+        InvalidInputError: an option is not valid.
     """
     python = args.python or ("python" if args.setup or on == "k8s" else sys.executable)
     command = command_of(args.target, args.module, name="submit", python=python, here=on != "k8s" and not args.setup)
@@ -194,7 +194,7 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
 
 
 def _run(scheduler: Scheduler, job: Job) -> int:
-    """Run what is a job's driver here, with the programs of this environment behind those of ``PATH``; its code."""
+    """Run a Spark job's driver here, with this environment's programs at the end of ``PATH``; return its exit code."""
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
     if not job.master.startswith("sc://"):
         if shutil.which(scheduler.program) is None:
@@ -204,14 +204,14 @@ def _run(scheduler: Scheduler, job: Job) -> int:
 
 
 def _chosen_backend(other_python: bool) -> list[tuple[str, str]]:
-    """Return the variable that ``choros.backend_choice`` set here, for a job that has the same Python.
+    """Return the variable that ``choros.backend_choice`` set here, for a job that uses the same Python.
 
-    Another Python may have other backends installed: the job then chooses for itself.
+    Another Python may have other backends installed, so the job must choose again.
     """
     if not backend_choice.chosen:
         return []
     if other_python:
-        os.environ.pop("KERAS_BACKEND", None)  # which most schedulers would hand on
+        os.environ.pop("KERAS_BACKEND", None)  # most schedulers would pass it to the job
         return []
     return [("KERAS_BACKEND", backend_choice.chosen)]
 
@@ -235,14 +235,14 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _name_of(target: Sequence[str]) -> str:
-    """A job's name from what it runs, with what schedulers take in one."""
+    """Return a job's name from its target, with only characters that schedulers accept."""
     stem = Path(target[0]).name.partition(".")[0] if target else ""
     name = re.sub(r"[^A-Za-z0-9_-]", "-", stem)[:60]
     return name if name[:1].isalpha() and name.isascii() else f"job-{name}"
 
 
 def _write(path: str, text: str) -> None:
-    """Write the script; a file of that name is replaced where it is one of these."""
+    """Write the script; replace a file of that name only if ``choros submit`` wrote it."""
     file = Path(path)
     try:
         if file.exists() and "choros submit" not in file.read_text(encoding="utf-8", errors="replace")[:4000]:

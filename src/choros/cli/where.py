@@ -1,4 +1,4 @@
-"""``choros where``: this process's place, and what a run here would find. Imports no framework."""
+"""``choros where``: print this process's rank, cores, threads and libraries. Imports no framework."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the parser.
 
     Args:
-        subparsers: what ``argparse.ArgumentParser.add_subparsers`` returned.
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser("where", help="print this process's place, cores, threads and libraries")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print what is found.
+    """Print the findings.
 
     Args:
-        args: as parsed.
+        args: the parsed arguments.
 
     Returns:
         0.
@@ -65,10 +65,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def findings() -> dict[str, Any]:
-    """Return what ``choros where`` prints, as JSON holds it.
+    """Return the output of ``choros where`` as a dict of JSON types.
 
     Returns:
-        The place and why it is believed, in what ranks meet, host, cores, thread variables, Keras' backend, versions.
+        The place and its source, the ranks' transport, host, cores, thread variables, Keras' backend, versions.
 
     Example:
         >>> sorted(findings()["place"])[:3]
@@ -91,7 +91,7 @@ def findings() -> dict[str, Any]:
 
 
 def _group(place: Place) -> str:
-    """In what a job's ranks would meet."""
+    """Return a description of the transport by which a job's ranks would communicate."""
 
     def wheel() -> str:
         return f"; mpi4py {version('mpi4py') or 'is not installed'}"
@@ -108,7 +108,7 @@ def _group(place: Place) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0-2,5``."""
+    """Return sorted numbers as ranges: ``[0, 1, 2, 5]`` as ``0-2,5``."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

@@ -1,9 +1,8 @@
 """Horovod's names for Keras 3: ``import choros.hvd as hvd`` in place of ``import horovod.keras as hvd``.
 
-The place (``init``, ``rank``, ``size`` ...), process sets, collectives on arrays and tensors of numpy, Keras, JAX,
-PyTorch and TensorFlow, ``DistributedOptimizer`` and the gradient tape, callbacks, ``load_model``, elastic state and the
-timeline.
-What needs Keras is imported when it is first used.
+The package has ``init``, ``rank``, ``size`` and process sets; collectives on arrays and tensors of numpy, Keras, JAX,
+PyTorch and TensorFlow; ``DistributedOptimizer`` and the gradient tape; callbacks, ``load_model``, elastic state and the
+timeline. Names that need Keras are imported at their first use.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ _INSTEAD = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PROBES:  # ranks meet in shared memory or by MPI: none of these libraries is in it
+    if name in _PROBES:  # ranks communicate by shared memory, sockets or MPI, without these libraries
         return lambda *_: _PROBES[name]
     if name in _LATER:
         return getattr(importlib.import_module(f"choros.hvd.{_LATER[name]}"), name)

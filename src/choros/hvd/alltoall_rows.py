@@ -1,4 +1,4 @@
-"""Horovod's ``alltoall``: each rank's rows to the ranks they are for, eagerly and in compiled functions."""
+"""Horovod's ``alltoall``: each rank sends rows to each other rank, eagerly and in compiled functions."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from choros.types import Array
 def alltoall(value: Any, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
     """Send ``splits[r]`` rows to each rank r; differentiable, also inside ``jax.jit`` and ``tf.function``.
 
-    Inside ``jax.jit`` the ranks tell each other their splits while they trace, so these have values there.
+    Inside ``jax.jit`` the ranks exchange their splits while they trace, so ``splits`` must have concrete values there.
 
     Args:
-        value: rows in the order of the ranks that get them.
-        splits: (size,) whole numbers. Defaults to equal parts.
-        name: str. What errors call it.
+        value: array or tensor; its rows are in the order of the ranks that receive them.
+        splits: (size,) integers. Defaults to equal parts.
+        name: str. The name of the call in errors.
         process_set: ProcessSet. Defaults to all ranks.
 
     Returns:
-        The rows received; with ``splits`` given, also how many came from each rank.
+        The rows received; if ``splits`` is given, also the number of rows from each rank.
 
     Raises:
-        InvalidInputError: inside ``jax.jit``, splits without values.
-        RankMismatchError: on every rank, where the calls differ or splits are no parts of the rows.
+        InvalidInputError: inside ``jax.jit``, splits without values, or not one for each rank.
+        RankMismatchError: on every rank, if the calls differ or the splits do not fit the rows.
 
     Example:
         >>> import choros.hvd as hvd
@@ -56,7 +56,7 @@ def _eager(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any
 
 
 def _in_graph(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
-    """In a graph of TensorFlow: the splits are a tensor too, of which each rank gets its own from each."""
+    """Send in a TensorFlow graph: the splits are a tensor too, exchanged by an ``alltoall`` before the rows."""
     parts: list[Any] = [None]
     counts = None
     if splits is not None:
@@ -73,7 +73,7 @@ def _in_graph(calls: Collectives, value: Any, splits: Any, name: str | None) -> 
 
 
 def _traced(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
-    """While JAX traces, which all ranks do at once: they tell each other what will come, as shapes are fixed."""
+    """Send inside ``jax.jit``: the ranks exchange their row counts while all trace, because shapes are fixed then."""
     given = [value.shape[0] // calls.size if value.ndim else 0] * calls.size
     if splits is not None:
         given = arrive(splits, "splits")[0].tolist()
@@ -93,7 +93,7 @@ def _send(
     shape: Shape,
     name: str | None,
 ) -> Any:
-    """Send the rows by ``splits[0]``, as it is when they are sent; ``received`` is told how many come from each."""
+    """Send the rows by ``splits[0]``, read at the time of sending; put the counts from each rank into ``received``."""
 
     def host(x: Array) -> Array:
         rows, counts = calls.alltoall(x, splits[0], name=name)

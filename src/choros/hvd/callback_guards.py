@@ -1,4 +1,4 @@
-"""Callbacks of a ``fit`` on several ranks: who writes files, and what decisions are made from."""
+"""Callbacks of a ``fit`` on several ranks: files are written by rank 0, decisions use the mean of all ranks' logs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ _DECIDE = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
     """Return the callbacks of this rank's ``fit``.
 
-    ``ModelCheckpoint`` and ``CSVLogger`` write on rank 0 alone; so does ``BackupAndRestore``, and what it restores goes
-    to all ranks. ``EarlyStopping`` and ``ReduceLROnPlateau``, where all ranks have the same of them, decide from the
-    mean of the ranks' logs, so they decide alike. ``BeforeTimeLimit`` is restored as ``BackupAndRestore`` is, and ends
-    all ranks after the same step.
+    ``ModelCheckpoint`` and ``CSVLogger`` write on rank 0 only. ``BackupAndRestore`` also runs on rank 0 only; the state
+    it restores is broadcast to all ranks. ``EarlyStopping`` and ``ReduceLROnPlateau`` see the mean of all ranks' logs,
+    so they decide alike; this needs the same of these callbacks on every rank. ``BeforeTimeLimit`` restores as
+    ``BackupAndRestore`` does, and ends all ranks after the same step.
 
     Args:
         callbacks: as given to ``fit``.
-        last: a callback to be called after all others.
-        calls: of the ranks that train.
+        last: a callback that runs after all others.
+        calls: the collectives of the ranks that train.
+
+    Raises:
+        RankMismatchError: the ranks have different numbers of ``BeforeTimeLimit``.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         limits = [one for one in callbacks.callbacks if isinstance(one, BeforeTimeLimit)]
@@ -55,7 +58,7 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
 
 
 def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
-    """Have these end together with the other ranks; return what brings all ranks what rank 0's have restored."""
+    """Make the time limits end all ranks after the same step; return callbacks that broadcast rank 0's state."""
     last.limits = limits
     for limit in limits:
         limit.at_once, limit.meet = False, calls.barrier
@@ -64,16 +67,16 @@ def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
 
 
 class _Restored(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes after what rank 0 alone restores: that goes to all ranks."""
+    """Callback that broadcasts the state restored on rank 0; it runs directly after the callback that restores."""
 
     def __init__(self, backup: Any, calls: Collectives, holds: Callable[[Any], bool]) -> None:
         super().__init__()
         self._backup, self._calls, self._holds = backup, calls, holds
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take rank 0's variables and its next epoch, where it has a backup."""
+        """Take the variables and the next epoch of rank 0, if rank 0 has a backup."""
         model = self.model
-        if not model.built:  # an error that rank 0 has met already
+        if not model.built:  # the callback has raised on rank 0 already: raise the same error here
             self._backup.set_model(model)
             self._backup.on_train_begin(logs)
         mine = [self._holds(self._backup), model._initial_epoch]
@@ -85,36 +88,36 @@ class _Restored(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _AveragedLogs(keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback that is shown the mean of all ranks' logs."""
+    """Wrapper that passes the mean of all ranks' logs to a callback."""
 
     def __init__(self, inner: Any, calls: Collectives) -> None:
         super().__init__()
         self.inner, self._calls = inner, calls
 
     def set_model(self, model: Any) -> None:
-        """Hand on."""
+        """Forward the call to the wrapped callback."""
         super().set_model(model)
         self.inner.set_model(model)
 
     def set_params(self, params: Any) -> None:
-        """Hand on."""
+        """Forward the call to the wrapped callback."""
         super().set_params(params)
         self.inner.set_params(params)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Hand on."""
+        """Forward the call to the wrapped callback."""
         self.inner.on_train_begin(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Hand on."""
+        """Forward the call to the wrapped callback."""
         self.inner.on_train_end(logs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Hand on."""
+        """Forward the call to the wrapped callback."""
         self.inner.on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Hand on the mean, and what was added to it."""
+        """Pass the mean of the logs to the wrapped callback; add to ``logs`` the entries that it added."""
         logs = {} if logs is None else logs
         shown = mean_logs(logs, self._calls, f"logs for {type(self.inner).__name__}")
         before = dict(shown)
@@ -123,7 +126,7 @@ class _AveragedLogs(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def mean_logs(logs: dict[str, Any], calls: Collectives, name: str) -> dict[str, float]:
-    """Return the plain mean over the ranks of each entry that is a number, by name."""
+    """Return the unweighted mean over the ranks of each numeric entry that all ranks have, by name."""
     mine = {key: float(keras.ops.convert_to_numpy(value)) for key, value in sorted(logs.items()) if _number(value)}
     said = calls.allgather_object(mine, name=name)
     return {key: sum(other[key] for other in said) / len(said) for key in mine if all(key in other for other in said)}

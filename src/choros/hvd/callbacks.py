@@ -31,15 +31,15 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives all ranks the root's weights and optimizer state before the first step.
+    """Callback that broadcasts the root's weights and optimizer state to all ranks before the first step.
 
-    Random layers keep their own seeds. (Horovod broadcasts after the first step, which all ranks made from weights of
-    their own. Here that is so only where TensorFlow builds the model in a loop of the user's own.)
+    Random layers keep the seeds of their rank. (Horovod broadcasts after the first step, so each rank makes that step
+    from different weights. Here this happens only if TensorFlow builds the model in a custom training loop.)
 
     Args:
-        root_rank: int. Whose values.
+        root_rank: int. The rank that sends its values.
         device: ignored.
-        local_variables: variables to leave as they are.
+        local_variables: variables that are not broadcast.
 
     Example:
         >>> BroadcastGlobalVariablesCallback(0).root_rank
@@ -52,7 +52,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._waiting = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, where there is a built model; else as soon as there is one."""
+        """Broadcast if the model is built; else broadcast as soon as it is."""
         self._waiting = not built(self.model)
         if not self._waiting:
             self._broadcast()
@@ -60,7 +60,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self.model.train_function.before.append(self._broadcast)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast, where the first step has built the model."""
+        """Broadcast if the first step has just built the model."""
         if self._waiting:
             self._broadcast()
 
@@ -73,14 +73,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives History and all later callbacks the metrics of all ranks' data, training's and validation's.
+    """Callback that gives History and all later callbacks the metrics over all ranks' data.
+
+    It applies to the metrics of training and of validation.
 
     Args:
         device: ignored.
-        weighted: bool. True (default): what metrics have summed up is added over the ranks, so each is what one
-            process would show for all the data, also AUC, and where ranks have unequal rows. A metric class that is
-            not Keras' own, and what callbacks add to the logs, is averaged plainly. False: the plain mean of
-            everything, as Horovod has it.
+        weighted: bool. True (default): the metrics' variables are summed over the ranks. Each metric then equals that
+            of one process on all data, also AUC, and also with unequal rows. Metric classes from outside of Keras, and
+            entries that callbacks add to the logs, get the unweighted mean. False: the unweighted mean of all, as in
+            Horovod.
     """
 
     def __init__(self, device: str = "", weighted: bool = True) -> None:
@@ -90,14 +92,14 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._exact: set[str] = set()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take the place of what tells Keras an epoch's results."""
+        """Replace the model's method that returns an epoch's results to Keras."""
         if self.weighted and size() > 1:
             self._plain = self.model._get_metrics_result_or_logs
             own: dict[str, Any] = self.model.__dict__
             own["_get_metrics_result_or_logs"] = self._results
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give it back."""
+        """Restore the model's method."""
         if self._plain is not None:
             own: dict[str, Any] = self.model.__dict__
             own["_get_metrics_result_or_logs"] = self._plain
@@ -109,7 +111,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         assert self._plain is not None  # noqa: S101 - for the type checker
         found = self._plain(logs)
         model = self.model
-        if set(found) != set(model.get_metrics_result()):  # a step that logs figures of its own
+        if set(found) != set(model.get_metrics_result()):  # a custom step that logs other values than the metrics
             return found
         mine = [v for metric in model.metrics for v in metric.variables]
         before = [keras.ops.convert_to_numpy(v).copy() for v in mine]
@@ -128,7 +130,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return exact
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average what is not exact already."""
+        """Average the entries that were not summed exactly before."""
         if logs is None or size() == 1:
             return
         exact = {*self._exact, *(f"val_{name}" for name in self._exact)} if self._plain is not None else set()
@@ -138,15 +140,15 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Keras' ``ModelCheckpoint`` that keeps the best model, on rank 0 alone.
+    """Keras' ``ModelCheckpoint`` with ``save_best_only=True``, which writes on rank 0 only.
 
     Args:
         monitor: str. Defaults to "val_loss".
         verbose: int. Defaults to 0.
         mode: "auto" (default), "min" or "max".
-        save_freq: "epoch" (default) or batches.
+        save_freq: "epoch" (default) or int, a number of batches.
         save_weights_only: bool. Defaults to False.
-        filepath: str. Where; may be set as an attribute until training begins.
+        filepath: str. The file to write; may be set as an attribute until training begins.
 
     Raises:
         ValueError: no ``filepath`` when training begins.
@@ -173,7 +175,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
             self._named = True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See that there is a path."""
+        """Check that a path is set."""
         if not self._named:
             raise ValueError("BestModelCheckpoint has no path: give filepath='best.keras'.")
         super().on_train_begin(logs)
@@ -184,7 +186,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
 
 
 def _single(metrics: Sequence[Any]) -> list[Any]:
-    """The metrics inside of Keras' containers of what ``compile`` was given."""
+    """The single metrics, also those inside the containers that ``compile`` makes."""
     return [one for m in metrics for one in (_single(m.metrics) if getattr(m, "metrics", None) else [m])]
 
 

@@ -1,7 +1,7 @@
-"""Horovod's collectives on arrays and tensors of any library; input is never changed.
+"""Horovod's collectives on arrays and tensors of any library; the input is never changed.
 
-Those on tensors of floating point are differentiable, and may stand inside ``jax.jit`` and ``tf.function``. The
-gradient is that of the sum of all ranks' losses, so it is a collective as well.
+Collectives on floating-point tensors are differentiable, also inside ``jax.jit`` and ``tf.function``. The gradient is
+that of the sum of all ranks' losses, so computing it is a collective too: all ranks must take part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Tell the other ranks where a call cannot even be begun here, so that none of them waits for it."""
+    """Decorate a collective: if it fails before its first exchange, report that to all ranks, so that none waits."""
 
     @functools.wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Result:
@@ -48,7 +48,7 @@ def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def _of(function: Callable[..., Any], given: Any, named: Any) -> Collectives | None:
-    """The collectives that a call means, if it means any and others are in them."""
+    """The collectives of a call's process set; None if the set is not valid or has one rank only."""
     arguments = {**dict(zip(inspect.signature(function).parameters, given, strict=False)), **named}
     with contextlib.suppress(TypeError, ValueError):
         calls = collectives(arguments.get("process_set"))
@@ -57,10 +57,10 @@ def _of(function: Callable[..., Any], given: Any, named: Any) -> Collectives | N
 
 
 def operation(op: Any = None, average: Any = None) -> Op:
-    """Return the reduction that was asked for, by ``op`` or by Horovod's old ``average``.
+    """Return the reduction given by ``op`` or by Horovod's old ``average``; ``Average`` if both are None.
 
     Raises:
-        ValueError: both are given, or ``op`` is none of them.
+        ValueError: both are given, or ``op`` is not a reduction.
     """
     if op is not None and average is not None:
         raise ValueError("op and average are both given: give op=hvd.Average or op=hvd.Sum alone.")
@@ -87,24 +87,26 @@ def allreduce(
 ) -> Any:
     """Return the reduction of all ranks' values, in the library and type of ``value``.
 
-    Whole numbers are summed in 64 bits, in which a sum beyond them wraps, and an average is cut off towards 0. Sparse
-    gradients of TensorFlow (``IndexedSlices``) are summed or averaged by gathering values and indices.
+    An integer sum that does not fit the dtype wraps around. An average of integers is summed in 64 bits and truncated
+    towards 0. Sparse gradients of TensorFlow (``IndexedSlices``) are summed or averaged by gathering values and
+    indices.
 
     Args:
-        value: the same type and shape on every rank.
-        name: str. What errors call it; equal on all ranks.
-        average: bool. Horovod's old way of saying Average or Sum.
-        prescale_factor: float. Factor before the reduction.
-        postscale_factor: float. Factor after it.
+        value: array or tensor of the same type and shape on every rank.
+        name: str. The name of the call in errors; the same on all ranks.
+        average: bool. Horovod's old form of Average (True) or Sum (False).
+        prescale_factor: float. Factor before the reduction. Defaults to 1.
+        postscale_factor: float. Factor after the reduction. Defaults to 1.
         op: Average (default), Sum, Min, Max, Product or Adasum.
-        compression: ``Compression.none``, ``.fp16`` or ``.bf16``: what it is rounded to; no bytes are saved.
+        compression: ``Compression.none`` (default), ``.fp16`` or ``.bf16``: the type to which the value is rounded. No
+            bytes are saved.
         process_set: ProcessSet. Defaults to all ranks.
-        device_dense: ignored, as there is nothing to choose.
+        device_dense: ignored.
         device_sparse: ignored.
 
     Raises:
-        ValueError: before ``init``, or both ``op`` and ``average``.
-        RankMismatchError: the ranks' calls differ; raised on every rank, and the next call works.
+        ValueError: before ``init``, or both ``op`` and ``average`` are given.
+        RankMismatchError: the ranks' calls differ. It is raised on every rank; later calls still work.
 
     Example:
         >>> import choros.hvd as hvd
@@ -146,7 +148,7 @@ def allreduce(
 
 @told
 def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
-    """Return ``allreduce`` of each value; ``how`` is what that takes."""
+    """Return ``allreduce`` of each value; ``how`` holds further arguments of ``allreduce``."""
     values = list(values)
     names = _named(collectives(how.get("process_set")), name, values)
     return [allreduce(value, one, **how) for value, one in zip(values, names, strict=True)]
@@ -154,10 +156,19 @@ def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any
 
 @told
 def allgather(value: Any, name: str | None = None, process_set: Any = None) -> Any:
-    """Return all ranks' rows in the order of the ranks; the first dimension may differ, also be 0.
+    """Return all ranks' rows in rank order; the first dimension may differ between ranks, and may be 0.
 
-    Inside ``jax.jit`` results have fixed shapes, so the ranks tell each other their rows while they trace: there each
-    rank has the same number of rows in every call.
+    Inside ``jax.jit`` shapes are fixed, so the ranks exchange their row counts while they trace. A rank must then have
+    the same number of rows in every call of the compiled function.
+
+    Args:
+        value: array or tensor of shape (rows, ...); dtype and other dimensions are the same on every rank.
+        name: str. The name of the call in errors; the same on all ranks.
+        process_set: ProcessSet. Defaults to all ranks.
+
+    Raises:
+        ValueError: before ``init``.
+        RankMismatchError: on every rank, if the calls differ.
     """
     calls = collectives(process_set)
     own = [slice(0)]
@@ -193,7 +204,18 @@ def grouped_allgather(values: Sequence[Any], name: str | None = None, process_se
 
 @told
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
-    """Return the root's value; all ranks give one of its type and shape. Roots are counted among all ranks."""
+    """Return the root's value.
+
+    Args:
+        value: array or tensor; the root's dtype and shape on every rank.
+        root_rank: int. A rank of the whole job, also with a process set.
+        name: str. The name of the call in errors; the same on all ranks.
+        process_set: ProcessSet. Defaults to all ranks.
+
+    Raises:
+        ValueError: before ``init``.
+        RankMismatchError: on every rank, if the calls differ or the root is not in the process set.
+    """
     calls = collectives(process_set)
 
     def gradient(grad: Any) -> Any:
@@ -210,24 +232,24 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: Any = None, inplace: bool = False
 ) -> None:
-    """Set variables (of Keras, or what has ``assign``) to the root's values.
+    """Set variables of Keras, or any objects with an ``assign`` method, to the root's values.
 
     Args:
-        variables: the same ones, in the same order, on every rank.
-        root_rank: int.
+        variables: the same variables in the same order on every rank.
+        root_rank: int. A rank of the whole job.
         process_set: ProcessSet. Defaults to all ranks.
-        inplace: ignored; they always are.
+        inplace: ignored; variables are always set in place.
     """
     take(collectives(process_set), variables, root_rank)
 
 
 def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) -> None:
-    """``broadcast_variables`` among the ranks of ``calls``."""
+    """Set variables to the root's values, as ``broadcast_variables`` does, among the ranks of ``calls``."""
     variables = list(variables)
     for variable, place in zip(variables, _named(calls, "variable", variables), strict=True):
         x, back = arrive(variable)
         path = str(getattr(variable, "path", getattr(variable, "name", "")))
-        # a model that its data build has its own name in the path, which one from a file has not
+        # A model built from its first batch has the model's name in the path; one loaded from a file has not.
         label = f"{place} {alike('/'.join(path.split('/')[-2:]))}".rstrip()
         out = calls.broadcast(x, root, name=label)
         assign = getattr(variable, "assign", None)
@@ -245,7 +267,20 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Return this rank's rows of the reduction; of rows that do not divide the first ranks have one more."""
+    """Return this rank's rows of the reduction; if rows do not divide evenly, the first ranks get one more.
+
+    Args:
+        value: array or tensor of shape (rows, ...), with the same dtype and shape on every rank.
+        name: str. The name of the call in errors; the same on all ranks.
+        op: Average (default), Sum, Min, Max, Product or Adasum.
+        process_set: ProcessSet. Defaults to all ranks.
+        prescale_factor: float. Factor before the reduction. Defaults to 1.
+        postscale_factor: float. Factor after the reduction. Defaults to 1.
+
+    Raises:
+        ValueError: before ``init``.
+        RankMismatchError: on every rank, if the calls differ or a value has no rows dimension.
+    """
     calls, kind = collectives(process_set), operation(op)
     factor = prescale_factor * postscale_factor / (calls.size if kind == AVERAGE else 1)
 
@@ -274,7 +309,7 @@ def reducescatter(
 
 @told
 def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
-    """Return ``reducescatter`` of each value; ``how`` is what that takes."""
+    """Return ``reducescatter`` of each value; ``how`` holds further arguments of ``reducescatter``."""
     values = list(values)
     names = _named(collectives(how.get("process_set")), name, values)
     return [reducescatter(value, one, **how) for value, one in zip(values, names, strict=True)]
@@ -282,38 +317,40 @@ def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how:
 
 @told
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
-    """Return the root's object: numbers, text, bytes, lists, tuples, sets, dicts and arrays. No pickle is made.
+    """Return the root's object: numbers, text, bytes, lists, tuples, sets, dicts and arrays, without pickle.
 
     Raises:
-        RankMismatchError: on every rank, where the root's object holds something else; names its type.
+        RankMismatchError: on every rank, if the root's object holds another type, which the error names.
     """
     return collectives(process_set).broadcast_object(obj, root_rank, name=name)
 
 
 @told
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
-    """Return every rank's object, in the order of the ranks; see ``broadcast_object``."""
+    """Return a list of all ranks' objects in rank order; see ``broadcast_object`` for types and errors."""
     return collectives(process_set).allgather_object(obj, name=name)
 
 
 def barrier(process_set: Any = None) -> None:
-    """Return when every rank has come."""
+    """Wait until all ranks have called it."""
     collectives(process_set).barrier()
 
 
 def join() -> int:
-    """Say that this rank has no more data: it takes part with zeros until all have joined.
+    """Report that this rank has no more data; it contributes zeros to collectives until all ranks have joined.
+
+    An average still divides by the number of all ranks, as in Horovod. An average of gradients, in a loop with
+    ``DistributedOptimizer`` or a tape, divides by the number of ranks that gave gradients. ``fit`` does not need
+    ``join``: give every rank the same number of batches (``hvd.shard``).
 
     Returns:
-        The rank that joined last. An average still divides by all ranks, as in Horovod; but one of gradients, in a loop
-        with ``DistributedOptimizer`` or a tape, by those that gave any. In ``fit`` there is nothing to join: give every
-        rank as many batches (``hvd.shard``).
+        The rank that joined last.
     """
     return collectives().join()
 
 
 def _named(calls: Collectives, name: str | None, values: Sequence[Any]) -> list[str]:
-    """The names of a list's values, which differ between ranks from the first one on where their numbers do."""
+    """The names of a list's values. Each holds their number, so that lists of unequal length fail at the first call."""
     if not values:
-        calls.barrier()  # so that a rank that has some is told
+        calls.barrier()  # a rank with values makes another call, so both ranks raise
     return [f"{name or 'group'}.{number} of {len(values)}" for number in range(len(values))]

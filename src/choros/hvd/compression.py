@@ -1,4 +1,4 @@
-"""Rounding of tensors to half precision before they are summed, by Horovod's names."""
+"""Rounding of tensors to half precision before summation, under Horovod's names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ _warned: list[bool] = []
 
 
 class Compressor:
-    """Casts values of floating point to a narrower type and back; all others pass.
+    """Cast of floating-point values to a narrower type and back; other values stay unchanged.
 
-    It rounds, and saves no bytes: sums are made in the wide type, in which the values travel too.
+    The cast only rounds and saves no bytes: values are sent and summed in the wide type.
+
+    Args:
+        kind: str. The narrow dtype, "float16" or "bfloat16"; "" (default) for no cast.
 
     Example:
         >>> small, kind = Compression.fp16.compress(np.ones(2, "float32"))
@@ -27,12 +30,12 @@ class Compressor:
         self.kind = kind
 
     def compress(self, x: Array) -> tuple[Array, Any]:
-        """Return the rounded array, and what ``decompress`` needs."""
+        """Return the rounded array and its original dtype, which ``decompress`` takes."""
         wide = x.dtype.kind == "f" and self.kind and x.dtype.itemsize > 2
         return (x.astype(dtype_of(self.kind)) if wide else x), x.dtype
 
     def decompress(self, x: Array, kind: np.dtype[Any]) -> Array:
-        """Return the array in its own type."""
+        """Return the array in its original dtype ``kind``."""
         return x.astype(kind, copy=False)
 
     def __repr__(self) -> str:
@@ -40,10 +43,10 @@ class Compressor:
 
 
 def checked(compression: Any) -> Compressor:
-    """Return what can compress, or say what to give.
+    """Return ``compression`` if it has the methods of a ``Compressor``.
 
     Raises:
-        InvalidInputError: it cannot.
+        InvalidInputError: ``compress`` or ``decompress`` is missing.
     """
     if not all(hasattr(compression, part) for part in ("compress", "decompress")):
         raise InvalidInputError(f"compression={compression!r}: give hvd.Compression.none, .fp16 or .bf16.")
@@ -52,7 +55,7 @@ def checked(compression: Any) -> Compressor:
 
 
 def warn_of_bytes(compression: Compressor, rank: int, size: int) -> None:
-    """Warn once on rank 0, where several ranks sum, that a compression saves no bytes."""
+    """Warn once, on rank 0 of several ranks, that a compression saves no bytes."""
     if size > 1 and not (rank or _warned) and isinstance(compression, Compressor) and compression.kind:
         _warned.append(True)
         warn(
@@ -62,10 +65,10 @@ def warn_of_bytes(compression: Compressor, rank: int, size: int) -> None:
 
 
 class Compression:
-    """``Compression.none``, ``.fp16`` and ``.bf16``: what values are rounded to before they are summed.
+    """``Compression.none``, ``.fp16`` and ``.bf16``: the type to which values are rounded before summation.
 
-    They save no bytes, other than Horovod's: sums are made in a wider type, in which the values travel too. A mean does
-    not overflow.
+    Unlike Horovod's, they save no bytes: values are sent and summed in a wider type. A mean therefore does not
+    overflow.
     """
 
     none = Compressor()

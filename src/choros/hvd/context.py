@@ -26,16 +26,16 @@ _HONOURED = {*env_settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
 
 
 class ProcessSet:
-    """Ranks that have collectives of their own.
+    """A set of ranks with separate collectives.
 
     Args:
-        ranks: whole numbers, in any order.
+        ranks: ints, in any order.
 
     Attributes:
-        ranks: list of int, sorted. process_set_id: int, None until it is registered.
+        ranks: list of int, sorted. process_set_id: int, None until the set is registered.
 
     Raises:
-        ValueError: a rank is there twice, or negative.
+        ValueError: no ranks, a rank is repeated, or a rank is negative.
 
     Example:
         >>> ProcessSet([2, 0]).ranks
@@ -52,17 +52,17 @@ class ProcessSet:
             raise ValueError(f"A process set of ranks {list(ranks)}: give ranks from 0, each of them once.")
 
     def size(self) -> int:
-        """Return the number of its ranks; ValueError until it is registered."""
+        """Return the number of ranks in the set; raise ValueError if the set is not registered."""
         self._registered()
         return len(self.ranks)
 
     def rank(self) -> int:
-        """This process' place in it, from 0; -1 where it is not in it."""
+        """Return this process's index in the set, from 0; -1 if it is not in the set."""
         self._registered()
         return self.ranks.index(rank()) if self.included() else -1
 
     def included(self) -> bool:
-        """Return whether this process is in it."""
+        """Return whether this process is in the set."""
         self._registered()
         return rank() in self.ranks
 
@@ -74,12 +74,12 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
 
-global_process_set = ProcessSet.__new__(ProcessSet)  # all ranks; ``init`` says which they are
+global_process_set = ProcessSet.__new__(ProcessSet)  # all ranks; ``init`` sets them
 
 
 @dataclass
 class Context:
-    """The result of ``init``: the place, the group of all ranks, and the process sets by their number."""
+    """The result of ``init``: this rank's place, the group of all ranks, and the process sets by their id."""
 
     place: Place
     group: Group
@@ -87,33 +87,33 @@ class Context:
 
 
 _now: list[Context] = []
-_asks: dict[str, Any] = {"sync": True}  # how this process asks for its next place, in an elastic job
+_asks: dict[str, Any] = {"sync": True}  # arguments of this process's next ElasticClient.enter
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Find out which rank this is, choose its GPU and join the other ranks; a second call does nothing.
+    """Find this process's rank, choose its GPU and connect to the other ranks; a second call does nothing.
 
-    Each framework that is loaded computes on the GPU of the local rank from here on, where a rank sees several. All
-    stay visible to ``list_physical_devices`` and ``torch.cuda``, so a script may choose again.
+    If a rank sees several GPUs, each loaded framework computes on the GPU of the local rank from here on. All GPUs stay
+    visible to ``list_physical_devices`` and ``torch.cuda``, so a script may choose another one later.
 
-    Every rank calls it, within 30 s of the first one, or what ``choros run --start-timeout`` says
-    (``HOROVOD_START_TIMEOUT``). Works with no launcher at all: one rank then.
+    Every rank must call ``init`` within 30 s of the first one. ``choros run --start-timeout`` or
+    ``HOROVOD_START_TIMEOUT`` sets another limit, in seconds. Without a launcher the job has one rank.
 
     Args:
-        comm: None, a list of all ranks, or an mpi4py communicator of all of them. A part of them is a process set.
+        comm: None, a list of all ranks, or an mpi4py communicator of all ranks. For some of the ranks use a process
+            set.
         process_sets: list of ProcessSet to register, or "dynamic", which is always allowed.
 
     Raises:
-        InvalidInputError: the launcher's variables contradict each other, its ranks cannot meet, or two of them compute
-            on one
-            GPU.
-        CommTimeoutError: not all ranks came in time; names those who did not.
-        PeerLostError: a rank ended before it came.
+        InvalidInputError: the launcher's variables contradict each other, the ranks cannot connect, or two ranks
+            compute on one GPU.
+        CommTimeoutError: not all ranks called it in time; names the missing ranks.
+        PeerLostError: a rank ended before it connected.
     """
     if _now:
         return
     entered: Group | None = None
-    if (member := membership()) is not None:  # an elastic job, which tells the place now
+    if (member := membership()) is not None:  # an elastic job: the driver assigns the place now
         if give_up not in member.on_broken:
             member.on_broken.append(give_up)
         entered = member.enter(env_settings.soonest(), **_asks)
@@ -161,19 +161,19 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def _ranks_of(comm: Any, place: Place) -> list[int]:
-    if hasattr(comm, "Get_size"):  # a communicator, which is of use where it numbers the ranks as the launcher does
+    if hasattr(comm, "Get_size"):  # a communicator counts only if it numbers the ranks as the launcher does
         return list(range(comm.Get_size())) if comm.Get_rank() == place.rank else []
     return sorted(comm)
 
 
 def _on_node(place: Place, group: Group) -> Place:
-    """Return the place with what its launcher does not tell: which machine this is, of how many."""
+    """Return the place with the number of this host and of all hosts, which its launcher did not give."""
     machines = list(dict.fromkeys(group.gather(machine().encode())))
     return replace(place, node=machines.index(machine().encode()), nodes=len(machines))
 
 
 def shutdown() -> None:
-    """Forget the ranks; ``init`` may be called again. Every rank calls it. A timeline that is recorded is written."""
+    """Close the process sets and write the timeline, if one is recorded. Every rank calls it; ``init`` may follow."""
     if _now:
         from choros.hvd import timeline
 
@@ -184,11 +184,11 @@ def shutdown() -> None:
 
 
 def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
-    """Shut down and initialize again; return whether rank 0's state is to be taken then.
+    """Shut down and initialize again; return whether the ranks must take rank 0's state afterwards.
 
     Args:
-        sync: whether this rank wants it.
-        lost: the error by which this rank lost the others; None where they all begin anew at a commit.
+        sync: bool. Whether this rank needs rank 0's state.
+        lost: the error by which this rank lost other ranks; None if all ranks restart at a commit.
     """
     if lost is not None:
         _asks.update(lost=str(lost) or type(lost).__name__, missing=tuple(getattr(lost, "missing", ())))
@@ -200,14 +200,14 @@ def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
 
 
 def give_up(reason: str) -> None:
-    """Have this rank's waits in all process sets, now or later, raise ``PeerLostError``; any thread may call."""
+    """Make present and later waits of this rank, in all process sets, raise ``PeerLostError``; thread-safe."""
     for one in [one for now in _now for one in list(now.sets.values())]:
         if one.collectives is not None and hasattr(one.collectives.group, "give_up"):
             one.collectives.group.give_up(reason)
 
 
 def failed() -> bool:
-    """Return whether a collective of some process set has failed, after which none of that set works."""
+    """Return whether the group of any process set is broken; a broken group runs no more collectives."""
     sets = [one for now in _now for one in now.sets.values() if one.collectives is not None]
     return any(getattr(one.collectives.group, "broken", "") for one in sets if one.collectives is not None)
 
@@ -218,7 +218,7 @@ def is_initialized() -> bool:
 
 
 def context() -> Context:
-    """Return what ``init`` found.
+    """Return the result of ``init``.
 
     Raises:
         ValueError: ``init`` has not been called.
@@ -229,37 +229,45 @@ def context() -> Context:
 
 
 def rank() -> int:
-    """This process' rank, from 0."""
+    """Return this process's rank, from 0.
+
+    Raises:
+        ValueError: before ``init``.
+    """
     return context().place.rank
 
 
 def size() -> int:
-    """Return the number of ranks."""
+    """Return the number of ranks.
+
+    Raises:
+        ValueError: before ``init``.
+    """
     return context().place.size
 
 
 def local_rank() -> int:
-    """This process' rank on its machine."""
+    """Return this process's rank on its host, from 0."""
     return context().place.local_rank
 
 
 def local_size() -> int:
-    """Return the number of ranks on this machine."""
+    """Return the number of ranks on this host."""
     return context().place.local_size
 
 
 def cross_rank() -> int:
-    """Return the number of this machine, from 0."""
+    """Return the number of this host, from 0."""
     return context().place.node or 0
 
 
 def cross_size() -> int:
-    """Return the number of machines."""
+    """Return the number of hosts."""
     return context().place.nodes or 1
 
 
 def is_homogeneous() -> bool:
-    """Return whether every machine has the same number of ranks."""
+    """Return whether the job's size is this host's number of ranks times the number of hosts."""
     return context().place.size == local_size() * cross_size()
 
 
@@ -274,12 +282,12 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Return whether the script may call MPI from threads of its own, beside Choros."""
+    """Return whether the script may call MPI from other threads while Choros uses MPI."""
     return mpi_enabled() and sys.modules["mpi4py.MPI"].Query_thread() == sys.modules["mpi4py.MPI"].THREAD_MULTIPLE
 
 
 def collectives(process_set: Any = None) -> Collectives:
-    """Return the collectives of a process set, of all ranks by default.
+    """Return the collectives of a process set; of all ranks by default.
 
     Raises:
         ValueError: the set is not registered, or this rank is not in it.
@@ -300,8 +308,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set; every rank calls it with the same ranks, in the same order of calls.
 
     Raises:
-        ValueError: a rank that there is not, or the ranks of a set that is registered.
-        RankMismatchError: the ranks do not agree.
+        ValueError: a rank does not exist, or a registered set has the same ranks.
+        RankMismatchError: the ranks register different sets.
     """
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     now = context()
@@ -310,7 +318,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     for other in now.sets.values():
         if other.ranks == one.ranks:
             raise ValueError(f"{other!r} has these ranks already: use that one.")
-    collectives().broadcast_object(None, name=f"add process set {one.ranks}")  # all mean the same one
+    collectives().broadcast_object(None, name=f"add process set {one.ranks}")  # raises if the sets differ
     group: Group | None = SingleRankGroup() if now.place.rank in one.ranks else None
     if len(one.ranks) > 1:
         group = part(now.group, one.ranks)
@@ -323,7 +331,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a process set out; False for that of all ranks, or one that is not registered. Every rank calls it."""
+    """Remove a process set; return False for the set of all ranks and for unregistered ones. Every rank calls it."""
     found = getattr(process_set, "process_set_id", None)
     if not found or context().sets.get(found) is not process_set:
         return False

@@ -1,7 +1,7 @@
-"""Loops of the user's own: gradients reduced as the tensors they are, where ``apply`` or a tape is called.
+"""Reduction of gradients in custom training loops, where ``apply`` or a tape is called.
 
-Eager tensors are reduced at once. Inside ``jax.jit`` and ``tf.function`` they have no values yet, so the reduction is a
-call back to the host in the compiled program.
+Eager tensors are reduced at once. Inside ``jax.jit`` and ``tf.function`` tensors have no values yet, so the compiled
+program calls back to the host for the reduction.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from choros.types import Array
 
 
 class EagerGradientReducer:
-    """Reduces lists of gradients of the same variables, in the order in which they come.
+    """Reduction of lists of gradients of the same variables, in the order of the calls.
 
     Args:
         how: ReductionConfig.
-        name: str. What the ranks compare.
+        name: str. Part of the name that the ranks compare.
     """
 
     def __init__(self, how: ReductionConfig, name: str) -> None:
@@ -34,11 +34,11 @@ class EagerGradientReducer:
         self._flats: dict[Any, GradientBuffer] = {}
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Return whether the optimizer is to step now (a tensor inside a compiled function), and its gradients.
+        """Return whether the optimizer must step now (a tensor inside a compiled function), and the reduced gradients.
 
         Args:
-            grads: tensors of this backend; None where the loss does not depend on a variable.
-            variables: as many.
+            grads: tensors of this backend; None if the loss does not depend on a variable.
+            variables: the variables, one for each gradient.
         """
         local = self.how.are_local(variables)
         if not self._flats:  # the variables are the same in each step
@@ -59,7 +59,7 @@ class EagerGradientReducer:
         return due, whole
 
     def _host(self, arrays: Sequence[Any], local: Sequence[bool]) -> list[Array]:
-        """Reduce arrays; the first of what is returned says whether a step is due, the others are zeros if not."""
+        """Reduce arrays; return a bool array, True if a step is due, then the reduced arrays, or zeros if none is."""
         arrays = [np.asarray(array) for array in arrays]
         key = tuple((array.shape, array.dtype) for array in arrays), tuple(local)
         if key not in self._flats or not self._flats[key].current:
@@ -73,7 +73,7 @@ class EagerGradientReducer:
         if not flat.add(arrays, 1.0):
             return [np.asarray(False), *(np.zeros_like(array) for array in arrays)]
         found = flat.reduce()
-        if found is None:  # nobody leaves such a loop by a flag
+        if found is None:  # only fit ends an epoch by a flag, so this is not reached
             return [np.asarray(False), *(np.zeros_like(array) for array in arrays)]
         summed, divisor = found
         parts = [
@@ -84,7 +84,7 @@ class EagerGradientReducer:
 
 
 def attach(optimizer: Any, how: ReductionConfig) -> None:
-    """Let an optimizer's ``apply`` reduce first, and note how; its class and configuration stay as they are."""
+    """Make an optimizer's ``apply`` reduce gradients first; the optimizer's class and configuration do not change."""
     plain: Any = optimizer.apply
     plain_stateless: Any = getattr(optimizer, "stateless_apply", None)
     loop = EagerGradientReducer(how, type(optimizer).__name__)

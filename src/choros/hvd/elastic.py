@@ -1,7 +1,7 @@
-"""Horovod's elastic names: state that is committed, restored and synchronised, and the loop around it.
+"""Horovod's elastic API: state that is committed, restored and synchronized, and the loop around it.
 
-What a rank has committed is what it goes back to when a collective fails. Under ``choros run --min-np`` or
-``--host-discovery-script`` ranks come and go while the job runs; any other job ends with the first rank that fails.
+When a collective fails, each rank restores its last commit. Under ``choros run --min-np`` or
+``--host-discovery-script`` ranks join and leave while the job runs. Any other job ends when a rank fails.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from choros.hvd.elastic_client import membership
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed: ``run`` restores the last commit and begins anew."""
+    """Failure of a collective: ``run`` restores the last commit, initializes again and calls the function again."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Ranks came or went: ``run`` begins anew with the state as it is.
+    """Change of the ranks: ``run`` initializes again and continues with the present state.
 
     Attributes:
-        skip_sync: bool. Whether there is nothing to synchronise, as no rank came.
+        skip_sync: bool. True if no rank joined, so that the state need not be synchronized. Defaults to False.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -42,7 +42,7 @@ _LOST = (HorovodInternalError, PeerLostError, CommTimeoutError)
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate ``function(state, ...)``: synchronise the state, call it, and begin anew where it was interrupted.
+    """Decorate ``function(state, ...)``: synchronize the state and call it, again after each interruption.
 
     Example:
         >>> import choros.hvd as hvd
@@ -62,7 +62,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt as interrupt:
                 sync, lost = not interrupt.skip_sync, None
             except Exception as error:
-                if not isinstance(error, _LOST) and not context.failed():  # compiled code raises others of its own
+                if not isinstance(error, _LOST) and not context.failed():  # compiled code raises other types
                     raise
                 state.restore()
                 sync, lost = True, error
@@ -73,12 +73,12 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ObjectState:
-    """Attributes that are committed and restored together, and that rank 0 gives to all.
+    """Attributes that are committed and restored as one state, and that rank 0 broadcasts to all ranks.
 
     Args:
-        bcast_object: Horovod's way to broadcast, which is ours anyway; ignored.
-        get_rank: likewise.
-        **values: what may travel without pickle; see ``hvd.broadcast_object``. Each becomes an attribute.
+        bcast_object: ignored.
+        get_rank: ignored.
+        **values: objects of the types that ``hvd.broadcast_object`` takes. Each becomes an attribute.
     """
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **values: Any) -> None:
@@ -90,27 +90,30 @@ class ObjectState:
         self.save()
 
     def save(self) -> None:
-        """Keep a copy."""
+        """Keep a copy of the values in memory."""
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
 
     def restore(self) -> None:
-        """Go back to the copy."""
+        """Set the values to the last copy."""
         for name, value in self._saved.items():
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Take rank 0's values, and keep a copy."""
+        """Take rank 0's values and keep a copy."""
         for name, value in broadcast_object({n: getattr(self, n) for n in self._names}, 0, name="state").items():
             setattr(self, name, value)
         self.save()
 
     def commit(self) -> None:
-        """Keep a copy, then see whether ranks came or went."""
+        """Keep a copy, then check whether ranks join or leave."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise ``HostsUpdatedInterrupt`` on all ranks where the launcher has told one that ranks are to come or go."""
+        """Raise ``HostsUpdatedInterrupt`` on all ranks if the driver has announced a change of the ranks to one rank.
+
+        In an elastic job this is a collective: every rank calls it.
+        """
         member = membership()
         if member is None:
             return
@@ -120,11 +123,11 @@ class ObjectState:
             raise HostsUpdatedInterrupt(skip_sync=not coming)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call these when training begins anew."""
+        """Add functions that ``on_reset`` calls."""
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Training begins anew."""
+        """Call the reset callbacks; ``run`` calls this after it has initialized again."""
         for callback in self._callbacks:
             callback()
 
@@ -134,12 +137,12 @@ class KerasState(ObjectState):
 
     Args:
         model: keras.Model, built.
-        optimizer: its optimizer by default.
+        optimizer: keras.optimizers.Optimizer. Defaults to the model's.
         backend: ignored.
         **values: see ``ObjectState``.
 
     Raises:
-        ValueError: the model is not built, or none.
+        ValueError: ``model`` is not built, or is not a keras.Model.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
@@ -160,18 +163,18 @@ class KerasState(ObjectState):
         return [*self.model.variables, *(self.optimizer.variables if self.optimizer is not None else [])]
 
     def save(self) -> None:
-        """Keep a copy of weights, optimizer and values."""
+        """Keep a copy of weights, optimizer state and values in memory."""
         super().save()
         self._arrays = [np.array(keras.ops.convert_to_numpy(v)) for v in self._variables()]
 
     def restore(self) -> None:
-        """Go back to the copy."""
+        """Set weights, optimizer state and values to the last copy."""
         super().restore()
         for variable, array in zip(self._variables(), self._arrays, strict=True):
             variable.assign(array)
 
     def sync(self) -> None:
-        """Take rank 0's state, but for the seeds of random layers, and keep a copy."""
+        """Take rank 0's state, except for the seeds of random layers, and keep a copy."""
         own = {id(variable) for variable in seed_state.find(self.model)}
         broadcast_variables([variable for variable in self._variables() if id(variable) not in own], 0)
         super().sync()
@@ -181,14 +184,17 @@ TensorFlowKerasState = KerasState
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits a state every ``batches_per_commit`` batches, and after each epoch. Comes after the Update callbacks."""
+    """Callback that commits a state every ``batches_per_commit`` batches (default 1) and after each epoch.
+
+    Put it after the Update callbacks in the list, so that it commits the updated numbers.
+    """
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
         self.state, self.batches_per_commit, self._left = state, batches_per_commit, batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count, and commit when it is time."""
+        """Count the batch; commit after ``batches_per_commit`` batches."""
         self._left -= 1
         if self._left <= 0:
             self.state.commit()
@@ -201,10 +207,10 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps ``state.batch``: how many batches of the epoch have been trained, those before an interruption included.
+    """Callback that counts the trained batches of the epoch in ``state.batch``, also those before an interruption.
 
-    Give ``fit`` what the epoch has left, after ``state.batch`` batches, to end it where it would have ended. (Horovod
-    keeps the number of the last batch, so that one is trained twice, and forgets an earlier interruption.)
+    After an interruption, give ``fit`` only the batches of the epoch after the first ``state.batch``. (Horovod keeps
+    the index of the last batch, so this batch is trained twice, and an earlier interruption is not counted.)
     """
 
     def __init__(self, state: Any) -> None:
@@ -212,27 +218,27 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state, self._first = state, 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Go on from what was trained before."""
+        """Continue from the number of batches trained before."""
         self._first = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count."""
+        """Count the batch."""
         self.state.batch = self._first + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin at 0."""
+        """Reset the count to 0."""
         self.state.batch = self._first = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps ``state.epoch``: how many epochs have been trained, those before an interruption included."""
+    """Callback that counts the trained epochs in ``state.epoch``, also those before an interruption."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count, also where ``fit`` counts on from ``initial_epoch``."""
+        """Count the epoch, whatever ``initial_epoch`` of ``fit`` is."""
         self.state.epoch += 1
 
 

@@ -1,7 +1,7 @@
-"""A process of an elastic job: it asks the driver of ``choros run`` for its place, and hears of changes.
+"""Client of the elastic driver: a process requests its rank from ``choros run`` and receives changes of the ranks.
 
-A thread listens. It answers when the driver asks for a sign of life, notes that ranks are to come or go, and, where the
-driver says that a generation is over, has this process's waits for the others end.
+A thread receives the driver's messages. It replies to pings and records that ranks will join or leave. When the driver
+ends a generation, it aborts this process's waits for other ranks.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
 
-_COME = 30.0  # seconds in which the driver must answer the first word
-_LOOK = 1.0  # seconds between two looks at whether the driver is there
+_COME = 30.0  # seconds for the first connection to the driver
+_LOOK = 1.0  # seconds between two checks of the connection to the driver
 _PLACE = ("rank", "size", "local_rank", "local_size")
 
 
 class ElasticClient:
-    """This process's line to the driver.
+    """This process's connection to the driver.
 
     Args:
-        told: dict. Where the driver is, which process this is, and the job's secret.
+        told: dict. The driver's address (``place``), this process's number (``member``) and the job's ``secret`` in
+            hex.
 
     Attributes:
-        sync: bool. Whether the ranks of this generation take rank 0's state before they go on.
-        changed: bool. Whether ranks are to come or go. coming: bool. Whether some are to come.
-        on_broken: functions that get the reason when this generation is over; called from another thread.
+        sync: bool. Whether the ranks of this generation take rank 0's state before they continue.
+        changed: bool. Whether ranks will join or leave. coming: bool. Whether ranks will join.
+        on_broken: functions of the reason (str), called in the receiving thread when this generation is over.
     """
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -55,17 +56,17 @@ class ElasticClient:
         threading.Thread(target=self._listen, name="choros-membership", daemon=True).start()
 
     def enter(self, timeout: float, sync: bool, lost: str = "", missing: tuple[int, ...] = ()) -> Group:
-        """Ask for a place, leave it in the environment, and return the group of the generation's ranks.
+        """Request a place, set it in the environment variables, and return the group of the generation's ranks.
 
         Args:
-            timeout: seconds that they wait for each other.
-            sync: whether this process wants rank 0's state.
-            lost: why the last generation is over, where this process has seen it; "" where it has not.
-            missing: ranks for which it has waited in vain.
+            timeout: seconds that the ranks wait for each other.
+            sync: whether this process needs rank 0's state.
+            lost: the reason why the last generation is over, if this process saw it; else "".
+            missing: ranks that did not answer this process in time.
 
         Raises:
-            PeerLostError: the driver has gone.
-            SystemExit: there is no place for this process any more.
+            PeerLostError: the connection to the driver is lost.
+            SystemExit: the driver has no place for this process any more.
         """
         delay_secondary_failure()
         while True:
@@ -80,7 +81,7 @@ class ElasticClient:
                 if not self.broken:
                     return group
                 lost = self.broken
-            except (PeerLostError, CommTimeoutError) as error:  # a rank has gone meanwhile
+            except (PeerLostError, CommTimeoutError) as error:  # a rank was lost while the group formed
                 if self._gone.is_set():
                     raise
                 lost, missing = str(error), tuple(getattr(error, "missing", ()))
@@ -99,7 +100,13 @@ class ElasticClient:
         return [text.encode() for text in self._next("swap", self._limit)["all"]]
 
     def _next(self, what: str, limit: float = math.inf) -> dict[str, Any]:
-        """Return the driver's next message of an awaited kind; after a long time without any it ends the job."""
+        """Return the driver's next message of the given kind.
+
+        Raises:
+            PeerLostError: the driver or the generation is lost.
+            CommTimeoutError: no such message came within ``limit`` seconds.
+            SystemExit: the driver has no place for this process any more.
+        """
         until = time.monotonic() + limit
         while True:
             try:
@@ -160,19 +167,19 @@ _now: list[ElasticClient] = []
 
 
 def membership() -> ElasticClient | None:
-    """This process's line to the driver of an elastic job; None where the job is not elastic."""
+    """This process's connection to the driver of an elastic job, made at the first call; None if not elastic."""
     if not _now and os.environ.get(ELASTIC):
         _now.append(ElasticClient(json.loads(os.environ[ELASTIC])))
     return _now[0] if _now else None
 
 
 def is_elastic() -> bool:
-    """Return whether this process is of an elastic job, whose ranks join and leave."""
+    """Return whether this process belongs to an elastic job, whose ranks join and leave."""
     return bool(os.environ.get(ELASTIC))
 
 
 def _settle(place: dict[str, Any]) -> None:
-    """Leave the place where ``Place.here`` and scripts read it."""
+    """Set the environment variables from which ``Place.here`` and scripts read the place."""
     nodes, hosts = int(place["nodes"]), ",".join(place["hosts"])
     for name in _PLACE:
         os.environ[f"CHOROS_{name.upper()}"] = os.environ[f"HOROVOD_{name.upper()}"] = str(place[name])

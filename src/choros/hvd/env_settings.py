@@ -13,17 +13,18 @@ _START = "HOROVOD_START_TIMEOUT"
 _OFF = "HOROVOD_STALL_CHECK_DISABLE"
 _TIMELINE, _MARK = "HOROVOD_TIMELINE", "HOROVOD_TIMELINE_MARK_CYCLES"
 NAMES = (_WARN, _END, _OFF, _START, _TIMELINE, _MARK)
-LONGEST = 1800.0  # seconds that a rank waits for the others where nothing else is said
+LONGEST = 1800.0  # default limit of a wait for other ranks, in seconds
 
 
 def stalls() -> tuple[float, float]:
-    """Return after how many seconds a wait is told, and after how many it is given up.
+    """Return two limits of a wait for other ranks in seconds: until a warning, and until an error.
 
-    ``HOROVOD_STALL_CHECK_TIME_SECONDS`` (60; 0 is never), ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` (0, which is
-    1,800: no wait is without a limit), and ``HOROVOD_STALL_CHECK_DISABLE``, with which both are as if they were 0.
+    They come from ``HOROVOD_STALL_CHECK_TIME_SECONDS`` (default 60; 0 is no warning) and
+    ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` (default 0, which means 1,800: every wait has a limit).
+    ``HOROVOD_STALL_CHECK_DISABLE`` sets both to 0.
 
     Raises:
-        InvalidInputError: one of them is no number, or negative.
+        InvalidInputError: a variable is not a number, or negative.
 
     Example:
         >>> stalls()
@@ -36,14 +37,14 @@ def stalls() -> tuple[float, float]:
 
 
 def soonest() -> float:
-    """Return how many seconds the first meeting waits for all ranks: ``HOROVOD_START_TIMEOUT`` (30)."""
+    """Return how many seconds ``init`` waits for all ranks: ``HOROVOD_START_TIMEOUT`` (default 30)."""
     return _seconds(_START, 0.0) or 30.0
 
 
 def timeline() -> tuple[str, bool] | None:
-    """Return the timeline's file and whether to mark steps in it, or None where none is asked for.
+    """Return the timeline's file and whether to mark steps in it; None if no timeline is requested.
 
-    ``HOROVOD_TIMELINE`` is the file; ``DYNAMIC`` allows ``hvd.start_timeline``, which is always allowed here.
+    ``HOROVOD_TIMELINE`` is the file. Its value ``DYNAMIC`` has no effect, as ``hvd.start_timeline`` is always allowed.
     """
     path = os.environ.get(_TIMELINE, "")
     return None if not path or path.upper() == "DYNAMIC" else (path, _flag(_MARK))

@@ -1,4 +1,4 @@
-"""Comparison of the ranks before ``fit`` begins: one small gather."""
+"""Comparison of the ranks' models and settings before ``fit`` begins, by one small all-gather."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ _warned: list[bool] = []
 
 
 def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
-    """See that all ranks are about to train the same model in the same way, in epochs of equal length.
+    """Check that all ranks will train the same model with the same settings, in epochs of equal length.
 
-    Rates, callbacks, validation data and what else belongs to one rank are not compared. Other scripts are warned of.
+    Learning rates, callbacks and validation data may differ and are not compared. If the ranks run different scripts,
+    the first rank prints a warning.
 
     Args:
-        model: compiled; variables are compared where both ranks' models are built.
-        call: what ``fit`` was given, by name.
-        calls: of the ranks that train.
+        model: a compiled model; variables are compared if both ranks' models are built.
+        call: the arguments of ``fit`` by name.
+        calls: the collectives of the ranks that train.
 
     Raises:
-        RankMismatchError: on every rank; names rank, host and what differs.
+        RankMismatchError: on every rank; names the rank, the host and the difference.
     """
     built = all(layer.built for layer in model._flatten_layers())
     mine = {**facts_of_model(model), "batches": batches(call), "built": built, "host": platform.node()}
@@ -55,7 +56,7 @@ def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
 
 
 def batches(call: dict[str, Any]) -> int | None:
-    """Return how many batches an epoch has, where what ``fit`` was given tells it before any is read.
+    """Return the number of batches of an epoch; None if the arguments of ``fit`` do not give it without reading data.
 
     Example:
         >>> import numpy as np
@@ -71,5 +72,5 @@ def batches(call: dict[str, Any]) -> int | None:
         rows = {int(leaf.shape[0]) for leaf in keras.tree.flatten(x)}
         kept = math.floor(rows.pop() * (1 - (call.get("validation_split") or 0.0)))
         return None if rows else math.ceil(kept / (call.get("batch_size") or 32))
-    except Exception:  # data of another kind, or such as fit itself will refuse
+    except Exception:  # data of another type, or data that fit itself will refuse
         return None

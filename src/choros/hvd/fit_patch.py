@@ -1,7 +1,7 @@
 """The additions to ``fit`` of a model with a distributed optimizer: the split step, and checks that ranks agree.
 
-Keras asks ``make_train_function`` for its step; that and ``fit`` are wrapped, once, on ``keras.Model``. For a model
-whose optimizer is not distributed both go straight to Keras' own.
+``install`` wraps ``make_train_function`` and ``fit`` of ``keras.Model`` once. If the model's optimizer is not
+distributed, both wrappers only call the original methods.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _installed: list[bool] = []
 
 
 def reduction_of(optimizer: Any) -> Any:
-    """Return the reduction of an optimizer, or of the one inside a ``LossScaleOptimizer``; None if it has none."""
+    """Return the ReductionConfig of an optimizer, or of the one in a ``LossScaleOptimizer``; None if there is none."""
     own = getattr(optimizer, "_choros_reduction", None)
     return own or getattr(getattr(optimizer, "inner_optimizer", None), "_choros_reduction", None)
 
 
 def install() -> None:
-    """Wrap ``keras.Model.make_train_function`` and ``fit``, once, also where another library has wrapped them since."""
+    """Wrap ``keras.Model.make_train_function`` and ``fit``; a second call does nothing."""
     if _installed:
         return
     _installed.append(True)
@@ -82,9 +82,9 @@ def _fit(plain: Any) -> Any:
         call = dict(zip(names, (self, *args), strict=False)) | given
         compare(self, call, collectives(how.process_set))
         if call.get("verbose", "auto") == "auto" and rank():
-            call["verbose"] = 2  # one line an epoch, where rank 0 has the bar
+            call["verbose"] = 2  # one line per epoch; only rank 0 shows the progress bar
         if isinstance(call.get("x"), Shard):
-            call["shuffle"] = False  # it shuffles rows, alike on all ranks; Keras would shuffle its batches on each
+            call["shuffle"] = False  # a Shard shuffles rows alike on all ranks; Keras would differ between ranks
         if not _told and not rank():
             _told.append(True)
             met = kind_of(collectives(how.process_set).group)
@@ -110,7 +110,7 @@ def _fit(plain: Any) -> Any:
 
 
 def pipelines() -> AbstractContextManager[None]:
-    """Feed Keras' loop while ranks wait for each other at every step."""
+    """Return the context in which ``fit`` runs; on TensorFlow it turns off the tuning of Keras' data pipelines."""
     if keras.backend.backend() != "tensorflow":
         return nullcontext()
     from choros.hvd.host_ops.tensorflow import untuned_pipelines
@@ -119,16 +119,17 @@ def pipelines() -> AbstractContextManager[None]:
 
 
 class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sees that the ranks of a ``fit`` begin with equal weights, end each epoch together, and agree on what follows.
+    """Callback that checks that all ranks begin with equal weights and end each epoch at the same step.
+
+    At each epoch's end all ranks take the first rank's learning rate. All ranks stop if one rank's callbacks stop it.
 
     Args:
-        model: the model.
+        model: keras.Model.
         how: ReductionConfig.
 
     Raises:
-        RankMismatchError: weights or rates differ at the start; weights at an epoch's end; epochs of unequal length;
-            updates
-            that were not reduced.
+        RankMismatchError: weights or learning rates differ at the start; weights differ at an epoch's end; epochs have
+            unequal length; the optimizer made updates from gradients that were not reduced.
     """
 
     def __init__(self, model: Any, how: ReductionConfig) -> None:
@@ -144,27 +145,30 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         vars(model)["_get_metrics_result_or_logs"] = self._results
 
     def leave(self) -> None:
-        """Take back what this has put into the model."""
+        """Remove from the model and the reduction what this callback has set."""
         vars(self._owner).pop("_get_metrics_result_or_logs", None)
         self.how.finite = None
 
     def _results(self, logs: Any) -> Any:
-        """Keras asks for the logs when an epoch's batches are over, and again after validation."""
+        """Return the logs; end the epoch with the other ranks at the first call of an epoch.
+
+        Keras calls this when an epoch's batches are over, and again after validation.
+        """
         if self._open:
             self._open = False
             step = self._owner.train_function
             if isinstance(step, SplitStep) and step.end(self._owner.stop_training):
                 self._owner.stop_training = True
                 for limit in self.limits:
-                    limit.leave_if_asked()  # before validation: all ranks are here
+                    limit.leave_if_asked()  # before validation, while all ranks are at the same step
         return self._plain(logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """See that the ranks ended the epoch's batches together before validation."""
+        """Check that the ranks have ended the epoch's batches before validation."""
         self._check_ended()
 
     def _check_ended(self) -> None:
-        """Raise where Keras did not ask for the logs after the epoch's batches, at which the ranks end them."""
+        """Raise InvalidInputError if Keras did not get the logs after the epoch's batches: there the ranks end them."""
         if self._open:
             raise InvalidInputError(
                 f"Keras {keras.__version__} did not ask for the logs between an epoch's batches and what follows them, "
@@ -173,7 +177,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Compare the weights, as soon as there are any."""
+        """Compare the weights; if the model is not built yet, before the first step."""
         step = self._owner.train_function
         if not isinstance(step, SplitStep) and not self.how.idle:
             raise InvalidInputError(
@@ -187,16 +191,16 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
             step.before.append(self._compare)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the counts."""
+        """Record the counts of gradients and updates."""
         self._open = True
         self._counted = self._now()
         self.how.at = epoch, self.how.taken
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compare the counts and the weights; take up what any rank's callbacks decided."""
+        """Compare the counts and the weights of all ranks; apply the stop and the learning rate that callbacks set."""
         self._check_ended()
         taken, updates = (now - then for now, then in zip(self._now(), self._counted, strict=True))
-        scaled = hasattr(self._owner.optimizer, "inner_optimizer")  # which leaves out a step that is not finite
+        scaled = hasattr(self._owner.optimizer, "inner_optimizer")  # a LossScaleOptimizer skips non-finite steps
         problem = ""
         if updates > taken or (updates < taken and not scaled):
             problem = f"the optimizer made {updates} updates in this epoch, and {taken} gradients were reduced"
@@ -234,12 +238,12 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return int(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer)))
 
     def _held(self) -> Array:
-        """The weights as the present step has them, which the model need not have yet."""
+        """The weights of the present step as one vector; the model's variables may be older."""
         step = self._owner.train_function
         return step.weights() if isinstance(step, SplitStep) else self._weights()
 
     def _weights(self) -> Array:
-        """The weights that are to be equal on all ranks, as one vector."""
+        """The weights that must be equal on all ranks, as one float32 or float64 vector."""
         variables = self._owner.trainable_variables
         local = self.how.are_local(variables)
         shared = [v for v, own in zip(variables, local, strict=True) if not own]
@@ -266,20 +270,20 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class TimedWatch(ConsistencyCallback):
-    """Tells the timeline also how long each batch was waited for: on PyTorch Keras reads it, not the split step."""
+    """ConsistencyCallback for PyTorch, where Keras reads the batches: adds each wait for a batch to the timeline."""
 
     _asked = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The first batch is read now."""
+        """Start the wait for the first batch."""
         super().on_epoch_begin(epoch, logs)
         self._asked = time.monotonic_ns()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """A batch is there."""
+        """Record the wait for the batch in the timeline."""
         if (trace := self._calls.group.trace) is not None:
             trace(("data", "next batch", self._asked, time.monotonic_ns(), -1))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The next one is read now."""
+        """Start the wait for the next batch."""
         self._asked = time.monotonic_ns()

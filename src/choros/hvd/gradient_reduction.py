@@ -1,4 +1,4 @@
-"""The reduction of one optimizer's gradients over ranks: as one flat vector in shared memory, or as tensors."""
+"""The reduction of one optimizer's gradients over ranks, as one flat vector."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from choros.hvd.context import collectives
 from choros.hvd.elastic_client import is_elastic
 from choros.types import Array, aligned
 
-_FLAG = np.dtype(np.int64)  # of the sum at an epoch's end: 1 where the rank's model is to stop
+_FLAG = np.dtype(np.int64)  # dtype of the sum at an epoch's end: a rank adds 1 if its model must stop
 _END = (SUM_SLOTS, 1, *dtype_code(_FLAG))
-_BATCH, _ENDED, _STOPPED = b"batch", b"ended", b"stopped"  # a rank's answer where not all end their epochs together
+_BATCH, _ENDED, _STOPPED = b"batch", b"ended", b"stopped"  # a rank's state, gathered if not all end the epoch at once
 
 
 class ReductionConfig:
@@ -32,20 +32,20 @@ class ReductionConfig:
 
     Args:
         op: Average or Sum.
-        compression: what gradients are rounded to before they are added, in a wide type.
-        process_set: ProcessSet; None is all ranks.
-        every: int. Backward passes that are added up before one reduction.
-        average_passes: bool. Whether to divide their sum by ``every``.
-        scale_local: bool. Whether to divide the gradients of local variables by the number of ranks.
+        compression: Compressor. The type to which gradients are rounded before they are summed in a wider type.
+        process_set: ProcessSet. Defaults to None, all ranks.
+        every: int. Backward passes whose gradients are added before one reduction. Defaults to 1.
+        average_passes: bool. Whether to divide their sum by ``every``. Defaults to False.
+        scale_local: bool. Whether to divide the gradients of local variables by the number of ranks. Defaults to True.
 
     Attributes:
-        local: list of variables that are not reduced. local_layers: list of layers of which none is.
-        fitting: bool. True in ``fit``, which sees itself that the ranks' epochs are equally long.
-        taken: int. Sets of gradients taken in so far; each is one step of the optimizer.
-        made: int. Reductions so far.
-        finite: NonFiniteDetector that checks the values to be summed, or None.
-        at: (epoch, step) that it reports.
-        passing: bool. True while gradients that were reduced already pass through the optimizer.
+        local: list of variables that are not reduced. local_layers: list of layers with such variables.
+        fitting: bool. True during ``fit``, which checks that the ranks' epochs have equal length.
+        taken: int. Number of sets of gradients added so far; each is one step of the optimizer.
+        made: int. Number of reductions so far.
+        finite: NonFiniteDetector that checks the values before they are summed, or None.
+        at: (epoch, ``taken`` at its begin), from which ``finite`` gets its epoch and step.
+        passing: bool. True while gradients that are already reduced pass through the optimizer.
     """
 
     def __init__(
@@ -77,31 +77,31 @@ class ReductionConfig:
 
     @property
     def idle(self) -> bool:
-        """True if there is nothing to do, now and later: one rank, and each step an update."""
+        """True if nothing is ever reduced: one rank, not elastic, and an update in each step."""
         return self.every == 1 and self.size == 1 and not is_elastic()
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
-        """For each variable, whether it is not reduced."""
+        """Return for each variable whether it is local, that is, not reduced."""
         local = [*self.local, *(v for layer in self.local_layers for v in layer.trainable_variables)]
-        own = {id(one) for v in local for one in (v, getattr(v, "value", v))}  # TensorFlow's own variable also
+        own = {id(one) for v in local for one in (v, getattr(v, "value", v))}  # also the inner TensorFlow variable
         return [id(v) in own for v in variables]
 
     def refuse_scales(self, variables: Sequence[Any], local: Sequence[bool]) -> None:
-        """Refuse float8 scales that several ranks would average.
+        """Refuse variables of float8 scales if several ranks would average them.
 
         Args:
-            variables: that are trained.
-            local: for each, whether it is not reduced.
+            variables: the trained variables.
+            local: bools. For each variable, whether it is not reduced.
 
         Raises:
-            InexactLossError: names the variable.
+            InexactLossError: a variable is such a scale; names it.
         """
         if self.size > 1:
             check_scales(v for v, is_local in zip(variables, local, strict=True) if not is_local)
 
     @contextmanager
     def through(self) -> Iterator[None]:
-        """For a while, let gradients pass as they are: they were reduced already."""
+        """Let gradients pass unchanged within the context, because they are reduced already."""
         before, self.passing = self.passing, True
         try:
             yield
@@ -112,18 +112,18 @@ class ReductionConfig:
 class GradientBuffer:
     """The gradients of one list of variables as one vector of the group's segment.
 
-    A rank's slot holds ``[n g ..., n]``: gradients weighted by what its loss divided by, so that the sum over the
-    sum of the weights is exact also where ranks have unequal batches; a rank may have no rows at all.
+    A rank's slot holds ``[n g ..., n]``, where ``n`` is the number by which its loss divided. The sum of the gradients
+    over the sum of the weights is therefore exact, also with unequal batches; a rank may have no rows.
 
-    At the end of an epoch the ranks sum one 8-byte flag. Where a rank ends its epoch while others reduce a batch, the
-    group refuses both calls, as they differ; every rank then gathers the state of all, and all stop or all raise.
+    At the end of an epoch the ranks sum one 8-byte flag. If a rank ends its epoch while others reduce a batch, the
+    calls differ, so the group refuses both. Every rank then gathers the state of all ranks, and all stop or all raise.
 
     Args:
         how: ReductionConfig.
-        slices: where each variable lies in the vector.
-        local: for each variable, whether it is not reduced.
-        name: what the ranks compare before the first reduction, and what warnings and the timeline call it.
-        dtype: of the vector.
+        slices: the slice of the vector for each variable.
+        local: bools. For each variable, whether it is not reduced.
+        name: str. The name that the ranks compare before the first reduction, and that warnings and the timeline show.
+        dtype: dtype of the vector.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class GradientBuffer:
             self._compare()
 
     def _compare(self) -> None:
-        """See that all ranks reduce the same variables alike."""
+        """Check that all ranks reduce the same variables with the same settings."""
         said = self._calls.allgather_object([self._whole, platform.node()], name="gradients")
         for number, (whole, host) in zip(self._calls.ranks, said, strict=True):
             if whole != said[0][0]:
@@ -157,15 +157,15 @@ class GradientBuffer:
 
     @property
     def current(self) -> bool:
-        """True if the group is still that of the ranks: it is another one after ``shutdown`` and ``init``."""
+        """True if the process set still has this group; ``shutdown`` and ``init`` make another one."""
         return collectives(self.how.process_set).group is self.group
 
     def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:
-        """Take in one set of gradients; None, a list without rows, adds nothing.
+        """Add one set of gradients; None, for a batch without rows, adds nothing.
 
         Args:
-            arrays: one for each variable; None is zero.
-            n: what the loss divided by; does not count for ``Sum``.
+            arrays: one array for each variable; None is zero.
+            n: float. The number by which the loss divided; without effect for ``Sum``.
 
         Returns:
             Whether ``reduce`` is due.
@@ -173,7 +173,7 @@ class GradientBuffer:
         n = 0.0 if arrays is None else n if self.how.op == AVERAGE else 1.0
         target = kept = self._kept
         if target is None:
-            self._announce()  # before anything is in the slot, in which announcements travel too
+            self._announce()  # before gradients are in the slot: announcements use the slot too
             target = self.group.slot(self.size + 1, self.dtype)
         for where, array in zip(self.slices, [None] * len(self.slices) if arrays is None else arrays, strict=True):
             if array is not None:
@@ -195,7 +195,7 @@ class GradientBuffer:
         return self._passes >= self.how.every
 
     def _announce(self) -> None:
-        """In a loop of the user's own a rank may have joined: it takes part with zeros."""
+        """Announce the reduction in a custom loop: a rank that has joined must contribute zeros to it."""
         if not self.how.fitting:
             self._calls.announce(self._whole, self.size + 1, self.dtype)
 
@@ -207,8 +207,8 @@ class GradientBuffer:
         """Sum the gradients of all ranks.
 
         Returns:
-            The summed vector, good until the next call, and what to divide it by. None where a rank ended its epoch
-            because its model is to stop; then nothing was summed.
+            The summed vector, valid until the next call, and the divisor to apply to it. None if a rank ended its epoch
+            because its model must stop; nothing was summed then.
 
         Raises:
             RankMismatchError: a rank has no more batches in this epoch.
@@ -242,16 +242,16 @@ class GradientBuffer:
         return self._result, divisor
 
     def end(self, stopping: bool) -> bool:
-        """End this rank's epoch together with the other ranks; costs a sum of 8 bytes.
+        """End the epoch on all ranks, by a sum of 8 bytes.
 
         Args:
-            stopping: bool. This rank's model is to stop.
+            stopping: bool. Whether this rank's model must stop.
 
         Returns:
-            Whether the model of any rank is to stop.
+            Whether the model of any rank must stop.
 
         Raises:
-            RankMismatchError: another rank has more batches, and no model is to stop.
+            RankMismatchError: another rank has more batches, and no model must stop.
             InvalidInputError: a rank makes another call.
         """
         slot = self.group.slot(1, _FLAG)
@@ -264,11 +264,11 @@ class GradientBuffer:
             return True
 
     def _settle(self, state: bytes, error: CallsDifferError) -> None:
-        """Find out why some ranks end their epoch and others do not; return where a model is to stop.
+        """Handle ranks of which some end their epoch and others do not; return if any rank's model must stop.
 
         Raises:
-            RankMismatchError: no model is to stop.
-            CallsDifferError: the one given, where a rank is neither in a step nor at the end of its epoch.
+            RankMismatchError: no model must stop.
+            CallsDifferError: ``error`` itself, if a rank is neither in a step nor at the end of its epoch.
         """
         if not self.how.fitting or any(call not in (self._step, _END) for call in error.posted):
             raise error

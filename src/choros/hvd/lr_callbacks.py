@@ -1,4 +1,4 @@
-"""Learning rates that change while training, by Horovod's names, with momentum corrected as in the paper."""
+"""Horovod's learning rate callbacks, with the momentum correction of Goyal et al. 2017."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from choros.hvd.context import rank, size
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Multiplies the initial learning rate through epochs ``start_epoch`` to ``end_epoch``; outside it is left alone.
+    """Callback that multiplies the initial learning rate in epochs ``start_epoch`` to ``end_epoch - 1``.
+
+    It does not change the rate in other epochs.
 
     With momentum correction the velocity is scaled by new rate / old rate when the rate changes (Goyal et al. 2017,
-    Accurate, Large Minibatch SGD, remark 2), for optimizers whose velocity holds the rate (SGD, RMSprop). That is the
-    paper's rule also with Nesterov momentum, and it holds in compiled steps.
+    Accurate, Large Minibatch SGD, remark 2). This applies to optimizers whose velocity contains the rate (SGD,
+    RMSprop). It follows the paper also with Nesterov momentum, and works in compiled steps.
 
     Args:
         initial_lr: float. The rate that is multiplied.
         multiplier: float m, for m ** (epoch - start_epoch), or a function of the epoch.
         start_epoch: int. Defaults to 0.
-        end_epoch: int. The first epoch that is left alone; None (default) is none.
-        staircase: bool. True (default): once an epoch. False: every batch, at epoch + batch / steps.
+        end_epoch: int. The first epoch that the callback no longer changes. Defaults to None, no end.
+        staircase: bool. True (default): once per epoch; always with a float multiplier. False: every batch, at
+            epoch + batch / steps.
         momentum_correction: bool. Defaults to True.
-        steps_per_epoch: int. Batches of an epoch, where Keras does not know them and ``staircase`` is False.
+        steps_per_epoch: int. Batches of an epoch; needed if Keras does not know them and ``staircase`` is False.
 
     Raises:
         ValueError: ``initial_lr`` is None; the optimizer's rate is a schedule; the steps are unknown.
@@ -59,11 +62,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.epoch = 0
 
     def rate(self, epoch: float) -> float:
-        """Return the rate at an epoch, which may have a fraction."""
+        """Return the learning rate at an epoch, which may be fractional."""
         return self.initial_lr * self.multiplier(epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See that the rate can be set and the steps are known."""
+        """Check that the rate can be set and the steps are known."""
         if not isinstance(_inner(self.model.optimizer)._learning_rate, keras.Variable):
             raise ValueError(
                 f"{type(self).__name__} sets the learning rate, but that of the optimizer is a schedule: give the "
@@ -73,11 +76,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             raise ValueError("How many batches an epoch has is not known here: give steps_per_epoch.")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
+        """Record the epoch."""
         self.epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate, where it changes."""
+        """Set the rate: at the first batch of an epoch, or at every batch if ``staircase`` is False."""
         if self.epoch < self.start_epoch or (self.end_epoch is not None and self.epoch >= self.end_epoch):
             return
         if not self.staircase:
@@ -88,7 +91,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def _set(self, new: float) -> None:
         optimizer = _inner(self.model.optimizer)
         if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()  # so that what is set here goes into the next step
+            self.model.jax_state_sync()  # so that the changes below go into the state of the next step
         old = _rate(optimizer)
         if new == old:
             return
@@ -105,17 +108,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the rate from ``initial_lr / size`` to ``initial_lr`` over some epochs, a little at every batch.
+    """Callback that raises the rate from ``initial_lr / size`` to ``initial_lr`` in ``warmup_epochs``, at every batch.
 
     At step b of epoch e, with n ranks and s steps in an epoch, the rate is ``initial_lr / n * (1 + (e + (b + 1) / s) *
     (n - 1) / warmup_epochs)`` (Goyal et al. 2017, section 2.2).
 
     Args:
-        initial_lr: float. The rate for all ranks together: that of one rank times their number.
+        initial_lr: float. The rate for all ranks: that of one rank times the number of ranks.
         warmup_epochs: float. Defaults to 5.
         momentum_correction: bool. Defaults to True.
-        steps_per_epoch: int. See there.
-        verbose: int. 1: rank 0 says when it is over. Defaults to 0.
+        steps_per_epoch: int. See ``LearningRateScheduleCallback``.
+        verbose: int. 1: rank 0 prints a line at the end of the warm-up. Defaults to 0.
     """
 
     def __init__(
@@ -135,14 +138,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Say when it is over."""
+        """Add the rate to the logs; if ``verbose``, print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
             print(f"\nEpoch {epoch + 1}: the learning rate is warm: {_rate(_inner(self.model.optimizer)):g}.")
 
 
 def _inner(optimizer: Any) -> Any:
-    """The optimizer inside of a loss-scaling one."""
+    """The optimizer inside a loss-scaling one."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Loading in a script: a saved model with its optimizer distributed, and this rank's rows of a data set."""
+"""Loading of a saved model with its optimizer distributed, and of this rank's rows of a data set."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def load_model(
     compression: Compressor = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Return a saved model whose optimizer is distributed, with its slots and its rate as they were.
+    """Return a saved model with its optimizer distributed; the optimizer keeps its slots and its learning rate.
 
     Args:
-        filepath: ``.keras`` or ``.h5``.
-        custom_optimizers: classes of optimizers that Keras does not know.
+        filepath: the path of a ``.keras`` or ``.h5`` file.
+        custom_optimizers: optimizer classes that Keras does not know.
         custom_objects: other classes and functions by name.
         compression: see ``DistributedOptimizer``.
-        legacy_opts: ignored, as Keras 3 has no other optimizers.
+        legacy_opts: ignored, as Keras 3 has no legacy optimizers.
     """
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known or None)
@@ -43,7 +43,7 @@ def load_model(
 
 
 def _with_slots(optimizer: Any, model: Any, path: str) -> Any:
-    """An optimizer like the one that Keras loaded from HDF5, with its slots: Keras 3.15 builds it without variables."""
+    """Return a copy of an optimizer with the slots of the HDF5 file: Keras 3.15 builds it without variables."""
     import h5py  # type: ignore[import-untyped]
 
     with h5py.File(path) as file:
@@ -59,19 +59,19 @@ def _with_slots(optimizer: Any, model: Any, path: str) -> Any:
     return anew
 
 
-def shard(  # noqa: D417 - what belongs together is named together
+def shard(  # noqa: D417 - x, y and sample_weight share one entry
     x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, **how: Any
 ) -> rank_shard.Shard:
-    """Return this rank's rows of whole data, as a data set for ``fit``; exact also where nothing divides.
+    """Return this rank's rows of whole data, as a data set for ``fit``; each row is in one batch of one rank.
 
     Args:
         x, y, sample_weight: as for ``choros.shard``, whole, the same on every rank.
-        batch_size: int. Rows of one rank's batch: all ranks together train ``batch_size * hvd.size()`` rows a step.
-        **how: ``shuffle`` (True), ``seed`` (0), ``training`` (True; False for validation data), and ``steps`` of an
-            epoch where the data do not tell.
+        batch_size: int. Rows of one rank's batch; a step trains ``batch_size * hvd.size()`` rows. Defaults to 32.
+        **how: ``shuffle`` (True), ``seed`` (0), ``training`` (True; False for validation data), and ``steps``, the
+            global batches of an epoch, if the data have no known length.
 
     Raises:
-        InvalidInputError: data that do not fit together, or fewer rows than ranks.
+        InvalidInputError: the lengths of the data differ, or there are fewer rows than ranks.
     """
     place = Place(rank=rank(), size=size())
     return rank_shard.shard(x, y, sample_weight, batch_size=batch_size * size(), place=place, **how)

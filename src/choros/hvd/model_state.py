@@ -14,25 +14,25 @@ from choros.hvd.context import context
 
 
 def state_of(model: Any) -> list[Any]:
-    """Return the variables of a model and of its optimizer, but for its random layers' seeds."""
+    """Return the variables of a model and of its optimizer, without the seeds of random layers."""
     own = {id(v) for v in seed_state.find(model)}
     everything = [*model.variables, *(model.optimizer.variables if getattr(model, "optimizer", None) else [])]
     return [v for v in everything if id(v) not in own]
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Give all ranks the root's values of all variables of all Keras models, and of their optimizers.
+    """Broadcast the root's values of all variables of all Keras models and of their optimizers.
 
-    Keras 3 keeps no list of all variables: these are the models that are alive, in the order of their names. Every rank
-    calls it, with the same models. Random layers keep their own seeds.
+    Keras 3 keeps no list of all variables. So this broadcasts the models in memory, in the order of their names. Every
+    rank calls it with the same models. Random layers keep the seeds of their rank.
 
     Args:
-        root_rank: int. Whose values.
+        root_rank: int. The rank that sends its values.
 
     Raises:
         ValueError: before ``init``.
-        InvalidInputError: two models have one name, so nothing tells which of the root's is which.
-        RankMismatchError: on every rank, if they have other models.
+        InvalidInputError: two models have the same name, so they cannot be matched to the root's.
+        RankMismatchError: on every rank, if the ranks have different models.
 
     Example:
         >>> import choros.hvd as hvd
@@ -40,7 +40,7 @@ def broadcast_global_variables(root_rank: int) -> None:
         >>> hvd.broadcast_global_variables(0)
     """
     context()
-    gc.collect()  # a model that nobody holds may be gone on one rank and not on another one
+    gc.collect()  # an unreferenced model may be collected on one rank only, and the lists would differ
     models = [thing for thing in gc.get_objects() if issubclass(type(thing), keras.Model)]
     inner = {id(layer) for model in models for layer in model._flatten_layers(include_self=False)}
     named: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: the same optimizer, whose gradients are first reduced over the ranks."""
+"""``DistributedOptimizer``: an optimizer that reduces gradients over the ranks before it applies them."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ def DistributedOptimizer(
 ) -> Any:
     """Make an optimizer reduce its gradients over all ranks before it applies them; return the same object.
 
-    Nothing else of it changes: class, configuration, learning rate and slots stay, so what is saved loads in plain
-    Keras. ``fit`` and ``train_on_batch`` take the model's own ``train_step`` up to the optimizer, meet the other ranks
-    in shared memory, and apply; ``optimizer.apply`` and ``apply_gradients`` in loops of your own reduce too.
+    Class, configuration, learning rate and slots of the optimizer stay, so a saved model loads in plain Keras. ``fit``
+    and ``train_on_batch`` run the model's ``train_step`` up to the optimizer, reduce the gradients over the ranks, and
+    apply them. ``optimizer.apply`` and ``apply_gradients`` in custom training loops reduce too.
 
-    ``batch_size`` is per rank, as in Horovod. In ``fit`` an average is weighted by what each rank's loss divided by
-    (its rows), so that it is exact where batches are unequal; in loops of your own every rank counts alike.
+    ``batch_size`` is per rank, as in Horovod. In ``fit`` an average is weighted by the number by which each rank's loss
+    divided (its rows). So the average is exact for unequal batches. In custom loops all ranks have the same weight.
 
     Args:
-        optimizer: keras.optimizers.Optimizer, built or not. Also a ``LossScaleOptimizer``; one that ``compile`` puts
-            around it is known in ``fit``.
-        name: ignored; the optimizer keeps its own.
+        optimizer: keras.optimizers.Optimizer, built or not. A ``LossScaleOptimizer`` is accepted; ``fit`` also finds
+            the optimizer inside of one that ``compile`` adds.
+        name: ignored; the name of the optimizer stays.
         device_dense: ignored.
         device_sparse: ignored.
-        compression: ``Compression.none`` (default), ``.fp16`` or ``.bf16``: what gradients are rounded to before they
-            are added. They are added in float32: an average cannot overflow.
-        sparse_as_dense: bool. Gradients of embeddings are always added as whole matrices.
+        compression: ``Compression.none`` (default), ``.fp16`` or ``.bf16``: the type to which gradients are rounded
+            before they are added. They are added in float32, so an average cannot overflow.
+        sparse_as_dense: bool. Without effect: gradients of embeddings are always added as dense matrices.
         gradient_predivide_factor: float. Splits the division of an average; without effect, as sums are wide.
         op: ``hvd.Average`` (default) or ``hvd.Sum``.
         num_groups: int. Without effect: all gradients are reduced at once.
-        groups: int or list of lists of variables. Without effect, likewise.
+        groups: int or list of lists of variables. Without effect, for the same reason.
         backward_passes_per_step: int. Steps whose gradients are added up before they are reduced and applied.
             Defaults to 1; ``iterations`` counts every step.
-        average_aggregated_gradients: bool. Divide their sum by that number. Defaults to False.
-        process_set: ProcessSet. Who reduces. Defaults to all ranks.
+        average_aggregated_gradients: bool. Divide their sum by ``backward_passes_per_step``. Defaults to False.
+        process_set: ProcessSet. The ranks that reduce. Defaults to all ranks.
         scale_local_gradients: bool. Divide the gradients of variables given to ``register_local_var`` by the number of
             ranks. Defaults to True.
 
     Returns:
-        The optimizer, which has ``register_local_var(variable)`` now.
+        The optimizer, with the new method ``register_local_var(variable)``.
 
     Raises:
-        ValueError: before ``init``; another op; a predivide factor with Sum; groups of another kind; no optimizer, one
-            that is distributed already, or one with ``gradient_accumulation_steps`` beside
+        ValueError: before ``init``; another op; a predivide factor with Sum; groups of another type; not an optimizer;
+            an optimizer that is distributed already, or that has ``gradient_accumulation_steps`` beside
             ``backward_passes_per_step``.
 
     Example:
@@ -108,17 +108,16 @@ def DistributedOptimizer(
 def PartialDistributedOptimizer(
     optimizer: Any, *, local_layers: Any = None, scale_local_gradients: bool = True, **how: Any
 ) -> Any:
-    """As ``DistributedOptimizer``, but the gradients of some layers stay on their rank.
+    """Make an optimizer as ``DistributedOptimizer`` does, but do not reduce the gradients of some layers.
 
     Args:
-        optimizer: as there.
-        local_layers: keras.layers.Layer or list of them, built by the time of the first step.
-        scale_local_gradients: bool. Divide their gradients by the number of ranks, as an average over all would be.
-            Defaults to True.
-        **how: as there.
+        optimizer: as for ``DistributedOptimizer``.
+        local_layers: keras.layers.Layer or list of layers, which must be built before the first step.
+        scale_local_gradients: bool. Divide their gradients by the number of ranks. Defaults to True.
+        **how: further arguments of ``DistributedOptimizer``.
 
     Raises:
-        ValueError: as there, or what is no layer.
+        ValueError: as ``DistributedOptimizer`` does, or ``local_layers`` holds something else.
     """
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, Sequence) else [layers]

@@ -1,4 +1,4 @@
-"""The backend's own profiler, beside the timeline, on some of the ranks."""
+"""The backend's profiler on some of the ranks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from choros.hvd.context import rank
 
 
 class ProfileCallback(Profile):
-    """Runs the backend's profiler for a window of steps on rank 0, or the ranks given.
+    """Callback that runs the backend's profiler for a window of steps, on rank 0 or the given ranks.
 
     See ``choros.callbacks.Profile``. Rank N's files are in ``directory/rank-N``.
 
     Args:
-        directory: str or path. Made where it is missing.
-        first_step: int. Steps of this ``fit`` before the window, which should cover compilation. Defaults to 10.
+        directory: str or path. Created if missing.
+        first_step: int. Steps of this ``fit`` before the window, which should include compilation. Defaults to 10.
         steps: int. Steps in the window. Defaults to 5.
-        ranks: whole numbers. Who profiles. Defaults to rank 0.
+        ranks: ints. The ranks that profile. Defaults to rank 0.
 
     Raises:
-        InvalidInputError: numbers that make no window.
+        InvalidInputError: the numbers do not make a window.
 
     Example:
         >>> callback = ProfileCallback("profile", first_step=20, steps=3)
@@ -36,5 +36,5 @@ class ProfileCallback(Profile):
         self.ranks = list(ranks)
 
     def mine(self) -> str | None:
-        """This rank's directory."""
+        """Return the name of this rank's directory; None if this rank does not profile."""
         return f"rank-{rank()}" if rank() in self.ranks else None

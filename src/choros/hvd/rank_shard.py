@@ -1,4 +1,4 @@
-"""One rank's rows of a data set, for a loop that Keras runs on every rank."""
+"""One rank's rows of a data set, for a ``fit`` that runs on every rank."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from choros.data.validation import is_whole
 from choros.errors import InvalidInputError
 from choros.types import Batch
 
-_KEPT = 16  # batches of an epoch that can be asked for again: Keras looks at the first ones before it trains
+_KEPT = 16  # first batches of an epoch that stay readable: Keras reads some of them before it trains
 
 
-def shard(  # noqa: D417 - what belongs together is named together
+def shard(  # noqa: D417 - x, y and sample_weight share one entry
     x: Any,
     y: Any = None,
     sample_weight: Any = None,
@@ -37,25 +37,26 @@ def shard(  # noqa: D417 - what belongs together is named together
     steps: int | None = None,
     place: Place | None = None,
 ) -> Shard:
-    """Return this rank's rows of whole data, as a ``keras.utils.PyDataset`` for ``fit`` or a loop of your own.
+    """Return this rank's rows of whole data, as a ``keras.utils.PyDataset`` for ``fit`` or a custom loop.
 
-    All ranks have the same number of batches, each row is in one, and a global batch that does not divide is divided
-    as evenly as can be.
+    All ranks have the same number of batches, and each row is in one batch. If a global batch does not divide evenly,
+    the ranks' parts differ by at most one row.
 
     Args:
-        x, y, sample_weight: what ``Trainer.fit`` takes, whole, the same on every rank: arrays, memory maps, a
-            ``PyDataset``, ``choros.files``, or what yields batches, of which each is then a global one and every rank
-            reads all. ``choros.prefetch`` of these reads ahead.
-        batch_size: int. Rows of a global batch. Defaults to 32.
-        shuffle: bool. What yields batches has its own order. Defaults to True.
-        seed: int. With the epoch it makes the order. Defaults to 0.
-        training: bool. False, for validation: each rank has batches of its own, of about ``batch_size / size`` rows and
-            none without rows, in the rows' order. The ranks need not have equally many. Defaults to True.
-        steps: int. Global batches in an epoch; needed where the data do not tell. Defaults to all. Arrays take none.
-        place: which rank of how many. Defaults to ``Place.here()``.
+        x, y, sample_weight: the data that ``Trainer.fit`` takes, whole, the same on every rank: arrays, memory maps, a
+            ``PyDataset``, ``choros.files``, or an object that yields batches. Each of these batches is a global batch,
+            and every rank reads all of them. ``choros.prefetch`` of these reads ahead.
+        batch_size: int. Rows of a global batch, at least one for each rank. Defaults to 32.
+        shuffle: bool. Shuffle rows in each epoch; without effect on objects that yield batches. Defaults to True.
+        seed: int. Seed of the order, with the epoch. Defaults to 0.
+        training: bool. False is for validation: each rank has separate batches of about ``batch_size / size`` rows, in
+            the order of the rows. No batch is empty, and ranks may have different numbers of batches. Defaults to True.
+        steps: int. Global batches in an epoch; needed if the data have no known length. Defaults to all. Must be None
+            for arrays.
+        place: Place. The rank and the number of ranks. Defaults to this process's place.
 
     Raises:
-        InvalidInputError: data that do not fit together, fewer rows than ranks, or no number of steps.
+        InvalidInputError: the lengths of the data differ, there are fewer rows than ranks, or ``steps`` is missing.
 
     Example:
         >>> import numpy as np
@@ -83,13 +84,13 @@ def shard(  # noqa: D417 - what belongs together is named together
 class Shard(keras.utils.PyDataset):  # type: ignore[misc]
     """This rank's share of every global batch; all ranks have the same number of batches, and each row is in one.
 
-    Of a global batch that does not divide the first ranks have one row more; where it has fewer rows than there are
-    ranks, the last have a batch of no rows, with which they only meet the others.
+    If a global batch does not divide evenly, the first ranks have one row more. If it has fewer rows than there are
+    ranks, the last ranks get a batch without rows, with which they still take part in the reduction.
 
     Args:
         source: choros.data.Source.
-        place: which rank of how many.
-        batch_size: int. Rows of a global batch, where the source does not decide it.
+        place: Place. The rank and the number of ranks.
+        batch_size: int. Rows of a global batch, unless the source determines it.
         shuffle, seed, training: as for ``shard``.
     """
 
@@ -104,10 +105,10 @@ class Shard(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 class RowShard(Shard):
-    """Of arrays: any batch can be asked for. The rows' order is the permutation of (seed, epoch).
+    """Shard of arrays, with random access to batches. The order of rows is the permutation of (seed, epoch).
 
     Raises:
-        InvalidInputError: fewer rows than one for each rank.
+        InvalidInputError: there are fewer rows than ranks.
     """
 
     def __init__(self, source: ArraySource, place: Place, *how: Any) -> None:
@@ -123,7 +124,7 @@ class RowShard(Shard):
 
     @property
     def num_batches(self) -> int:
-        """Batches in an epoch."""
+        """The number of this rank's batches in an epoch."""
         return -(-len(self._order) // (self._batch if self._training else self._batch // self._size))
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
@@ -138,21 +139,21 @@ class RowShard(Shard):
         return parts(Batch(x, y, weight, len(rows), len(rows)))
 
     def on_epoch_end(self) -> None:
-        """Take the next epoch's order."""
+        """Shuffle for the next epoch, unless Keras has only read the first batches."""
         if not _only_looked_at():
             self._epoch += 1
             self._reorder()
 
 
 class ReadShard(Shard):
-    """Of what is read in order: files, streams, other data sets.
+    """Shard of data that are read in order: files, streams, other data sets.
 
     Args:
         source, place, batch_size, shuffle, seed, training: as for ``Shard``.
         steps: as for ``shard``.
 
     Raises:
-        InvalidInputError: it is not known how many batches there are, or this rank would have none.
+        InvalidInputError: the number of batches is unknown, or this rank would have none.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class ReadShard(Shard):
 
     @property
     def num_batches(self) -> int:
-        """Batches in an epoch."""
+        """The number of this rank's batches in an epoch."""
         return self._count
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
@@ -233,14 +234,14 @@ class ReadShard(Shard):
         return batches if self._training else (batch for batch in batches if batch.rows)
 
     def _whole(self, batch: Batch) -> tuple[Any, ...]:
-        if not batch.rows:  # as the first one, without its rows
+        if not batch.rows:  # a batch of the first one's structure and dtypes, without rows
             first = self._source.sample(self._batch)
             x, y, weight = _each(lambda leaf: leaf[:0], first.x, first.y, first.sample_weight)
             batch = Batch(x, y, weight, 0, batch.total)
         return parts(batch)
 
     def on_epoch_end(self) -> None:
-        """Go on with the next epoch; with this one, where Keras has only looked at its first batches."""
+        """Continue with the next epoch; with the same one, if Keras has only read its first batches."""
         with self._lock:
             complete = self._next >= self._count
             if _only_looked_at():
@@ -248,7 +249,7 @@ class ReadShard(Shard):
                     self._leave()
                 return
             if complete and self._batches is not None:
-                for _ in self._batches:  # the other ranks' batches, and the end of the pass
+                for _ in self._batches:  # read to the end, so that the source ends its pass
                     pass
             self._leave(complete)
             self._epoch += 1
@@ -263,7 +264,7 @@ class ReadShard(Shard):
 
 
 def _only_looked_at() -> bool:
-    """Return whether Keras ends an epoch that it has not trained: ``fit`` reads a batch, then starts over."""
+    """Return whether Keras ends an epoch without training: ``fit`` reads a batch first, then starts the epoch again."""
     frame = sys._getframe(1)
     for _ in range(8):
         if frame is None or frame.f_code.co_filename.endswith("epoch_iterator.py"):

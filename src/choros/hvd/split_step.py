@@ -1,8 +1,8 @@
-"""The split step in Keras' own loop: ``fit`` and ``train_on_batch`` of a model whose optimizer is distributed.
+"""The split step: one step of ``fit`` and ``train_on_batch`` of a model whose optimizer is distributed.
 
-Keras asks ``make_train_function`` for what one step is. Here that is the model's own ``train_step`` up to the
-optimizer, one reduction in shared memory, and the optimizer: two compiled halves with the meeting between them, which
-was measured to be exact and the cheapest on every backend.
+The step has three parts: the model's ``train_step`` up to the optimizer, one reduction over the ranks, and the
+optimizer. The first and the last part are compiled. Of the ways measured, this was exact and the fastest on every
+backend.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class SplitStep:
     """A replacement for a model's ``train_function``.
 
     Args:
-        model: compiled.
+        model: keras.Model, compiled.
         how: ReductionConfig.
 
     Attributes:
-        before: functions to call once the model is built, before the first step.
+        before: list of functions, called once when the model is built, before the next step.
     """
 
     def __init__(self, model: Any, how: ReductionConfig) -> None:
@@ -43,30 +43,30 @@ class SplitStep:
         self.flat: GradientBuffer | None = None
         self._replica: Any = None
         self._logs: Any = {}
-        self._tried = False  # True once it is known whether the step goes on with updated weights
-        self._stopped = False  # by another rank, whose end of the epoch was met in a step
+        self._tried = False  # True after _try_order, which finds whether the step uses updated weights
+        self._stopped = False  # True if another rank stopped and ended its epoch while this rank was in a step
         ways: dict[str, Any] = {"jax": self._on_jax, "torch": self._on_torch, "tensorflow": self._on_tensorflow}
         self._run = ways[keras.backend.backend()]
         if built(model):
             self._begin()
 
     def __call__(self, *given: Any) -> Any:
-        """One call of Keras' loop: ``steps_per_execution`` steps."""
+        """Run one call of Keras' loop: on JAX and TensorFlow up to ``steps_per_execution`` steps, on PyTorch one."""
         return self._run(*given)
 
     @property
     def current(self) -> bool:
-        """True if its ranks are those that there are now; what is compiled may depend on them."""
+        """True if the group of ranks has not changed since the step was built: compiled code may depend on it."""
         return self.flat is None or self.flat.current
 
     def weights(self) -> Array:
-        """The weights as the present step has them, as one vector."""
+        """Return the weights of the present step as one vector, in the replica's dtype."""
         found = np.empty(self._replica.size, self._replica.dtype)
         self._replica.get(found)
         return found
 
     def end(self, stopping: bool) -> bool:
-        """At the end of an epoch's batches; see ``GradientBuffer.end``."""
+        """End the epoch's batches with the other ranks; see ``GradientBuffer.end``."""
         if self._stopped or self.flat is None:
             stopping, self._stopped = stopping or self._stopped, False
             return stopping
@@ -99,7 +99,7 @@ class SplitStep:
         return self._logs
 
     def _fed(self, read: Callable[[], Any]) -> Any:
-        """The next batch; how long it took goes into the timeline."""
+        """Read the next batch; record the time it took in the timeline."""
         trace = collectives(self.how.process_set).group.trace
         if trace is None:
             return read()
@@ -139,20 +139,20 @@ class SplitStep:
         if found is None:
             self.how.taken -= 1
             self.model.stop_training = self._stopped = True
-        elif found[1]:  # 0 where no rank had a row
+        elif found[1]:  # 0 if no rank had a row
             with self.how.through(), weighed(self.how.op == AVERAGE):
                 self._logs = replica.update(*found) or self._logs
         else:
             replica.skip()
 
     def _try_order(self, data: Any, rows: int) -> None:
-        """Find out, with all ranks, whether the step goes on with updated weights and so has to be made again.
+        """Find out on all ranks whether the train step uses the updated weights, so that it must be run again.
 
         Raises:
-            InvalidInputError: it does, and the optimizer does not update in each step.
+            InvalidInputError: it does, and ``backward_passes_per_step`` is more than 1.
         """
         self._tried = True
-        if of_keras(type(self.model).train_step):  # on all ranks: they have the same model
+        if of_keras(type(self.model).train_step):  # the same result on all ranks, as they have the same model
             return
         mine = None
         if rows:

@@ -1,4 +1,4 @@
-"""Batch normalisation over the rows of all ranks."""
+"""Batch normalization over the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from choros.consistency.model_fingerprint import alike
 from choros.hvd.collectives import allreduce
 from choros.hvd.context import is_initialized, rank, size
 
-_by_rows = [False]  # whether the ranks' gradients will be weighed by their rows
+_by_rows = [False]  # whether the ranks' gradients will be weighted by their rows
 
 
 @contextmanager
 def weighed(by_rows: bool) -> Iterator[None]:
-    """For a while, as in ``fit``: the gradients that are computed now will be weighed by each rank's rows."""
+    """Declare, within the context, whether gradients will be weighted by each rank's rows, as in ``fit``."""
     _by_rows.append(by_rows)
     try:
         yield
@@ -28,15 +28,15 @@ def weighed(by_rows: bool) -> Iterator[None]:
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Keras' ``BatchNormalization`` with mean and variance of the batches of all ranks, exact also where these differ.
+    """Keras' ``BatchNormalization`` with the mean and variance over all ranks' batches, exact also for unequal batches.
 
-    Each rank's count, mean and variance are gathered and combined (Chan et al. 1983, equation 2.1), so nothing is lost
-    where the mean is large. So are the gradients: in ``fit`` of a mean over all rows, in loops of your own of the mean
-    of the ranks' losses. All ranks train it at the same time, each with a row or more. It is saved as a plain
-    ``BatchNormalization``.
+    Each rank's count, mean and variance are gathered and combined (Chan et al. 1983, equation 2.1), so a large mean
+    costs no precision. Gradients are exact too: in ``fit`` those of the mean over all rows, in custom loops those of
+    the mean of the ranks' losses. All ranks must train the layer at the same time, each with one row or more. It is
+    saved as a plain ``BatchNormalization``.
 
     Args:
-        **how: what ``keras.layers.BatchNormalization`` takes; ``fused``, which Keras 3 no longer has, is ignored.
+        **how: arguments of ``keras.layers.BatchNormalization``; ``fused``, which Keras 3 does not have, is ignored.
 
     Example:
         >>> SyncBatchNormalization(momentum=0.9).get_config()["momentum"]
@@ -60,8 +60,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             count = ops.sum(ops.cast(broad, mean.dtype)) / mean.shape[-1]
         mine = ops.concatenate([ops.reshape(count, (1,)), mean, variance])
         rows = ops.cast(ops.shape(inputs)[0], mean.dtype) if _by_rows[-1] else 1.0
-        # The gradient of what this rank gives is the sum over ranks, each by its rows, and will be weighed by these.
-        # Gathered by a sum, each in a row of its own: ranks whose batches differ need not trace at the same time.
+        # The gradient of this rank's values sums over all ranks, each weighted by its rows. fit weights gradients by
+        # rows again, so the values' gradient is divided by this rank's rows, and the result's is multiplied.
+        # A sum with one row per rank replaces allgather: ranks with different batches need not trace at the same time.
         place = ops.expand_dims(ops.arange(size()) == rank(), -1)
         placed = ops.where(place, _pulled(mine, 1.0 / rows), ops.zeros_like(mine))
         everyone = allreduce(placed, op=SUM, name=f"moments of {alike(self.path)}")
@@ -78,11 +79,11 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
 
 def _pulled(x: Any, by: Any) -> Any:
-    """The same values, whose gradient is multiplied."""
+    """Return the same values, with the gradient multiplied by ``by``."""
     still = ops.stop_gradient(x)
     return still + by * (x - still)
 
 
-SyncBatchNormalization.__name__ = "BatchNormalization"  # the file is Keras' own
+SyncBatchNormalization.__name__ = "BatchNormalization"  # so that saved files hold Keras' layer
 SyncBatchNormalization.__qualname__ = "BatchNormalization"
 SyncBatchNormalization.__module__ = "keras.layers"

@@ -1,4 +1,4 @@
-"""Horovod's gradient tape, on TensorFlow: gradients that are reduced where the tape gives them."""
+"""Horovod's gradient tape for TensorFlow, which reduces gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def DistributedGradientTape(
 
 
 def PartialDistributedGradientTape(gradtape: Any, *, local_layers: Any = None, **how: Any) -> Any:
-    """As ``DistributedGradientTape``, but the gradients of some layers (one, or a list) stay on their rank."""
+    """Return a ``DistributedGradientTape`` that does not reduce the gradients of ``local_layers``, one or a list."""
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, list | tuple) else [layers]
     return DistributedGradientTape(gradtape, local_layers=layers, **how)

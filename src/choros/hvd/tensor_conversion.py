@@ -1,4 +1,4 @@
-"""Arrays and tensors of any library, as numpy and back; no library is imported for it."""
+"""Conversion of arrays and tensors of any library to numpy and back, without importing any library."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SMALL = 1 << 16  # bytes
 
 
 def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
-    """Return a value as a numpy array, and what makes a result of its library, on its device, of an array.
+    """Return a value as a numpy array, and a function that converts arrays to the value's library and device.
 
     Args:
         value: numpy array or scalar, Python number or list, or tensor or variable of Keras, JAX, PyTorch or TensorFlow.
-        name: str. What errors call it.
+        name: str. The name of the value in errors.
 
     Raises:
-        InvalidInputError: what has no values yet (a symbolic tensor), or is no array at all.
+        InvalidInputError: the value is a symbolic tensor, or cannot be an array of numbers.
     """
     library = type(value).__module__.partition(".")[0]
     if library == "keras" and hasattr(value, "value"):
@@ -40,7 +40,7 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
         module = sys.modules["jax"]
         if is_symbolic(value):
             raise _symbolic(value, name, "outside of jax.jit")
-        if not value.committed:  # to a device, by the user: then it may be put where JAX likes, at half the cost
+        if not value.committed:  # to no device: JAX may then choose the device of the result, which costs half
             return np.asarray(value), module.numpy.asarray
         device = value.sharding
         return np.asarray(value), lambda out: module.device_put(out, device)
@@ -58,7 +58,7 @@ def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Return whether a tensor has no values yet: it is traced, inside a compiled function."""
+    """Return whether a tensor has no values yet because a compiled function is being traced."""
     library = type(value).__module__.partition(".")[0]
     if library == "tensorflow":
         return not hasattr(value, "numpy")
@@ -67,7 +67,7 @@ def is_symbolic(value: Any) -> bool:
 
 
 def _to_tensorflow(out: Array) -> Any:
-    """A tensor with these values, on the host; a small one by DLPack, at half the cost."""
+    """Return a tensor with these values on the host; a small one is made by DLPack, which costs half."""
     tensorflow = sys.modules["tensorflow"]
     if out.nbytes > _SMALL or out.dtype.kind not in "iuf":
         return tensorflow.convert_to_tensor(out)

@@ -1,7 +1,7 @@
-"""The timeline: one file in which every collective and every reduction of every rank can be looked at.
+"""The timeline: one trace file with every collective and every reduction of every rank.
 
-Each rank keeps what it did as tuples in memory; they become text when the recording stops, and rank 0 puts the ranks'
-texts into one file. If the ranks cannot meet any more, each leaves its own part beside it.
+Each rank keeps events as tuples in memory. When the recording stops, each rank formats its events, and rank 0 writes
+all of them into one file. If the ranks have lost each other, each rank writes a separate part beside that file.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _at_exit: list[bool] = []
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Record what the ranks do together from now on. Every rank calls it; rank 0's arguments count.
+    """Start to record collectives and reductions. Every rank calls it; the arguments of rank 0 are used.
 
-    ``stop_timeline`` (or ``shutdown``, or the end of the script) writes one file of Chrome's trace events, which
-    ui.perfetto.dev and chrome://tracing open: one lane a rank; in it each collective and each reduction of an
-    optimizer under the tensor's name, with its bytes, and inside of it the waits for the other ranks and the time
-    spent reducing; in ``fit`` also each wait for the next batch (``data_us`` of its step).
-    ``HOROVOD_TIMELINE=file`` does it for a whole script, from ``init`` on.
+    ``stop_timeline`` (or ``shutdown``, or the end of the script) writes one file of Chrome trace events for
+    ui.perfetto.dev and chrome://tracing. It has one lane per rank. A lane shows each collective and each reduction
+    of an optimizer under the tensor's name, with its bytes. Inside each event are the waits for other ranks and the
+    time spent reducing. In ``fit`` the lane also shows each wait for the next batch (``data_us`` of its step).
+    ``HOROVOD_TIMELINE=file`` records a whole script, from ``init`` on.
 
-    The lanes have one clock: on one machine the kernel's monotonic one, which all its processes share; between
-    machines it is set by their wall clocks, so lanes of different machines are shifted by what those differ.
+    Ranks of one host share the kernel's monotonic clock. Hosts are aligned by their wall clocks, so lanes of different
+    hosts are shifted by the difference of these clocks.
 
-    A rank keeps its last 1,000,000 events, some four for a reduction. If ranks fail, each of the others leaves its
-    part beside the file, as ``timeline.rank-1.json``; also when it is sent SIGTERM, where that had no other handler.
+    A rank keeps its last 1,000,000 events, about four per reduction. If ranks fail, each other rank writes its part
+    beside the file, as ``timeline.rank-1.json``. A rank does so also on SIGTERM, if that signal had no handler before.
 
     Args:
-        file_path: where rank 0 writes. What is there is replaced when the recording stops.
-        mark_cycles: bool. Also mark each step of an optimizer (each reduction of its gradients) by an instant event.
-            Horovod marks the cycles of its background thread; here there is none.
+        file_path: the file that rank 0 writes. An existing file is replaced when the recording stops.
+        mark_cycles: bool. Also mark each reduction of an optimizer's gradients by an instant event. (Horovod marks the
+            cycles of its background thread, which does not exist here.) Defaults to False.
 
     Raises:
         ValueError: before ``init``.
-        InvalidInputError: on every rank, if one of them is recording already, or rank 0 cannot write there.
-        RankMismatchError: on every rank, if one of them makes another call.
+        InvalidInputError: on every rank, if a rank is already recording, or rank 0 cannot write the file.
+        RankMismatchError: on every rank, if a rank makes another call.
 
     Example:
         >>> import json, tempfile, choros.hvd as hvd
@@ -79,13 +79,13 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """Stop recording and write the file; it is there when this returns. Every rank calls it.
+    """Stop recording and write the file, which is complete when this returns. Every rank calls it.
 
     Raises:
         ValueError: before ``init``.
         InvalidInputError: nothing is recorded; on every rank, if rank 0 cannot write the file.
-        RankMismatchError: on every rank, if one of them makes another call; the recording goes on.
-        PeerLostError, CommTimeoutError: ranks have gone; this one has left its part beside the file.
+        RankMismatchError: on every rank, if a rank makes another call; the recording continues.
+        PeerLostError, CommTimeoutError: other ranks are lost; this rank has written its part beside the file.
     """
     calls = collectives()
     if not _now:
@@ -115,7 +115,7 @@ def stop_timeline() -> None:
 
 
 def finish() -> None:
-    """Stop recording, where something is recorded, and complain on stderr instead of raising."""
+    """Stop the recording, if there is one; print an error to stderr instead of raising it."""
     if not _now:
         return
     try:
@@ -130,9 +130,9 @@ class Recording:
     """The events that this rank records.
 
     Args:
-        path: str. The file.
-        mark: bool. Whether it marks steps.
-        zero: int. What this rank's clock shows where the lanes begin.
+        path: str. The timeline's file.
+        mark: bool. Whether to mark steps.
+        zero: int. Nanoseconds of this rank's monotonic clock at the time 0 of the lanes.
     """
 
     def __init__(self, path: str, mark: bool, zero: int) -> None:
@@ -142,28 +142,29 @@ class Recording:
         stem, suffix = os.path.splitext(path)
         self._part = f"{stem}.rank-{self.rank}{suffix}"
         with suppress(OSError):
-            os.unlink(self._part)  # of a recording before
+            os.unlink(self._part)  # of an earlier recording
+        # Python sets handlers in the main thread only; a handler of the script has priority.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_term)
         self.follow(True)
 
     @property
     def own(self) -> bool:
-        """True if this is the process that began, and none that it forked."""
+        """True in the process that began the recording, False in its forks."""
         return os.getpid() == self._process
 
     def follow(self, on: bool) -> None:
-        """Take down what the groups of all process sets do, or no more."""
+        """Start or stop recording the groups of all process sets."""
         for one in context().sets.values():
             if one.collectives is not None:
                 one.collectives.group.trace = self._events.append if on else None
 
     def lane(self) -> str:
-        """Return the recorded events."""
+        """Return the recorded events as JSON text; see ``trace_format.lane``."""
         return trace_format.lane(self.rank, self._events.copy(), self.zero, self.mark, len(self._events) == _MOST)
 
     def leave_part(self, why: str) -> None:
-        """Write this rank's part beside the file, and end. A SIGTERM meanwhile writes it once more."""
+        """Write this rank's part beside the file and end the recording. A SIGTERM during this writes the part again."""
         self.follow(False)
         try:
             trace_format.write(self._part, [self.lane()])
@@ -173,19 +174,19 @@ class Recording:
         line = f"choros: rank {self.rank} on {os.uname().nodename} {said}"
         try:
             print(line, file=sys.stderr, flush=True)
-        except RuntimeError:  # a signal's handler may not print while a line is being printed
+        except RuntimeError:  # a signal handler must not print while another print is under way
             os.write(2, f"\n{line}\n".encode())
-        self.end()  # not before: from here on a SIGTERM ends this process at once
+        self.end()  # last, because afterwards a SIGTERM ends this process at once
 
     def end(self) -> None:
-        """Record no more."""
+        """Stop recording, and restore the default action of SIGTERM if this recording had set it."""
         self.follow(False)
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == self._on_term:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _now.clear()
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
-        """The job is ended: leave what there is, and end as if nothing had handled the signal."""
+        """Write this rank's part, then end this process by SIGTERM with its default action."""
         if self.own:
             self.leave_part("SIGTERM")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -193,7 +194,7 @@ class Recording:
 
 
 def _place(file_path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the path of the file, and why it cannot be written, or ``""``; nothing is written yet."""
+    """Return the path of the file, and the reason why it cannot be written, or ``""``; write nothing yet."""
     try:
         path = os.path.abspath(os.fsdecode(file_path))
         if rank() == 0:
@@ -209,7 +210,10 @@ def _place(file_path: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def _exit() -> None:
-    """The script ends: with the others, or after an error of its own, of which they know nothing yet."""
+    """Finish the timeline at exit: write this rank's part after an uncaught error, else the file with all ranks.
+
+    After an error the other ranks may still train, so a collective with them would wait.
+    """
     if not _now or not _now[0].own:
         return
     if size() > 1 and getattr(sys, "last_value", None) is not None:

@@ -1,6 +1,6 @@
-"""The timeline's file: what ranks took down, as trace events of Chrome's format, which Perfetto opens too.
+"""The timeline's file: the ranks' events in Chrome's trace event format, which Perfetto opens too.
 
-Each rank makes the text of its own lane, so that rank 0 has only to put them together.
+Each rank formats its lane, so that rank 0 only has to concatenate the texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Clock = tuple[str, int, int]
 
 
 def clock() -> Clock:
-    """Return which machine this is, its wall clock less its monotonic one, and the latter, both in nanoseconds."""
+    """Return this host's id, the wall clock minus the monotonic clock, and the monotonic clock, in nanoseconds."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -27,9 +27,9 @@ def clock() -> Clock:
 
 
 def zero_of(rank: int, clocks: Sequence[Clock]) -> int:
-    """Return what a rank's monotonic clock shows at the lanes' common zero, the earliest of all clocks.
+    """Return the value of a rank's monotonic clock at the time 0 of all lanes, the earliest of all clocks.
 
-    Ranks of one machine have one monotonic clock; others are set by their wall clocks, as rank 0's is.
+    Ranks of one host share one monotonic clock. The clocks of other hosts are aligned to rank 0's by wall clocks.
 
     Example:
         >>> clocks = [("one", 500, 100), ("one", 500, 130), ("two", 900, 20)]
@@ -45,10 +45,10 @@ def lane(rank: int, events: Collection[Event], zero: int, mark_steps: bool = Fal
 
     Args:
         rank: int.
-        events: in the order of their ends.
+        events: events in the order of their ends.
         zero: int. See ``zero_of``.
-        mark_steps: bool. Whether to add an instant event at each step of an optimizer.
-        cut: bool. Whether older events were let go.
+        mark_steps: bool. Whether to add an instant event at each step of an optimizer. Defaults to False.
+        cut: bool. Whether older events were dropped. Defaults to False.
 
     Example:
         >>> text = lane(0, [("wait", "wait", 6_000, 7_000, -1), ("call", "allreduce 'loss'", 5_000, 9_000, 12)], 5_000)
@@ -59,11 +59,11 @@ def lane(rank: int, events: Collection[Event], zero: int, mark_steps: bool = Fal
 
 
 def write(path: str, lanes: Iterable[str]) -> None:
-    """Write the file, anew.
+    """Write the file, replacing an existing one.
 
     Args:
-        path: str.
-        lanes: the texts of all ranks.
+        path: str. The file.
+        lanes: the texts of all ranks, in rank order.
 
     Raises:
         OSError: it cannot be written.
@@ -76,7 +76,7 @@ def write(path: str, lanes: Iterable[str]) -> None:
 
 
 def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, cut: bool) -> Iterator[dict[str, Any]]:
-    """A lane's name, then its events. Perfetto keeps process 0 for the idle kernel: lanes are counted from 1."""
+    """Yield a lane's names, then its events. Lanes count from 1, as Perfetto reserves process 0 for the kernel."""
     own = {"pid": rank + 1, "tid": 1}
     name = f"rank {rank} on {os.uname().nodename} (process {os.getpid()})"
     yield {"ph": "M", "name": "process_name", **own, "args": {"name": name}}
@@ -88,7 +88,7 @@ def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, c
 
     if cut and events:
         yield mark("older events were let go", (min(event[2] for event in events) - zero) / 1000)
-    inside: list[Event] = []  # waits and reductions whose call has not ended yet
+    inside: list[Event] = []  # waits and reductions since the last call or step
     steps = fed = 0
     for event in events:
         kind, what, begin, end, nbytes = event
@@ -111,5 +111,5 @@ def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, c
 
 
 def _total(events: Sequence[Event], kind: str, begin: int) -> float:
-    """Microseconds of the events of a kind since a call began."""
+    """The total microseconds of the events of a kind since a call began."""
     return sum(event[3] - event[2] for event in events if event[0] == kind and event[2] >= begin) / 1000

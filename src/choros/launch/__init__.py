@@ -1,1 +1,1 @@
-"""Start of processes: ranks of ``choros run`` and ``choros.run``, workers of a Trainer, jobs of schedulers."""
+"""Launch of processes: ranks of ``choros run`` and ``choros.run``, workers of a Trainer, jobs of schedulers."""

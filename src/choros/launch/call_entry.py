@@ -1,6 +1,6 @@
-"""One rank of ``choros.run``: ``python -m choros.launch.call_entry``, started with its place, cores and threads set.
+"""One rank of ``choros.run``: ``python -m choros.launch.call_entry``, started with its rank, cores and threads set.
 
-``CHOROS_CALL`` holds two descriptors: the call, which all ranks read, and the memory for this rank's answer.
+``CHOROS_CALL`` holds two file descriptors: of the call, which all ranks read, and of the memory for this rank's reply.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from choros.launch.process.failure_report import raised
 
 
 def main() -> int:
-    """Make the call and leave what it returned, or what it raised.
+    """Make the call; write the returned value, or the exception, into this rank's memory.
 
     Returns:
-        The exit code: 0, 1 where it raised, 130 where it was interrupted.
+        The exit code: 0; 1 if the call raised; 130 if it was interrupted.
     """
     call, answer = (int(each) for each in os.environ.pop("CHOROS_CALL").split(","))
     for fd in (call, answer):
@@ -24,11 +24,11 @@ def main() -> int:
     try:
         func, args, kwargs = read_call(call)
         write_value(answer, int(os.environ["CHOROS_RANK"]), func(*args, **kwargs))
-    except KeyboardInterrupt:  # the caller was interrupted, and says so
+    except KeyboardInterrupt:  # the caller was interrupted too and raises
         return 130
     except BaseException as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            error.__traceback__ = error.__traceback__.tb_next  # from the function on
+            error.__traceback__ = error.__traceback__.tb_next  # drop this module's frame
         write_failure(answer, raised(error))
         return 1
     return 0

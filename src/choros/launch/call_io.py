@@ -1,8 +1,8 @@
-"""The transport of a call to the ranks and of their results: cloudpickle, in memory without a name.
+"""The transport of a call to the ranks and of their results: cloudpickle in anonymous memory.
 
-The memory is an anonymous file (memfd_create(2)) that only its descriptors keep alive: processes of other users cannot
-open it, and nothing is left of it when the last one has ended. A rank's answer is a line of JSON that says whether it
-returned or raised, and after it, if it returned, the value.
+The memory is an anonymous file (memfd_create(2)), which exists as long as a descriptor of it is open. Processes of
+other users cannot open it, and nothing is left when the last process has ended. A rank's reply is a line of JSON:
+the rank returned, or raised. If it returned, the value follows.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ def create(name: str) -> int:
     """Return the descriptor of new, empty memory.
 
     Args:
-        name: what ``/proc/<pid>/fd`` shows.
+        name: the name that ``/proc/<pid>/fd`` shows.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         os.fchmod(fd, 0o600)
         return fd
-    fd, path = tempfile.mkstemp(prefix=f"{name}-")  # macOS: a temporary file that has lost its name
+    fd, path = tempfile.mkstemp(prefix=f"{name}-")  # macOS: a temporary file, unlinked at once
     os.unlink(path)
     return fd
 
 
 def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Write what the ranks are to call: functions and classes of ``__main__`` by value, of modules by name.
+    """Write the call for the ranks: functions and classes of ``__main__`` by value, those of modules by name.
 
     Args:
-        fd: empty memory.
+        fd: descriptor of empty memory.
         func: the function.
-        args: its arguments by place.
-        kwargs: its arguments by name.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Raises:
-        NotSerializableError: names the part that cannot travel, and its type.
+        NotSerializableError: a part cannot be pickled; names the part and its type.
     """
     from choros.pickling import dump, dumps
 
@@ -65,21 +65,21 @@ def read_call(fd: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return what ``write_call`` wrote: the function and its arguments."""
     from choros.pickling import loads
 
-    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:  # the ranks share the descriptor's place in the file
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:  # mmap, as the ranks share the descriptor's offset
         call: tuple[Any, tuple[Any, ...], dict[str, Any]] = loads(memory)
         return call
 
 
 def write_value(fd: int, rank: int, value: Any) -> None:
-    """Write what a rank returned.
+    """Write the value that a rank returned.
 
     Args:
-        fd: empty memory.
-        rank: whose it is.
-        value: what cloudpickle takes.
+        fd: descriptor of empty memory.
+        rank: the rank.
+        value: a value that cloudpickle can pickle.
 
     Raises:
-        NotSerializableError: names the rank and the type; the memory is empty.
+        NotSerializableError: the value cannot be pickled; names the rank and the type. The memory is empty then.
     """
     from choros.pickling import dump
 
@@ -96,13 +96,13 @@ def write_value(fd: int, rank: int, value: Any) -> None:
 
 
 def write_failure(fd: int, event: Mapping[str, Any]) -> None:
-    """Write that a rank raised, as ``choros.launch.process.failure_report.raised`` tells it."""
+    """Write the event of a rank that raised, as ``choros.launch.process.failure_report.raised`` makes it."""
     with open(fd, "wb", closefd=False) as file:
         file.write(json.dumps(event).encode() + b"\n")
 
 
 def read_answer(fd: int) -> tuple[dict[str, Any], int]:
-    """Return what a rank told, and where its value begins; nothing and 0 where it told nothing."""
+    """Return a rank's event and the offset of its value; an empty dict and 0 if the rank wrote nothing."""
     size = os.fstat(fd).st_size
     if not size:
         return {}, 0
@@ -116,13 +116,13 @@ def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:
     """Return the value that a rank returned.
 
     Args:
-        fd: the rank's memory.
-        rank: whose it is.
-        told: what ``read_answer`` gave.
-        begin: where the value begins, as it gave it.
+        fd: descriptor of the rank's memory.
+        rank: the rank.
+        told: the event from ``read_answer``.
+        begin: the offset of the value from ``read_answer``.
 
     Raises:
-        NotSerializableError: it cannot be built in this process; names the rank and the type.
+        NotSerializableError: the value cannot be unpickled in this process; names the rank and the type.
     """
     from choros.pickling import loads
 

@@ -1,4 +1,4 @@
-"""Options of Horovod's launcher that Choros does not need: each is ignored or refused, with the reason."""
+"""Options of Horovod's launcher that Choros does not have: each is ignored or refused, with the reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from choros.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Option:
-    """Some options of ``horovodrun`` with one answer.
+    """Some options of ``horovodrun`` that get the same answer.
 
     Attributes:
-        names: tuple of str. As they are typed.
-        values: int. How many values each takes.
-        why: str. Why it is ignored, or what to do instead.
-        refused: bool. Whether what was asked for would be missing without it.
+        names: tuple of str. The options as they are typed.
+        values: int. The number of values of each.
+        why: str. The reason why it is ignored, or what to do instead.
+        refused: bool. Whether it is an error to give the option. Defaults to False.
     """
 
     names: tuple[str, ...]
@@ -26,10 +26,10 @@ class Option:
     refused: bool = False
 
     def answer(self, name: str) -> str:
-        """The line for the one that was given, or the refusal.
+        """Return the line to print for the option that was given.
 
         Raises:
-            InvalidInputError: it is refused.
+            InvalidInputError: the option is refused.
 
         Example:
             >>> OPTIONS[0].answer("--disable-cache")
@@ -85,7 +85,7 @@ OPTIONS = (
     Option(("--jsrun",), 0, "leave it out to start ranks on this machine", True),
 )
 
-# Options that the command has itself, and choros.run, whose ranks are on one machine, has not.
+# Options that the command choros run has, and the function choros.run, whose ranks are on one host, has not.
 _NOT_IN_PYTHON = (
     Option(
         (
@@ -115,17 +115,17 @@ _KEYWORDS = {
 
 
 def answers(keywords: Mapping[str, Any]) -> list[str]:
-    """The lines for keywords of ``horovod.run`` that ``choros.run`` does not have.
+    """Return the lines to print for keywords of ``horovod.run`` that ``choros.run`` does not have.
 
     Args:
-        keywords: as they were given; None and False ask for nothing.
+        keywords: the keywords and their values; None and False count as not given.
 
     Returns:
-        One line for each that is ignored.
+        One line for each keyword that is ignored.
 
     Raises:
-        TypeError: no keyword of ``horovod.run``.
-        InvalidInputError: one that is refused.
+        TypeError: a keyword is not one of ``horovod.run``.
+        InvalidInputError: a keyword is refused.
 
     Example:
         >>> answers({"ssh_port": 22, "use_mpi": None})

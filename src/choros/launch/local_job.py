@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on this machine: their number, cores, threads, group, and Horovod's variables."""
+"""Launch of the ranks of a job on this host, with their cores, threads, shared memory and environment variables."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class LaunchOptions:
     """The options for starting a job's ranks.
 
     Attributes:
-        size: int. How many.
-        threads: int or None. Threads of each rank; those of its cores when None.
-        bind: bool. Bind each rank to cores of its own.
-        grace: float. Seconds between SIGTERM and SIGKILL.
-        folder: str or None. Keep what each rank prints in ``folder/rank.N``.
-        timestamps: bool. Put the time before each line.
-        variables: mapping. Set for every rank.
+        size: int. The number of ranks.
+        threads: int or None. Threads of each rank. Defaults to None, the number of its cores.
+        bind: bool. Bind each rank to separate cores. Defaults to True.
+        grace: float. Seconds between SIGTERM and SIGKILL. Defaults to 5.
+        folder: str or None. Also write the output of each rank to ``folder/rank.N``. Defaults to None.
+        timestamps: bool. Put the time before each line. Defaults to False.
+        variables: mapping. Environment variables of every rank.
     """
 
     size: int
@@ -46,11 +46,11 @@ class HostShare:
     """The ranks of a job that are on this host.
 
     Attributes:
-        total: int. Ranks of the job. first: int. The number of the first one here.
-        node, nodes: int. This host among the job's.
-        variables: mapping. Set for every rank, in place of the memory in which ranks of one host meet.
-        on_failure: gets how the first rank that failed ended.
-        share: tuple of int. Which part of how many of this host's cores is for its one rank here.
+        total: int. Ranks of the job. first: int. The first rank on this host. Defaults to 0.
+        node, nodes: int. The number of this host, and of all hosts.
+        variables: mapping. Environment variables of every rank, instead of the shared memory of ranks of one host.
+        on_failure: function of the ExitStatus of the first rank that failed.
+        share: (int, int). The part of this host's cores, and the number of parts, if this share is one rank only.
     """
 
     total: int
@@ -66,7 +66,7 @@ def check_outside(advice: str) -> None:
     """Refuse to start ranks from a rank.
 
     Args:
-        advice: what to do there instead.
+        advice: the text on what to do instead.
 
     Raises:
         InvalidInputError: this process is a rank of a job.
@@ -79,7 +79,7 @@ def check_outside(advice: str) -> None:
 
 
 def slots_of(hosts: str | None, hostfile: str | None) -> Slots:
-    """The hosts and their slots, however they were given; none where they were not.
+    """Return the hosts and their slots, from either form; an empty tuple if neither is given.
 
     Example:
         >>> slots_of("localhost:4", None), slots_of(None, None)
@@ -89,19 +89,20 @@ def slots_of(hosts: str | None, hostfile: str | None) -> Slots:
 
 
 def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here: bool = True) -> int | None:
-    """Return the number of ranks to start; hosts with slots may be given.
+    """Return the number of ranks to start.
 
     Args:
-        asked: how many were asked for.
-        hosts: ``host:slots[,host:slots]``.
-        hostfile: the path of a host file.
-        here: refuse hosts that are not this machine. Defaults to True.
+        asked: the requested number of ranks, or None.
+        hosts: ``host:slots[,host:slots]``, or None.
+        hostfile: the path of a host file, or None.
+        here: refuse hosts other than this one. Defaults to True.
 
     Returns:
-        The number asked for, else that of all slots; None where neither is given.
+        The requested number, else the number of all slots; None if neither is given.
 
     Raises:
-        InvalidInputError: hosts that cannot be read or are not this machine, or fewer slots than ranks.
+        InvalidInputError: ``hosts`` and ``hostfile`` are both given or cannot be read, name another host, or have
+            fewer slots than ranks.
 
     Example:
         >>> size_of(None, "localhost:4", None), size_of(2, "localhost:4", None), size_of(3, None, None)
@@ -136,27 +137,27 @@ def start(
     verbose: bool = False,
     part: HostShare | None = None,
 ) -> JobResult:
-    """Run a command as the ranks of a job: each with its place, its cores, its threads, and the group of all.
+    """Run a command as the ranks of a job, each with its rank, cores, threads and the shared memory of all.
 
     Args:
         command: the program and its arguments.
-        wish: how.
-        own: for each rank, variables of its own.
-        own_fds: for each rank, descriptors that only it inherits.
-        announce: say which rank failed.
-        verbose: say what each rank gets.
-        part: where these are some of a job's ranks, the others being on other hosts.
+        wish: the options of the launch.
+        own: for each rank, environment variables of this rank only.
+        own_fds: for each rank, file descriptors that only this rank inherits.
+        announce: print which rank failed. Defaults to True.
+        verbose: print the cores, threads and command of each rank. Defaults to False.
+        part: the ranks on this host, if the job has ranks on other hosts. Defaults to all ranks.
 
     Returns:
-        What has become of the run.
+        The outcome of the run.
 
     Raises:
-        InvalidInputError: a wish that cannot be met; nothing was started.
+        InvalidInputError: the options cannot be satisfied; nothing was started.
     """
     size, part = wish.size, part or HostShare(total=wish.size)
     which, shares = part.share
     bindings = plan(max(size, shares), wish.threads, wish.bind)[which : which + size]
-    # what the user exported holds, unless threads are asked for
+    # variables that the user exported have priority, unless wish.threads is set
     keep = {} if wish.threads else dict(os.environ)
     crowded = not bindings[0].cores or max(size, shares) * bindings[0].threads > len(usable_cores())
     from choros.comm.shm.group import SharedGroup
@@ -176,7 +177,7 @@ def start(
     ]
 
     def ended(rank: int) -> None:
-        if not has_joined(segment, rank):  # who waits for it would wait in vain
+        if not has_joined(segment, rank):  # the other ranks would wait until their timeout
             abort(segment, f"rank {rank} ended before it met the others")
 
     try:
@@ -213,18 +214,18 @@ def horovod_variables(
     stall_warning: float | None = None,
     stall_shutdown: float | None = None,
 ) -> dict[str, str]:
-    """Horovod's variables for what its launcher has options for; what is None stays as it is.
+    """Return Horovod's environment variables for options of its launcher; options that are None are left out.
 
     Args:
-        start_timeout: seconds that the first meeting may wait for all ranks.
+        start_timeout: seconds that ``hvd.init`` may wait for all ranks.
         timeline: the file of the timeline.
-        mark_cycles: mark cycles in it.
-        stall_off: do not look for ranks that stall.
-        stall_warning: seconds after which a stall is told.
-        stall_shutdown: seconds after which a stall ends the job; 0 for never.
+        mark_cycles: mark cycles in the timeline.
+        stall_off: turn off stall checks.
+        stall_warning: seconds of waiting before a stall is reported.
+        stall_shutdown: seconds of waiting before a stall ends the job; 0 for the default.
 
     Returns:
-        Names and values.
+        Dict of names and values.
 
     Example:
         >>> horovod_variables(stall_off=True, stall_warning=90.0)
@@ -242,12 +243,12 @@ def horovod_variables(
 
 
 def _text(value: Any) -> str:
-    """A value as a variable holds it: whole numbers without a point, True as 1."""
+    """Return a value as text for a variable: integers without a decimal point, True as 1."""
     return value if isinstance(value, str) else str(int(value)) if value == int(value) else str(value)
 
 
 def horovod_place(rank: int, size: int, part: HostShare) -> dict[str, str]:
-    """The place under Horovod's names, which scripts read before they import anything."""
+    """Return rank and sizes under Horovod's names, which some scripts read before they import anything."""
     place = {"RANK": part.first + rank, "SIZE": part.total, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
     place |= {"CROSS_RANK": part.node, "CROSS_SIZE": part.nodes}
     return {f"HOROVOD_{name}": str(value) for name, value in place.items()}

@@ -1,4 +1,4 @@
-"""A job that failed is started again: the ranks go on from their checkpoint, if they wrote one."""
+"""Restart of a failed job; the ranks resume from their checkpoint if they wrote one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from collections.abc import Callable
 from choros.errors import AGAIN
 from choros.launch.process.rank_supervisor import JobResult
 
-TURN = "CHOROS_RESTART"  # tells ranks how often their job was started before
+TURN = "CHOROS_RESTART"  # the variable of the ranks with the number of earlier starts of their job
 
 
 def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobResult:
-    """Start a job, and start it again when it fails; not when this process was sent a signal, or the ranks were.
+    """Start a job, and start it again when it fails.
+
+    A job is not restarted after a signal to this process, or after it ended with the code 75 (state saved).
 
     Args:
-        start: starts it with these variables beside its own; returns what has become of it.
-        restarts: int. How often it may be started again.
+        start: function that starts the job with further environment variables and returns the outcome.
+        restarts: int. The largest number of restarts.
 
     Returns:
-        What has become of it the last time.
+        The outcome of the last start.
 
     Example:
         >>> told = []

@@ -1,4 +1,4 @@
-"""``choros.run``: call a function in every rank of a job and return what each returned."""
+"""``choros.run``: call a function on every rank of a job and return the results of all ranks."""
 
 from __future__ import annotations
 
@@ -36,39 +36,38 @@ def run(
     verbose: bool = False,
     **horovod: Any,
 ) -> list[Any]:
-    """Call a function in every rank of a job on this machine, and return what each rank returned.
+    """Call a function on every rank of a job on this host, and return the results of all ranks.
 
-    The ranks are processes as ``choros run`` starts them: with their place, cores, threads and group, so that in the
-    function ``choros.hvd.init()`` finds the others and a ``choros.Trainer`` joins them. Your script is not run again:
-    no guard is needed, and functions of a notebook, lambdas and closures travel by value. What the ranks print is
-    shown, marked with their rank. Interrupting the call ends the ranks. Nothing is left behind.
+    The ranks are processes as ``choros run`` starts them, with rank, cores, threads and shared memory set. In the
+    function ``choros.hvd.init()`` therefore connects to the other ranks, and a ``choros.Trainer`` uses them. The
+    calling script is not run again, so it needs no ``__main__`` guard. Notebook functions, lambdas and closures are
+    pickled by value. The output of the ranks is shown, marked with their rank. Interrupting the call ends the ranks.
 
     Args:
-        func: what to call.
+        func: the function to call.
         args: list or tuple of its arguments.
         kwargs: dict of its keyword arguments.
-        num_proc: int. How many ranks. Defaults to the slots of the hosts given, else to min(4, physical cores).
-        np: int. The same under its older name.
+        num_proc: int. The number of ranks. Defaults to the slots of the hosts given, else to min(4, physical cores).
+        np: int. The older name of ``num_proc``.
         threads: int. Threads of each rank. Defaults to the number of its cores.
-        bind: bool. Whether each rank is bound to cores of its own. Defaults to True.
-        hosts: str, "localhost:4". Hosts with slots, of which only this machine can be used so far.
-        hostfile: str. A file of lines "host slots=n" instead.
+        bind: bool. Whether to bind each rank to separate cores. Defaults to True.
+        hosts: str, as "localhost:4". Hosts with slots; only this host is supported.
+        hostfile: str. A file of lines "host slots=n", instead of ``hosts``.
         start_timeout: float. Seconds that ``hvd.init`` may wait for all ranks. Defaults to 30.
-        output_filename: str. A folder that also keeps what each rank prints, in rank.N/stdout and rank.N/stderr.
+        output_filename: str. A folder that also gets the output of each rank, in rank.N/stdout and rank.N/stderr.
         prefix_output_with_timestamp: bool. Put the time before each line. Defaults to False.
-        verbose: bool. Say what each rank gets. Defaults to False.
-        **horovod: other keywords of ``horovod.run``: ignored or refused, with a line that says why.
+        verbose: bool. Print the cores and threads of each rank. Defaults to False.
+        **horovod: other keywords of ``horovod.run``: ignored or refused, with the reason.
 
     Returns:
-        List of what the ranks returned, in the order of the ranks.
+        List of the returned values, in rank order.
 
     Raises:
         WorkerFailedError: a rank raised (with its rank, host and traceback), was killed (with its signal), or ended
-            without
-            an answer; the others were ended.
-        NotSerializableError: the function or an argument cannot travel, before anything starts, or what a rank returned
-            cannot be built here.
-        InvalidInputError: arguments that make no sense, or this process is a rank itself.
+            without a result; the other ranks were ended.
+        NotSerializableError: the function or an argument cannot be pickled, and nothing was started; or a returned
+            value cannot be unpickled here.
+        InvalidInputError: an argument is not valid, or this process is a rank itself.
 
     Example:
         >>> import choros
@@ -122,7 +121,7 @@ def run(
 
 
 def _asked(num_proc: int | None, np: int | None) -> int | None:
-    """The number of ranks, under either name."""
+    """Return the number of ranks, given under either name; None if it is not given."""
     for name, value in {"num_proc": num_proc, "np": np}.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InvalidInputError(f"{name}={value!r}: give a whole number of ranks, 1 or more")
@@ -136,9 +135,9 @@ def _size(asked: int | None, hosts: str | None, hostfile: str | None) -> int:
 
 
 def _results(outcome: JobResult, memories: Sequence[int]) -> list[Any]:
-    """Return what the ranks returned, or raise the error that ended them."""
+    """Return the values of all ranks, or raise the error that ended the job."""
     if outcome.signal:
-        signal.raise_signal(outcome.signal)  # now that the ranks have ended, what it does to this process
+        signal.raise_signal(outcome.signal)  # the ranks have ended; now let the signal act on this process
         raise KeyboardInterrupt
     told = [read_answer(fd) for fd in memories]
     if outcome.code == 0 and all(answer.get("event") == "returned" for answer, _ in told):
@@ -149,7 +148,7 @@ def _results(outcome: JobResult, memories: Sequence[int]) -> list[Any]:
 
 
 def _failure(outcome: JobResult, told: Sequence[dict[str, Any]]) -> WorkerFailedError:
-    """The error of the rank that is to blame: not of one that only lost another."""
+    """Return the error of the rank that failed first, rather than of one that only lost its peer."""
     events = []
     for rank, ended, output in outcome.failed:
         event = dict(told[rank]) if told[rank].get("event") == "failed" else {"event": "died"}
@@ -159,7 +158,7 @@ def _failure(outcome: JobResult, told: Sequence[dict[str, Any]]) -> WorkerFailed
     events += [
         (rank, answer) for rank, answer in enumerate(told) if answer.get("event") == "failed" and rank not in seen
     ]
-    if not outcome.failed:  # all ended well, some without an answer
+    if not outcome.failed:  # all ranks exited with 0, but some without a result
         silent = next(rank for rank, answer in enumerate(told) if answer.get("event") != "returned")
         events = [(silent, {"event": "died", "exit": 0, "host": platform.node()})]
     rank, event = next((each for each in events if not is_echo(each[1])), events[0])

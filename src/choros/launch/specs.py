@@ -1,6 +1,6 @@
-"""Launchers of a ``Trainer``'s workers outside of this machine: ssh, ``srun`` or an ``mpiexec``.
+"""Launchers of a ``Trainer``'s workers on other hosts: ssh, ``srun`` or an ``mpiexec``.
 
-Each becomes a ``choros run`` of this process', which places the ranks, binds them, shows what they print and ends all
+Each starts ``choros run`` as a child process. This places and binds the ranks, shows their output, and ends all ranks
 when one fails.
 """
 
@@ -29,11 +29,11 @@ _GRACE = 15.0  # seconds that `choros run` may take to end its ranks
 
 
 class LaunchedJob:
-    """A ``choros run`` that is under way.
+    """A running ``choros run``.
 
     Args:
-        command: it.
-        environ: its environment.
+        command: the program and its arguments.
+        environ: its environment variables.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -43,14 +43,14 @@ class LaunchedJob:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal is the caller's
+            start_new_session=True,  # a separate session, so that Ctrl-C reaches the caller only
             text=True,
             errors="replace",
         )
         self._reader: threading.Thread | None = None
 
     def read(self, line: Callable[[str], None]) -> None:
-        """Give each line that it prints to ``line``, in a thread."""
+        """Call ``line`` with each line of the output, in a thread."""
         output = self._process.stdout
         assert output is not None  # noqa: S101 - a pipe, as asked
 
@@ -63,18 +63,18 @@ class LaunchedJob:
         self._reader.start()
 
     def code(self) -> int | None:
-        """Its exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, waited for so long."""
+        """Wait at most ``seconds`` for the end; return the exit code, or None while it runs."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self, patience: float = 0.0) -> None:
-        """End it, if it has not ended within ``patience`` seconds."""
+        """Wait ``patience`` seconds for the end; if it still runs, send SIGTERM, and SIGKILL 15 s later."""
         for number, seconds in ((0, patience), (signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
             if number:
                 self._process.send_signal(number)
@@ -85,7 +85,7 @@ class LaunchedJob:
 
 
 class Launcher(Protocol):
-    """Starts a Python module as the ranks of a job."""
+    """Interface of objects that start a Python module as the ranks of a job."""
 
     @property
     def here(self) -> bool:
@@ -93,11 +93,11 @@ class Launcher(Protocol):
         ...
 
     def size(self) -> int | None:
-        """Return the number of ranks that fit; None if it is not known."""
+        """Return the number of available slots; None if it is not known."""
         ...
 
     def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
-        """Start them, each with these variables too."""
+        """Start ``module`` as ``ranks`` ranks, with ``environ`` added to their environment."""
         ...
 
 
@@ -106,10 +106,10 @@ class LaunchPreferences:
     """The requirements of a ``Trainer`` for the launch of its ranks.
 
     Attributes:
-        threads: int or None. Of each rank; its cores when None.
-        bind: bool. Whether each rank is bound to cores of its own.
-        network: str. The interface or domain by which the hosts reach each other; empty is the way to the others.
-        echo: bool. Whether what the ranks print is shown here.
+        threads: int or None. Threads of each rank. Defaults to None, the number of its cores.
+        bind: bool. Whether to bind each rank to separate cores. Defaults to True.
+        network: str. The interface or domain by which the hosts reach each other. Defaults to "", the default route.
+        echo: bool. Whether to show the output of the ranks here. Defaults to True.
     """
 
     threads: int | None = None
@@ -119,7 +119,7 @@ class LaunchPreferences:
 
 
 class _Run:
-    """One kind of ``choros run``."""
+    """Base of launchers that start ``choros run``."""
 
     hosts: str
 
@@ -128,11 +128,11 @@ class _Run:
             parse_slots(self.hosts)
 
     def size(self) -> int | None:
-        """Return the number of ranks that fit, the slots of the hosts; None if no hosts were given."""
+        """Return the number of slots of the hosts; None if no hosts were given."""
         return sum(count for _, count in parse_slots(self.hosts)) if self.hosts else None
 
     def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
-        """Start the ranks."""
+        """Start ``choros run`` with ``module`` as the command."""
         words = [sys.executable, "-m", "choros", "run", "-n", str(ranks), *self.options()]
         words += ["--threads", str(how.threads)] if how.threads else []
         words += [] if how.bind else ["--no-bind"]
@@ -145,22 +145,22 @@ class _Run:
         return any(is_this_machine(host) for host, _ in parse_slots(self.hosts)) if self.hosts else True
 
     def options(self) -> list[str]:
-        """The options of ``choros run`` that make it this kind."""
+        """Return the options of ``choros run`` for this launcher."""
         return ["-H", self.hosts] if self.hosts else []
 
 
 @dataclass(frozen=True)
 class Ssh(_Run):
-    """Ranks on hosts that are reached by ssh without a password; one of them may be this one.
+    """Launcher by ssh without a password; the hosts may include this one.
 
-    All hosts have this directory, this Python and what it has installed.
+    All hosts need this working directory, this Python and its packages at the same paths.
 
     Args:
-        hosts: str. ``"n1:2,n2:2"``: hosts, and how many ranks each may have.
-        command: str. What starts a command on a host, with its options. Defaults to ``ssh -o BatchMode=yes``.
+        hosts: str. ``"n1:2,n2:2"``: hosts and their slots (numbers of ranks).
+        command: str. The ssh program and its options. Defaults to ``ssh -o BatchMode=yes``.
 
     Raises:
-        InvalidInputError: hosts of another form.
+        InvalidInputError: ``hosts`` has another form.
 
     Example:
         >>> Ssh("n1:2,n2:2").size()
@@ -171,16 +171,16 @@ class Ssh(_Run):
     command: str = SSH
 
     def options(self) -> list[str]:
-        """``-H``, and what starts a command there."""
+        """Return ``-H`` and ``--ssh`` with their values."""
         return [*super().options(), "--ssh", self.command]
 
 
 @dataclass(frozen=True)
 class Srun(_Run):
-    """Ranks on the nodes of the SLURM allocation in which this process runs, one a task.
+    """Launcher by ``srun`` on the nodes of the SLURM allocation of this process, one rank per task.
 
     Args:
-        hosts: str. ``"n1:2,n2:2"`` to take these only. Defaults to the allocation's.
+        hosts: str. ``"n1:2,n2:2"``, to use these hosts only. Defaults to all hosts of the allocation.
 
     Example:
         >>> Srun().options()
@@ -191,31 +191,31 @@ class Srun(_Run):
 
     @property
     def here(self) -> bool:
-        """The nodes of the allocation are meant, of which this may be none."""
+        """False: this host need not be a node of the allocation."""
         return False
 
     def size(self) -> int | None:
-        """The slots of the hosts, else the tasks that the allocation was asked for."""
+        """Return the number of slots of the hosts, else ``SLURM_NTASKS``; None if both are missing."""
         told = os.environ.get("SLURM_NTASKS", "")
         return super().size() or (int(told) if told.isdecimal() else None)
 
     def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
-        """Start the ranks, where there is a SLURM."""
+        """Check that SLURM answers, then start ``choros run``."""
         find_launcher("srun")
         return super().start(module, ranks, environ, how)
 
     def options(self) -> list[str]:
-        """``--launcher``."""
+        """Return ``--launcher srun``, and ``-H`` if hosts are given."""
         return ["--launcher", "srun", *super().options()]
 
 
 @dataclass(frozen=True)
 class Mpiexec(_Run):
-    """Ranks that an ``mpiexec`` starts: Open MPI's, MPICH's, Intel MPI's or PALS'.
+    """Launcher by an ``mpiexec`` of Open MPI, MPICH, Intel MPI or PALS.
 
     Args:
-        hosts: str. ``"n1:2,n2:2"``. Defaults to those that it finds itself: a scheduler's, or this one.
-        program: str. Its path. Defaults to that of this environment, else the first on ``PATH``.
+        hosts: str. ``"n1:2,n2:2"``. Defaults to the hosts that mpiexec finds: a scheduler's, or this one.
+        program: str. Name or path. Defaults to the ``mpiexec`` beside this Python, else the first on ``PATH``.
 
     Example:
         >>> Mpiexec("n1:2").options()
@@ -226,19 +226,19 @@ class Mpiexec(_Run):
     program: str = "mpiexec"
 
     def options(self) -> list[str]:
-        """``--launcher``."""
+        """Return ``--launcher`` with the program, and ``-H`` if hosts are given."""
         return ["--launcher", self.program, *super().options()]
 
 
-# By name, so that a layer above this one can have a launcher: each is imported when it is asked for.
+# Launchers by name, imported at use: choros.spark is a layer above this one.
 _NAMED = {"srun": f"{__name__}:Srun", "mpiexec": f"{__name__}:Mpiexec", "spark": "choros.spark.launcher:Spark"}
 
 
 def launcher_of(given: Any) -> Launcher | None:
-    """Return the launcher of the ranks: the given one, or the one that a name stands for, with its defaults.
+    """Return the given launcher, or the one of the given name with its defaults; None for None.
 
     Raises:
-        InvalidInputError: something else.
+        InvalidInputError: ``given`` is something else.
     """
     if given is None or (hasattr(given, "size") and (hasattr(given, "start") or hasattr(given, "executor"))):
         found: Launcher | None = given

@@ -1,7 +1,7 @@
-"""JAX's and PyTorch's own distributed runtimes, started from the place that Choros finds, over the group it meets in.
+"""Start of JAX's and PyTorch's distributed runtimes, with the ranks and the address that Choros finds.
 
-Their own detection fails under Open MPI 5, PBS with MPICH, PALS, and wherever host names do not resolve. Choros itself
-needs neither: this is for scripts that use ``jax.distributed`` or ``torch.distributed``, or NCCL on GPUs.
+The detection of these libraries fails under Open MPI 5, PBS with MPICH, PALS, and where host names do not resolve.
+Choros needs neither runtime: this is for scripts that use ``jax.distributed``, ``torch.distributed``, or NCCL on GPUs.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ LIBRARIES = ("jax", "torch")
 
 
 def initialize(library: str, timeout: float = 300.0, **options: Any) -> Place:
-    """Start a library's own runtime on all ranks of this job; every rank calls, before it uses the library's devices.
+    """Start a library's distributed runtime on all ranks of this job.
 
-    The ranks meet as they do for Choros (``choros where`` says in what), and take rank 0's address on the job's network
-    (``CHOROS_NETWORK``) and a port that is free there. A process that is no rank of a job starts nothing.
+    Every rank calls it before it uses the library's devices. The ranks first connect as Choros' ranks do
+    (``choros where`` prints the transport). Rank 0 then sends its address on the job's network (``CHOROS_NETWORK``) and
+    a free port to all ranks. A job of one rank starts nothing.
 
     Args:
         library: str. "jax" (``jax.distributed.initialize``) or "torch" (``torch.distributed.init_process_group``).
         timeout: float. Seconds that the ranks wait for each other. Defaults to 300.
-        **options: handed on: for "torch" ``backend`` ("nccl", "gloo"), for "jax" ``local_device_ids`` ...
+        **options: passed to that function: for "torch" ``backend`` ("nccl", "gloo"), for "jax" ``local_device_ids`` ...
 
     Returns:
         This rank's place.
 
     Raises:
-        InvalidInputError: another library, one that is not installed, or ranks that have nothing to meet in.
-        CommTimeoutError: not all ranks have come.
+        InvalidInputError: ``library`` is another one, or the ranks have no transport.
+        CommTimeoutError: not all ranks called it in time.
 
     Note:
-        Keras 3.16 wraps models in DDP by itself where PyTorch's default process group exists; do not train by
-        ``choros.hvd`` or a ``Trainer`` in the same process then.
+        Keras 3.16 wraps models in DDP if PyTorch's default process group exists. Do not train by ``choros.hvd`` or a
+        ``Trainer`` in the same process then.
 
     Example:
         >>> initialize("jax").size

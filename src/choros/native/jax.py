@@ -1,4 +1,4 @@
-"""``jax.distributed``, told everything that it would else guess."""
+"""Start of ``jax.distributed`` with all arguments given, so that its detection is not used."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from choros.cluster import Place
 
 
 def start(first: str, place: Place, timeout: float, options: dict[str, Any]) -> None:
-    """Start it, where the group that the ranks meet in has not done so (``CHOROS_COMM=jax``).
+    """Start ``jax.distributed``, unless the ranks' group has started it already (``CHOROS_COMM=jax``).
 
     Args:
-        first: ``address:port`` of rank 0, which serves there.
-        place: this rank's.
-        timeout: seconds to wait for all.
-        options: of ``jax.distributed.initialize``.
+        first: ``address:port`` on which rank 0 serves.
+        place: this rank's place.
+        timeout: seconds to wait for all ranks.
+        options: arguments of ``jax.distributed.initialize``.
     """
     from choros.comm.offload import jax
 

@@ -1,4 +1,4 @@
-"""``torch.distributed``, told everything that it would else guess."""
+"""Start of ``torch.distributed`` with all arguments given, so that its detection is not used."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from choros.cluster import Place
 
 
 def start(first: str, place: Place, timeout: float, options: dict[str, Any]) -> None:
-    """Start it.
+    """Start ``torch.distributed``.
 
     Args:
-        first: ``address:port`` of rank 0, which serves there.
-        place: this rank's.
-        timeout: seconds that its calls wait.
-        options: of ``torch.distributed.init_process_group``; ``backend`` is NCCL where there are GPUs, else gloo.
+        first: ``address:port`` on which rank 0 serves.
+        place: this rank's place.
+        timeout: seconds after which the process group's calls fail.
+        options: arguments of ``torch.distributed.init_process_group``. ``backend`` defaults to "nccl" if PyTorch has a
+            GPU, else to "gloo".
     """
     import torch
     from torch import distributed

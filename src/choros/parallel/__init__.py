@@ -5,7 +5,7 @@ from choros.parallel import make_parallel
 parallel = make_parallel(model, devices=4)
 parallel.compile("adam", "mse")
 parallel.fit(x, y, batch_size=256)
-parallel.save("model.keras")  # the serial model's file
+parallel.save("model.keras")  # saves the serial model
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def make_parallel(  # noqa: D417 - those of ModelMGPU are named together
+def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
     serial_model: Any,
     gdev_list: int | Sequence[str] | None = None,
     ps_device: str = "/cpu:0",
@@ -40,17 +40,17 @@ def make_parallel(  # noqa: D417 - those of ModelMGPU are named together
     *,
     devices: int | Sequence[str] | None = None,
 ) -> Any:
-    """Return the model over several devices; with fewer than two, the serial model itself.
+    """Return the model over several devices; for fewer than two devices, the serial model itself.
 
     Args:
         serial_model: a ``keras.Model``.
-        gdev_list: the devices' names (``"gpu:0"``, ``"/gpu:0"``), or how many; None is all that there are.
+        gdev_list: the names of the devices (``"gpu:0"``, ``"/gpu:0"``), or their number. Defaults to all devices.
         ps_device, usenccl, initsync, syncopt, enqueue: as in ``ModelMGPU``.
-        model_class: what to make, called with these names. Defaults to ``ModelMGPU``.
+        model_class: the class to make, called with these keyword arguments. Defaults to ``ModelMGPU``.
         devices: another name of ``gdev_list``.
 
     Raises:
-        InvalidInputError: devices that are not there.
+        InvalidInputError: a device does not exist, or both names are given.
 
     Example:
         >>> import keras
@@ -72,15 +72,15 @@ def make_parallel(  # noqa: D417 - those of ModelMGPU are named together
     )
 
 
-def multi_gpu_model(  # noqa: D417 - two are named together
+def multi_gpu_model(  # noqa: D417 - two arguments share one entry
     model: Any, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
 ) -> Any:
-    """Return the model over several devices, by the name that Keras once had for it.
+    """Return the model over several devices, under the name of a function of older versions of Keras.
 
     Args:
         model: a ``keras.Model``.
-        gpus: how many, or their numbers; None is all.
-        cpu_merge, cpu_relocation: where outputs were joined and weights were made; both are now done on the host.
+        gpus: the number of GPUs, or a list of their numbers. Defaults to all.
+        cpu_merge, cpu_relocation: ignored; outputs are joined and weights are made on the host.
     """
     if gpus is None or isinstance(gpus, int):
         return make_parallel(model, gpus)
@@ -89,11 +89,14 @@ def multi_gpu_model(  # noqa: D417 - two are named together
 
 
 def get_available_gpus(ngpus: int = -1, list_type: str = "name_str") -> list[Any]:
-    """Return the GPUs.
+    """Return the list of GPUs.
 
     Args:
-        ngpus: how many at most; -1 is all.
-        list_type: "name_str" for names, "int_id" for numbers.
+        ngpus: int. The largest number to return. Defaults to -1, all.
+        list_type: "name_str" (default) for names, "int_id" for numbers.
+
+    Raises:
+        InvalidInputError: ``list_type`` is something else.
 
     Example:
         >>> get_available_gpus(0)
@@ -107,7 +110,7 @@ def get_available_gpus(ngpus: int = -1, list_type: str = "name_str") -> list[Any
 
 
 def print_mgpu_modelsummary(mgpu_model: Any) -> None:
-    """Print on which devices a model is, and its summary with the models inside it."""
+    """Print the devices of a model, and its summary with nested models."""
     if isinstance(mgpu_model, ModelMGPU):
         print(mgpu_model)
         mgpu_model = mgpu_model.serial

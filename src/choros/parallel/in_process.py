@@ -1,4 +1,4 @@
-"""An executor of fits in this process, on a replica that spans several devices."""
+"""An executor that runs ``fit`` in this process, on a replica that spans several devices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from choros.types import Batch
 
 
 class InProcessExecutor:
-    """Trains a model over devices of this process, and keeps what was compiled for it.
+    """Executor that trains a model over devices of this process, and keeps the compiled replica between calls.
 
     Args:
         model: keras.Model, compiled.
-        devices: two or more, as Keras names them.
+        devices: two or more names of devices, as Keras names them.
 
     Attributes:
-        replica: the model on the devices; None before the first batch is known.
+        replica: the replica on the devices; None before the first batch.
     """
 
     packs_model, remote_members = False, False
@@ -37,25 +37,25 @@ class InProcessExecutor:
         self.replica: Any = None
 
     def run(self, request: FitRequest) -> FitResult:
-        """Train; see ``choros.training.executors.executor.Executor``."""
+        """Run a fit; see ``choros.training.executors.executor.Executor``."""
         self.ready(request.source.sample(sample_rows(self.model, request.job.batch_size)))
         try:
             return FitResult(in_job.fit(request, 0, self.replica))
         except BaseException:
-            self.replica.sync()  # as Keras leaves a model: as it was when training stopped
+            self.replica.sync()  # the model gets the weights of the last step, as with Keras' fit
             raise
 
     def close(self) -> None:
-        """Release the replica: the model was compiled anew."""
+        """Release the replica; needed when the model is compiled again."""
         replica, self.replica = self.replica, None
         if replica is not None:
             replica.close()
 
     def ready(self, sample: Batch) -> Any:
-        """Return the replica, made with the first batch, with the weights that the model has now.
+        """Return the replica, with the present weights of the model; the first call builds it.
 
         Raises:
-            InvalidInputError: the model lies on none of the devices.
+            InvalidInputError: the model is on another device than the first one.
         """
         if self.replica is not None and self.replica.blind and sample.y is not None:
             self.replica.sync()

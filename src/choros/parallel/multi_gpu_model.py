@@ -16,33 +16,34 @@ from choros.training.validation import check_model
 from choros.training.worker.setup import several_models
 from choros.types import Batch
 
-_OWN = ("serial", "devices", "enqueue", "_executor")  # all else is the serial model's
+_OWN = ("serial", "devices", "enqueue", "_executor")  # attributes of this object; all others belong to the serial model
 _ORDER: dict[str, Any] = {"rank": 0, "size": 1, "together": True, "seed": 0, "epoch": 0, "shuffle": False}
 
 
 class ModelMGPU:
-    """A model over several devices: ``fit``, ``evaluate`` and ``predict`` as Keras' own, each batch divided.
+    """A model over several devices, with ``fit``, ``evaluate`` and ``predict`` of Keras; each batch is divided.
 
-    There is one set of weights, the serial model's; whatever is not named here is the serial model's too (``save``,
-    ``load_weights``, ``layers``, ``optimizer``, ...), so what is saved loads in plain Keras. Batches of any size are
-    exact, also those with fewer rows than there are devices: gradients, losses and metrics are those of one process.
+    There is one set of weights, those of the serial model. All other attributes are the serial model's too (``save``,
+    ``load_weights``, ``layers``, ``optimizer``, ...), so a saved model loads in plain Keras. Batches of any size are
+    exact, also with fewer rows than devices: gradients, losses and metrics equal those of one process.
 
     On JAX one program spans the devices, and BatchNormalization sees the whole batch. On PyTorch and TensorFlow each
-    device has a model of its own: BatchNormalization sees its share, and what it averages is their mean by rows.
-    PyTorch's Dropout without a seed draws from one generator, in whichever order the devices come: give layers a seed
-    for runs that repeat.
+    device has a separate model: BatchNormalization sees the device's share, and its moving averages are the mean of the
+    shares, weighted by rows. PyTorch's Dropout without a seed draws from one generator, in the order in which the
+    devices call it. For reproducible runs give these layers a seed.
 
     Args:
         serial_model: a ``keras.Model``.
-        gdev_list: the devices' names, or how many; None is all.
-        ps_device: where batches are cut and outputs joined, which is the host, whatever is given.
-        usenccl, initsync, syncopt: had to be asked for in keras_experiments. Gradients are always added, by what the
-            backend has (NCCL on GPUs under JAX), and all devices always begin with the same weights.
+        gdev_list: the names of the devices, or their number. Defaults to all devices.
+        ps_device: ignored; batches are cut and outputs are joined on the host.
+        usenccl, initsync, syncopt: ignored. Gradients are always added, by the means of the backend (NCCL on GPUs under
+            JAX), and all devices begin with the same weights.
         enqueue: bool. Whether ``fit`` reads ahead, as ``choros.prefetch`` does. Defaults to False.
         devices: another name of ``gdev_list``.
 
     Raises:
-        InvalidInputError: no model, fewer than two devices, or devices that are not there.
+        InvalidInputError: ``serial_model`` is not a model, there are fewer than two devices, or a device does not
+            exist.
 
     Example:
         >>> import keras, numpy as np
@@ -77,7 +78,7 @@ class ModelMGPU:
         self._executor: InProcessExecutor | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "serial":  # not there yet: a copy is being made
+        if name == "serial":  # not set yet, while a copy is made
             raise AttributeError(name)
         return getattr(self.serial, name)
 
@@ -99,14 +100,14 @@ class ModelMGPU:
         self._forget()
         self.serial.compile(*args, **kwargs)
 
-    def fit(  # noqa: D417 - those of the Trainer are named together
+    def fit(  # noqa: D417 - arguments of the Trainer share one entry
         self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train, as ``keras.Model.fit``; data may be all that ``choros.Trainer.fit`` takes.
+        """Train, as ``keras.Model.fit``.
 
         Args:
-            x, y: data.
-            batch_size: int. Of the whole batch, divided among the devices. Defaults to 32.
+            x, y: the data, of any type that ``choros.Trainer.fit`` takes.
+            batch_size: int. Rows of a whole batch, which is divided among the devices. Defaults to 32.
             args, kwargs: as in ``choros.Trainer.fit``.
 
         Returns:
@@ -131,10 +132,13 @@ class ModelMGPU:
         callbacks: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """Evaluate, as ``keras.Model.evaluate``: loss and metrics are those of one device.
+        """Evaluate, as ``keras.Model.evaluate``: loss and metrics equal those of one device.
 
         Returns:
-            The loss, or a list with the metrics after it, or with ``return_dict`` a dictionary.
+            The loss, or a list of the loss and the metrics; with ``return_dict`` a dict.
+
+        Raises:
+            InvalidInputError: callbacks are given, or there are no rows.
         """
         if callbacks:
             raise InvalidInputError(
@@ -159,7 +163,11 @@ class ModelMGPU:
     def predict(
         self, x: Any, batch_size: int | None = None, verbose: Any = 0, steps: int | None = None, callbacks: Any = None
     ) -> Any:
-        """Predict, as ``keras.Model.predict``; the devices' outputs are put one after the other."""
+        """Predict, as ``keras.Model.predict``; the devices' outputs are concatenated.
+
+        Raises:
+            InvalidInputError: callbacks are given, or there are no rows.
+        """
         import keras
 
         if callbacks:
@@ -178,7 +186,7 @@ class ModelMGPU:
     def train_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        """One step on one batch; logs as ``keras.Model.train_on_batch``."""
+        """Make one step on one batch; return logs as ``keras.Model.train_on_batch`` does."""
         batch = _whole(make_source(x, y, sample_weight, class_weight))
         replica = self._in_process().ready(batch)
         replica.reset_metrics()
@@ -188,7 +196,7 @@ class ModelMGPU:
         return _returned(logs, return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
-        """Evaluate one batch; logs as ``keras.Model.test_on_batch``."""
+        """Evaluate one batch; return logs as ``keras.Model.test_on_batch`` does."""
         return self.evaluate(x, y, len(_first(x)), sample_weight=sample_weight, return_dict=return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -211,10 +219,10 @@ class ModelMGPU:
 
 
 def chosen(gdev_list: int | Sequence[str] | None, devices: int | Sequence[str] | None) -> list[str]:
-    """The devices that are meant by one of two names.
+    """Return the names of the devices given by either argument.
 
     Raises:
-        InvalidInputError: both are given, or one that is not there.
+        InvalidInputError: both arguments are given, or a device does not exist.
     """
     if gdev_list is not None and devices is not None:
         raise InvalidInputError("gdev_list and devices are the same: give one of them.")

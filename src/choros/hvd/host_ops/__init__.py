@@ -1,7 +1,7 @@
-"""A function of the host as an operation of the tensor's own library: differentiable, also inside compiled functions.
+"""Host functions as differentiable operations on tensors of any library, also inside compiled functions.
 
-Eager tensors go to the host and back. Inside ``jax.jit`` and ``tf.function`` (not under XLA there) the compiled program
-calls back. The gradient is a collective too, so all ranks must take it. Each library's part is in the file of its name.
+Eager tensors are copied to the host and back. Inside ``jax.jit`` and ``tf.function`` (without XLA) the compiled program
+calls back to the host. The gradient is a collective too, so all ranks must compute it. Each library has one module.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def operate(value: Any, host: Host, gradient: Gradient, shape: Shape, name: str 
     """Return ``host(value)`` in the library of ``value``.
 
     Args:
-        value: what ``arrive`` takes, or a tensor without values yet.
-        host: what is done, on numpy arrays.
-        gradient: from the gradient of the result to that of ``value``, on tensors of the library.
-        shape: from the shape of ``value`` to that of the result, for compiled functions.
-        name: what errors call it.
+        value: a value that ``arrive`` takes, or a tensor without values yet.
+        host: function from numpy array to numpy array.
+        gradient: function from the gradient of the result to that of ``value``, on tensors of the library.
+        shape: function from the shape of ``value`` to that of the result, for compiled functions.
+        name: the name of the value in errors.
     """
     if type(value).__module__.partition(".")[0] == "keras" and hasattr(value, "value"):
         value = value.value
@@ -53,7 +53,7 @@ def operate(value: Any, host: Host, gradient: Gradient, shape: Shape, name: str 
 
 
 def no_second(_: Any) -> Any:
-    """Return the substitute for the gradient of a gradient, which does not exist.
+    """Raise in place of the gradient of a gradient, which does not exist.
 
     Raises:
         InvalidInputError: always.
@@ -62,12 +62,12 @@ def no_second(_: Any) -> Any:
 
 
 def grad_name(name: str | None) -> str | None:
-    """Return the name in errors of the collective that is the gradient of another one."""
+    """Return the name of the collective that computes the gradient of the named one; None for None."""
     return None if name is None else f"{name}.grad"
 
 
 def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Inside a compiled function, call a function of the host that returns a bool and arrays like the tensors."""
+    """Call, from a compiled function, a host function that returns a bool and arrays of the tensors' shapes."""
     if type(tensors[0]).__module__.startswith("tensorflow"):
         from choros.hvd.host_ops import tensorflow as on_tensorflow
 

@@ -1,4 +1,4 @@
-"""Calls back to the host in programs that JAX compiles: ``io_callback``, in order."""
+"""Calls to the host from programs that JAX compiles, by ordered ``io_callback``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from choros.types import Array
 
 
 def operate(value: Any, host: Callable[[Array], Array], gradient: Callable[[Any], Any], shape: Any) -> Any:
-    """Return ``host(value)`` of a traced value; see ``choros.hvd.host_ops.operate``."""
+    """Return ``host(value)`` for a traced value; see ``choros.hvd.host_ops.operate``."""
 
     def forward(tensor: Any) -> Any:
         found = jax.ShapeDtypeStruct(shape(tuple(tensor.shape)), tensor.dtype)
@@ -33,7 +33,10 @@ def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple
 
 
 def settle() -> None:
-    """Wait for the calls of all programs started so far: JAX starts a program and returns before it has run."""
+    """Wait for the host calls of all started programs: JAX returns before a program has run.
+
+    Inside such a host call it does nothing, as it would wait for itself.
+    """
     if not getattr(_within, "call", False):
         jax.effects_barrier()
 

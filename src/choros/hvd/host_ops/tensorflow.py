@@ -1,4 +1,4 @@
-"""The parts that need TensorFlow itself: calls to the host in its graphs, batches of its iterators, its tape."""
+"""The parts that need TensorFlow: calls to the host from graphs, batches of iterators, the tape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def operate(
     gradient: Callable[[Any], Any],
     shape: Any,
 ) -> Any:
-    """Return ``host(value)``: ``forward`` eagerly, a node of the graph else; see ``choros.hvd.host_ops.operate``."""
+    """Return ``host(value)``, by ``forward`` if eager, else by a graph node; see ``choros.hvd.host_ops.operate``."""
 
     def either(tensor: Any) -> Any:
         if not is_symbolic(tensor):
@@ -37,9 +37,10 @@ def operate(
 
 
 def _recorded(tensor: Any) -> bool:
-    """Return whether somebody may ask for a gradient, which costs as much as a small collective: a graph, or a tape.
+    """Return whether a gradient may be requested: in a graph, or if a tape may record.
 
-    TensorFlow says of tapes in private only; where it does not, one may be there.
+    Recording costs as much as a small collective. Only a private function of TensorFlow reports tapes; if it is
+    missing, this returns True.
     """
     if is_symbolic(tensor):
         return True
@@ -61,7 +62,7 @@ def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple
 
 
 def next_batch(iterator: Any) -> Any:
-    """The next batch, with None where an optional part is absent; None at the end."""
+    """Return the next batch, with None for absent optional parts; return None at the end."""
     data = next(iter(iterator), None)
     if data is None:
         return None
@@ -70,10 +71,10 @@ def next_batch(iterator: Any) -> Any:
 
 @contextmanager
 def untuned_pipelines() -> Iterator[None]:
-    """For a while, let Keras make its pipelines of arrays and PyDatasets without tf.data's tuning.
+    """Make Keras build its pipelines of arrays and PyDatasets without tf.data's autotuning, within the context.
 
-    The thread that tunes sleeps twice as long each time, and an epoch that is over waits for it to wake: seconds, a
-    different number of them on each rank, and the others wait too. A user's own ``tf.data.Dataset`` stays as it is.
+    The tuning thread doubles its sleep each time, and the end of an epoch waits until it wakes. These seconds differ
+    between ranks, and the other ranks wait too. A ``tf.data.Dataset`` of the user is not changed.
     """
     from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
 
@@ -98,16 +99,16 @@ def untuned_pipelines() -> Iterator[None]:
 
 
 def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]], local: list[Any]) -> Any:
-    """Return the tape, with the gradients that it gives reduced.
+    """Return a tape that reduces the gradients of ``gradtape``.
 
     Args:
         gradtape: tf.GradientTape.
-        reduce: from gradients and sources to reduced gradients.
-        local: where ``register_local_source`` puts its variables.
+        reduce: function from gradients and sources to reduced gradients.
+        local: list to which ``register_local_source`` appends variables.
     """
 
     class Tape(tf.GradientTape):  # type: ignore[misc]
-        """The given tape, reducing."""
+        """The given tape, with reduced gradients."""
 
         def __init__(self) -> None:
             self.__dict__ = gradtape.__dict__
@@ -117,7 +118,7 @@ def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]],
             return keras.tree.pack_sequence_as(sources, reduce(found, keras.tree.flatten(sources)))
 
         def register_local_source(self, source: Any) -> None:
-            """Do not reduce the gradients of a variable."""
+            """Exclude a variable's gradients from the reduction."""
             local.append(source)
 
     return Tape()

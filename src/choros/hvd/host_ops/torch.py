@@ -1,4 +1,4 @@
-"""Operations of the host on PyTorch's tensors, which its compiler does not look into."""
+"""Host operations on PyTorch tensors, excluded from its compiler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def operate(value: Any, forward: Callable[[Any], Any], gradient: Callable[[Any], Any]) -> Any:
-    """Return ``forward(value)``, differentiable where ``value`` asks for that; see ``choros.hvd.host_ops.operate``."""
+    """Return ``forward(value)``, differentiable if ``value`` requires grad; see ``choros.hvd.host_ops.operate``."""
     if not (torch.is_grad_enabled() and value.requires_grad):
         return outside(forward)(value)
 
@@ -26,5 +26,5 @@ def operate(value: Any, forward: Callable[[Any], Any], gradient: Callable[[Any],
 
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, outside of what PyTorch compiles."""
+    """Return the function, excluded from compilation if PyTorch is compiling."""
     return torch.compiler.disable(function) if torch.compiler.is_compiling() else function

@@ -1,1 +1,1 @@
-"""Elastic jobs: hosts join and leave while a job runs."""
+"""Elastic jobs: ranks and hosts join and leave while a job runs."""

@@ -1,4 +1,4 @@
-"""The driver's connections to the processes of an elastic job: one socket each, on which both ends may send first."""
+"""The driver's connections to the processes of an elastic job: one socket for each, for messages in both directions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from choros.comm.tcp.auth_socket import AuthListener
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError
 
-_NEVER = 1e9  # seconds: a socket that waits as long as there is somebody at the other end
+_NEVER = 1e9  # seconds: a socket without a timeout, as long as the process at the other end lives
 _MOST = 1 << 23  # bytes that are queued for a process that does not read
 _LAST = 2.0  # seconds in which all processes receive their last messages
 
 
 class ControlServer:
-    """Takes in who knows the job's secret, and what they say.
+    """Server that accepts processes that know the job's secret, and receives their messages.
 
     Args:
-        door: AuthListener. Where they come; closed with this.
-        called: is called, from a thread, when there is something in ``heard``.
+        door: AuthListener. Accepts the connections; closed by ``close``.
+        called: function called in a thread after each message is put into ``heard``.
 
     Attributes:
-        heard: queue of (number of the process, what it says). A process that has come says ``{"say": "here"}``.
+        heard: queue of (number of the process, message). A new connection adds the message ``{"say": "here"}``.
 
     Example:
         >>> from choros.comm.tcp.auth_socket import dial
@@ -53,7 +53,7 @@ class ControlServer:
         return line is not None and line.tell(head)
 
     def close(self) -> None:
-        """Let nobody else in, and end all conversations."""
+        """Stop accepting, send queued messages for at most 2 s, then close all connections."""
         self._over = True
         self._door.close()
         limit, lines = time.monotonic() + _LAST, list(self._lines.values())
@@ -77,7 +77,7 @@ class ControlServer:
             threading.Thread(target=self._listen, args=(number, line), name="choros-listen", daemon=True).start()
 
     def _listen(self, number: int, line: _Line) -> None:
-        with suppress(ChorosError, ValueError):  # it has gone, as its end will tell
+        with suppress(ChorosError, ValueError):  # the process has ended; the driver sees its exit status
             while True:
                 self._hear(number, line.channel.receive()[0])
 
@@ -87,7 +87,7 @@ class ControlServer:
 
 
 class _Line:
-    """The socket to one process, with a thread that sends, so that the driver never waits for a process."""
+    """The socket to one process, with a thread that sends, so that the driver never blocks on a slow process."""
 
     def __init__(self, end: socket.socket, who: str) -> None:
         self.channel, self._end = RpcConnection(end, who, _NEVER), end
@@ -111,7 +111,7 @@ class _Line:
         self._waiting.put(None)
 
     def close(self, seconds: float) -> None:
-        """Close the socket, after at most so many seconds in which queued messages are sent."""
+        """Wait at most ``seconds`` for queued messages to be sent, then close the socket."""
         self._thread.join(max(seconds, 0.0))
         with suppress(OSError):  # the other end has closed it
             self._end.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends, and the one that listens

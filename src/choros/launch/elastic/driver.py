@@ -1,7 +1,7 @@
-"""The driver of an elastic job: ranks come and go, and those that live go on from their last commit.
+"""The driver of an elastic job: ranks join and leave, and the others continue from their last commit.
 
-Each change is a new generation. A process asks for its place when it comes, and when ``hvd.elastic.run`` begins anew;
-it is answered when all of the last generation that live have asked. The rest is decided in ``roster``.
+Each change makes a new generation. A process requests its place when it starts, and when ``hvd.elastic.run`` restarts.
+The driver replies when all live processes of the last generation have requested one. ``members`` has the decisions.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from choros.launch.process.child_process import ExitStatus
 from choros.launch.process.rank_output import Output
 from choros.launch.process.rank_supervisor import JobResult, RankSupervisor, fate
 
-_PING = 1.0  # seconds between two signs of life
-_LEAVE = 30.0  # seconds that a process may take to end after it was told that it has no place
+_PING = 1.0  # seconds between two pings of a process
+_LEAVE = 30.0  # seconds that a process may take to end after the message that it has no place
 
 
 class Driver(RankSupervisor):
-    """Keeps an elastic job going.
+    """Supervisor that starts, watches and ends the processes of an elastic job, and forms its generations.
 
     Args:
-        starter: ProcessStarter. Starts a process of the job.
-        terms: ElasticSettings. What was asked for.
-        wish: LaunchOptions. How the ranks are to be started.
-        output: Output. Where their lines go.
-        desk: makes the ControlServer, from what is to be called when somebody says something.
+        starter: ProcessStarter. Prepares the start of a process.
+        terms: ElasticSettings. The settings of the job.
+        wish: LaunchOptions. The options of the launch.
+        output: Output. The receiver of the processes' lines.
+        desk: function that makes the ControlServer, from the function to call when a message arrives.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class Driver(RankSupervisor):
         self.terms, self.starter = terms, starter
         self.members: dict[int, Member] = {}
         self.generation, self.resets = 0, 0
-        self.running = False  # whether nothing is known to have befallen this generation
-        self.finishing = False  # whether one of its ranks has ended well
+        self.running = False  # whether no failure of this generation is known
+        self.finishing = False  # whether a rank has ended with code 0
         self.failures: list[ExitStatus] = []  # of this generation, or before the first one
         self.black = Blacklist(terms.cooldown)
         self._patience = float((wish.variables or {}).get("HOROVOD_START_TIMEOUT", 30.0))
         self._swaps: dict[int, str] = {}
-        self._told = (0, False)  # how often this generation was told of changes, and whether ranks come
-        self._short = self._reset = 0.0  # since when there are too few ranks; since when they are asked to come
+        self._told = (0, False)  # number of "changed" messages to this generation; whether ranks join
+        self._short = self._reset = 0.0  # the times since which ranks are missing, and since which a reset waits
         self._pinged = 0.0
-        self._code: int | None = None  # what the job ends with
+        self._code: int | None = None  # the exit code, once the job is ending
         self.desk = desk(self.wake)
         self.discovery = Discovery(list(terms.script), terms.hosts, terms.each, changed=self.wake, say=output.say)
 
     def watch(self) -> JobResult:
-        """Keep the job going; what has become of it."""
+        """Run the job to its end; return the outcome."""
         while self._code is None or len(self.ended) < len(self.keeper.children):
             self._wait()
             self._reap()
@@ -92,19 +92,19 @@ class Driver(RankSupervisor):
         return JobResult(self._code, self._asked[0] if self._asked else 0)
 
     def end(self) -> None:
-        """Leave nothing."""
+        """End host discovery, all processes and all connections."""
         self.discovery.close()
         super().end()
         self.desk.close()
 
     def _line(self, number: int, kind: str, line: str) -> None:
         member = self.members.get(number)
-        if member is not None and member.machine:  # its agent has marked it
+        if member is not None and member.machine:  # its agent has marked the line with the rank
             self.output.line(number, kind, line, mark=False)
         else:
             self.output.line(number, kind, line)
 
-    # -- what is seen
+    # -- events
     def _reap(self) -> None:
         for number, child in enumerate(self.keeper.children):
             if number not in self.ended and (ended := child.check()) is not None:
@@ -113,7 +113,7 @@ class Driver(RankSupervisor):
                 self._gone(self.members.pop(number), ended)
 
     def _gone(self, member: Member, ended: ExitStatus) -> None:
-        """A process has ended."""
+        """Handle the end of a process."""
         if self._code is not None or member.state == LEAVING:
             return
         if ended.code == 0:
@@ -143,7 +143,7 @@ class Driver(RankSupervisor):
         return f"{who} (process {member.number}, pid {pid}, host {member.host})"
 
     def _hear(self, number: int, head: dict[str, Any]) -> None:
-        """A process has said something."""
+        """Handle a message of a process."""
         member = self.members.get(number)
         said = head.get("say")
         if member is None:
@@ -166,9 +166,9 @@ class Driver(RankSupervisor):
             if isinstance(ranks, list) and member.rank in ranks and member.state == IN:
                 member.suspect = True
 
-    # -- what is done
+    # -- actions
     def _break(self, reason: str) -> None:
-        """This generation is over: whoever waits for another rank is told so."""
+        """End this generation: send its ranks a message that aborts their waits for each other."""
         if self.running:
             self.running, self._reset = False, time.monotonic()
             self._tell_all({"say": "broken", "generation": self.generation, "reason": reason})
@@ -218,7 +218,7 @@ class Driver(RankSupervisor):
                     os.close(fd)
 
     def _dismiss(self, members: Sequence[Member], now: float) -> None:
-        """End those that have no slot any more and no rank; the others are told at a commit."""
+        """End processes that have neither a slot nor a rank; ranks without a slot leave at a commit."""
         for member in members:
             if member.rank < 0:
                 self._leave(member, now, self.grace)
@@ -237,7 +237,7 @@ class Driver(RankSupervisor):
             self._signal(signal.SIGKILL)
 
     def _take_pulses(self, now: float, among: list[Member]) -> None:
-        """Ask for signs of life; give up those who have given none, or have not come when all were asked to."""
+        """Ping all processes; end those that do not reply, or do not request a place in time for a new generation."""
         if now - self._pinged >= _PING:
             self._pinged = now
             for member in list(self.members.values()):
@@ -245,7 +245,7 @@ class Driver(RankSupervisor):
                 if silent >= self.terms.pulse:
                     self._give_up(member, f"gave no sign of life for {silent:.0f} s")
                 elif self.desk.tell(member.number, {"say": "ping"}) or member.sent:
-                    member.sent += 1  # also where its socket has broken since: nothing else would end it
+                    member.sent += 1  # count also if its socket is broken, as only this limit ends it then
                 elif member.state == STARTING and now - member.began > self.terms.timeout:
                     self._give_up(member, f"did not come to hvd.init within {self.terms.timeout:g} s")
         if any(member.state == READY for member in among):
@@ -256,11 +256,12 @@ class Driver(RankSupervisor):
                     self._give_up(member, f"did not come to a new generation within {limit:g} s, as the others did")
 
     def _give_up(self, member: Member, how: str) -> None:
-        """A process hangs: end it, and go on as if it had died."""
+        """End a process that hangs, and continue as if it had died."""
         if member.state == LEAVING:
             return
         self._failed(member, f"{how} and is ended")
         among, member.state = member.rank >= 0, LEAVING
+        # On another host the child is the agent's client: after SIGTERM the agent ends the rank there.
         member.until = time.monotonic() + (self.grace + 3.0 if member.machine else 0.0)
         self.keeper.children[member.number].send_signal(signal.SIGTERM if member.machine else signal.SIGKILL)
         if among:
@@ -270,13 +271,13 @@ class Driver(RankSupervisor):
             self._break(reason)
 
     def _go_on(self, slots: Any, among: list[Member], now: float) -> None:
-        """Begin a new generation where all have come that must; tell of changes where there are any."""
+        """Form a new generation if all its processes wait; announce changes to a running generation."""
         among = [member for member in among if member.state != LEAVING]
         leaving = [] if self.finishing else [m for m in surplus(slots, self._staying()) if m.rank >= 0]
         new = [member for member in self._staying() if member.state == READY and member.rank < 0]
         starting = [member for member in self.members.values() if member.state == STARTING]
         if self.running and not any(member.state == READY for member in among):
-            soon = any(now - member.began < self._patience for member in starting)  # all at once costs the least
+            soon = any(now - member.began < self._patience for member in starting)  # one reset for all costs less
             if not self.finishing and not soon and (new or leaving):
                 self._announce(bool(new) or len(leaving) == len(among))
             return
@@ -285,32 +286,32 @@ class Driver(RankSupervisor):
             self._form(slots, among, leaving, new, now)
 
     def _form(self, slots: Any, among: list[Member], leaving: list[Member], new: list[Member], now: float) -> None:
-        """Begin a new generation if there are enough ranks.
+        """Begin a new generation if there are enough processes.
 
         Args:
             slots: the hosts that the job may use now.
-            among: the ranks of the last generation, all of which wait.
-            leaving: those of them whose hosts have no room any more.
-            new: processes that are to join.
-            now: the time.
+            among: the processes of the last generation, which all wait for a place.
+            leaving: those of them that have no slot any more.
+            new: the processes that join.
+            now: the time, in monotonic seconds.
         """
         stay = [member for member in among if member not in leaving]
         if self.finishing:
             new = []
-        if new and not stay:  # those that are to leave give the state to the new ones first
+        if new and not stay:  # if all leave, keep them for one generation, to give the state to the new processes
             stay, leaving = leaving, []
         least = self.terms.least if self.generation or self.failures else self.terms.first
         if len(stay) + len(new) < (1 if self.finishing else least):
             self._wait_for_more(slots, len(stay) + len(new), least, now)
             return
         if not self.generation and any(member.state == STARTING for member in self.members.values()):
-            return  # the first generation waits for all that were started, as long as they live
+            return  # the first generation waits for all processes that have started and live
         for member in leaving:
             self._leave(member, now, _LEAVE)
         self._begin([*ordered(stay), *ordered(new)])
 
     def _announce(self, coming: bool) -> None:
-        """Have the ranks end this generation at their next commit."""
+        """Send the ranks a message that makes them end this generation at their next commit."""
         number, before = self._told
         if not number or (coming and not before):
             self._told = (number + 1, coming)
@@ -338,7 +339,7 @@ class Driver(RankSupervisor):
             self.output.say(f"choros run: generation {self.generation}, size {len(members)} ({among}{more})")
 
     def _wait_for_more(self, slots: Any, count: int, least: int, now: float) -> None:
-        """There are too few ranks: wait for others, as long as some may come."""
+        """Wait for more processes; end the job if too few can start, or after ``--elastic-timeout``."""
         self._short = self._short or now
         waited = now - self._short
         what = f"{count} of the {least} ranks that it needs are ready"
@@ -363,7 +364,7 @@ class Driver(RankSupervisor):
         return f"; out, as they had ranks that failed: {', '.join(barred)}" if barred else ""
 
     def _stop(self, code: int, why: str) -> None:
-        """End the job."""
+        """End the job with an exit code and a reason."""
         if self._code is None:
             self._code = code
             if why:
@@ -384,17 +385,17 @@ def start_elastic(
 
     Args:
         command: the program and its arguments.
-        wish: how.
-        terms: how many, and where.
+        wish: the options of the launch.
+        terms: the elastic settings.
         ssh: the program that starts a command on a host, and its options.
-        network: the interface or domain by which the hosts reach each other.
-        verbose: say what each process gets.
+        network: the interface or domain by which the hosts reach each other. Defaults to "".
+        verbose: print the cores, threads and command of each process. Defaults to False.
 
     Returns:
-        What has become of the job.
+        The outcome of the job.
 
     Raises:
-        InvalidInputError: a wish that cannot be met; nothing was started.
+        InvalidInputError: the options cannot be satisfied, or a process cannot be started.
     """
     from choros.cluster.hardware.network_address import LOOPBACK, head_address
     from choros.comm.tcp.auth_socket import AuthListener

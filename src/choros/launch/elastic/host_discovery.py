@@ -1,4 +1,4 @@
-"""The hosts that an elastic job may use now: a script is called again and again, or the hosts are fixed."""
+"""The hosts that an elastic job may use now, from a script that runs about once a second, or from a fixed list."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from choros.cluster import Slots
 from choros.errors import InvalidInputError
 
 _LINE = re.compile(r"([\w.-]+)(?:\s*:\s*(\d{1,6}))?", re.ASCII)
-_EVERY = 1.0  # seconds between two questions
-LIMIT = 30.0  # seconds that the script may take
+_EVERY = 1.0  # seconds between two runs of the script
+LIMIT = 30.0  # seconds that one run may take
 
 
 def parse_found(text: str, each: int = 1) -> Slots:
-    r"""The hosts that a discovery script printed: a line ``host`` or ``host:slots`` each; empty lines do not count.
+    r"""Return the hosts that a discovery script printed, one line ``host`` or ``host:slots`` for each.
 
     Args:
-        text: what it printed.
-        each: slots of a host whose line tells none.
+        text: the output of the script; empty lines are ignored.
+        each: slots of a host whose line has no number. Defaults to 1.
 
     Returns:
-        Each host and its slots, in the order printed; one with 0 slots is left out.
+        Each host and its slots, in the order printed, without hosts of 0 slots.
 
     Raises:
-        InvalidInputError: a line of another form, or a host that is there twice.
+        InvalidInputError: a line has another form, or a host appears twice.
 
     Example:
         >>> parse_found("n1:4\n\nn2\n", each=2)
@@ -51,13 +51,13 @@ def parse_found(text: str, each: int = 1) -> Slots:
 
 
 def script_of(text: str) -> list[str]:
-    """The words of ``--host-discovery-script``.
+    """Return the words of ``--host-discovery-script``, with the absolute path of the program.
 
     Args:
-        text: a program, and its arguments where it has any.
+        text: a program and its arguments, in shell syntax.
 
     Raises:
-        InvalidInputError: it is not there, or may not be run.
+        InvalidInputError: the program does not exist or is not executable, or ``text`` cannot be split.
 
     Example:
         >>> script_of("echo localhost:2")[1:]
@@ -76,18 +76,18 @@ def script_of(text: str) -> list[str]:
 
 
 class Discovery:
-    """Asks a script about once a second, in a thread of its own; keeps the last answer that was one.
+    """Thread that runs a script about once a second, and keeps the hosts of the last successful run.
 
     Args:
-        script: list of str. Program and arguments; empty where the hosts are fixed.
-        fixed: Slots. The hosts, then.
-        each: int. Slots of a host whose line tells none.
-        changed: is called, from the thread, when there is another answer.
-        say: gets a line for people where the script fails, hangs, or works again.
-        limit: float. Seconds that the script may take.
+        script: list of str. Program and arguments; empty if the hosts are fixed.
+        fixed: Slots. The fixed hosts.
+        each: int. Slots of a host whose line has no number. Defaults to 1.
+        changed: function called in the thread when the hosts have changed.
+        say: function that prints a line when the script fails, hangs, or works again.
+        limit: float. Seconds that one run may take. Defaults to 30.
 
     Attributes:
-        slots: Slots. The last answer; None before the first one.
+        slots: Slots. The present hosts; None before the first successful run. problem: str. The last error, or "".
 
     Example:
         >>> Discovery([], (("localhost", 2),)).slots
@@ -113,7 +113,7 @@ class Discovery:
             self._thread.start()
 
     def close(self) -> None:
-        """Ask no more; a script that runs is ended."""
+        """End the thread, and kill the script if it runs."""
         self._over.set()
         self._end()
         if self.script:
@@ -152,7 +152,7 @@ class Discovery:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,
+            start_new_session=True,  # a process group, so that ``_end`` also kills the script's children
         ) as process:
             self._running = process
             try:

@@ -1,4 +1,4 @@
-"""Membership of an elastic job: decisions without processes, clocks or sockets."""
+"""Membership of an elastic job: pure decisions, without processes or sockets."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ STARTING, READY, IN, LEAVING = "starting", "ready", "in", "leaving"
 
 @dataclass(eq=False)
 class Member:
-    """One process of the job, as long as it lives.
+    """One running process of the job.
 
     Attributes:
-        number: int. Which process, from 0, in the order in which they were started; never used again.
-        host: str. As it was named.
-        slot: int. The lowest place on its machine that nobody had.
-        began: float. When it was started, in seconds of a monotonic clock.
-        state: str. STARTING until it asks for its place; READY while it waits for one; IN a generation; LEAVING.
-        rank: int. In the last generation; -1 for one that was in none.
-        sync: bool. Whether it wants the state of rank 0 when it goes on.
-        suspect: bool. Whether another rank has waited for it in vain.
-        sent, answered: int. Signs of life asked for, and the last one that was answered.
-        until: float. When it is killed, if it has not ended by then.
+        number: int. The number of the process, from 0, in the order of the starts; never reused.
+        host: str. The host's name, as given.
+        slot: int. The lowest slot of its host that was free at its start.
+        began: float. The time of its start, in seconds of a monotonic clock.
+        state: str. STARTING until it requests a place; READY while it waits for one; IN a generation; LEAVING.
+        rank: int. The rank in the last generation; -1 if it was in none.
+        sync: bool. Whether it needs the state of rank 0 when it continues.
+        suspect: bool. Whether another rank has waited for it until a timeout.
+        sent, answered: int. The number of pings sent, and of the last one that was answered.
+        until: float. The time at which it is killed if it has not ended.
     """
 
     number: int
@@ -43,18 +43,18 @@ class Member:
 
     @property
     def machine(self) -> str:
-        """The machine of a rank, as a value that ranks on one machine share."""
+        """The host as a key that all processes on it share: "" for this host."""
         return "" if is_this_machine(self.host) else self.host
 
 
 def vacancies(slots: Slots, members: Iterable[Member], barred: Collection[str], most: int | None) -> list[str]:
-    """The hosts on which processes should be started, one name for each.
+    """Return the hosts on which to start processes, one name for each process.
 
     Args:
-        slots: the hosts that there are, and how many ranks each may have.
-        members: those that live, and do not leave.
-        barred: hosts that get no new ones.
-        most: how many there may be in all; None for as many as there are slots.
+        slots: the hosts and their slots (numbers of ranks).
+        members: the processes that run and do not leave.
+        barred: the hosts that get no new processes.
+        most: the largest number of processes; None for the number of slots.
 
     Example:
         >>> vacancies((("a", 2), ("b", 2)), [Member(0, "a", 0)], set(), 3)
@@ -68,7 +68,7 @@ def vacancies(slots: Slots, members: Iterable[Member], barred: Collection[str], 
 
 
 def surplus(slots: Slots, members: Iterable[Member]) -> list[Member]:
-    """Those for whom there is no slot any more: of each host those that have been in the job for the shortest time.
+    """Return the processes without a slot: on each host those with the highest ranks, new processes first.
 
     Example:
         >>> first, second = Member(0, "a", 0, rank=1), Member(1, "a", 1, rank=0)
@@ -84,7 +84,7 @@ def surplus(slots: Slots, members: Iterable[Member]) -> list[Member]:
 
 
 def ordered(members: Iterable[Member]) -> list[Member]:
-    """In the order of their ranks: first those that have the state, as they were, then those that are new.
+    """Sort processes for new ranks: first those with a rank, in rank order, as they have the state; then new ones.
 
     Example:
         >>> [m.number for m in ordered([Member(2, "a", 0), Member(1, "a", 1, rank=2), Member(0, "b", 0, rank=0)])]
@@ -94,10 +94,10 @@ def ordered(members: Iterable[Member]) -> list[Member]:
 
 
 def places(members: Sequence[Member]) -> list[dict[str, int]]:
-    """The place of each, under the names that ``choros.cluster.Place`` has for it.
+    """Return the place of each process, under the names of ``choros.cluster.Place``.
 
     Args:
-        members: in the order of their ranks.
+        members: the processes in the order of their ranks.
 
     Example:
         >>> places([Member(0, "a", 0), Member(1, "b", 0), Member(2, "a", 1)])[2]
@@ -119,12 +119,12 @@ def places(members: Sequence[Member]) -> list[dict[str, int]]:
 
 
 class Blacklist:
-    """Hosts whose ranks have failed: they get no new ones, for ever or until a cool-down is over.
+    """Hosts whose ranks have failed: they get no new ranks until a cool-down is over, or forever.
 
     Args:
-        cooldown: the shortest and the longest cool-down, in seconds; None: for ever.
-        clock: seconds that pass.
-        draw: ``random.uniform``, or what stands for it.
+        cooldown: the shortest and the longest cool-down, in seconds. Defaults to None, forever.
+        clock: function that returns monotonic seconds.
+        draw: ``random.uniform``, or a substitute in tests.
 
     Example:
         >>> now = [0.0]
@@ -150,7 +150,7 @@ class Blacklist:
         self._times: dict[str, int] = {}
 
     def bar(self, host: str) -> float:
-        """A rank of the host has failed: return for how many seconds it is out, more each time; infinite: for ever."""
+        """Bar a host after a failure; return the seconds: longer after each failure, infinity for forever."""
         if self._cooldown is None:
             self._until[host] = float("inf")
             return float("inf")
@@ -161,6 +161,6 @@ class Blacklist:
         return seconds
 
     def barred(self, ever: bool = False) -> set[str]:
-        """The hosts that are out now; those that never come back, with ``ever``."""
+        """Return the hosts that are barred now; with ``ever``, those that are barred forever."""
         now = float("inf") if ever else self._clock()
         return {host for host, until in self._until.items() if until > now or (ever and until == now)}

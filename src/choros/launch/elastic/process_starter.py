@@ -1,4 +1,4 @@
-"""Starts one process of an elastic job, on this machine or, through an agent, on another host."""
+"""Preparation of a process of an elastic job, on this host or, through an agent, on another one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from choros.launch.elastic.members import Member
 from choros.launch.local_job import HostShare, LaunchOptions, horovod_place
 from choros.launch.ssh.launcher import memory, told_agent
 
-ELASTIC = "CHOROS_ELASTIC"  # tells a process where to ask for its place, which it is, and the job's secret
+ELASTIC = "CHOROS_ELASTIC"  # JSON for a process: the driver's address, the process's number, the job's secret
 Prepared = tuple[list[str], dict[str, str], tuple[int, ...], tuple[int, ...]]
 
 
 class ProcessStarter:
-    """The interface that starts the processes of one job.
+    """Builder of the commands and environments of the processes of one job.
 
     Args:
         command: the program and its arguments.
-        wish: LaunchOptions. How; its size does not count.
-        secret: bytes. What only this job's processes know.
+        wish: LaunchOptions. The options of the launch; its size is ignored.
+        secret: bytes. The job's secret.
         ssh: the program that starts a command on a host, and its options.
         network: the interface or domain by which the hosts reach each other.
-        say: gets a line for each process.
+        say: function that prints a line for each process.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ProcessStarter:
         self._shares: dict[str, int] = {}
 
     def member(self, number: int, host: str, slots: Slots, others: Iterable[Member], now: float) -> Member:
-        """A new process on a host: it gets the lowest slot of its machine that nobody has."""
+        """Return a new process on a host, with the lowest free slot of this host."""
         made = Member(number, host, 0, began=now)
         taken = {other.slot for other in others if other.machine == made.machine}
         made.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
@@ -56,15 +56,16 @@ class ProcessStarter:
         return made
 
     def prepare(self, member: Member, place: str, first: int) -> Prepared:
-        """Return what is to be started for a process.
+        """Return the command and the environment of a process.
 
         Args:
             member: Member.
-            place: where it asks for its rank.
-            first: how many ranks the job begins with, which a script may look at before it asks.
+            place: the address of the driver, from which the process requests its rank.
+            first: the number of ranks at the start. The process has it in its environment until it gets a place.
 
         Returns:
-            The command, the environment, the cores, and descriptors that it inherits, which the caller closes then.
+            The command, the environment, the cores, and the file descriptors to inherit. The caller closes these
+            after the start.
         """
         size = max(first, member.number + 1)
         told = {"place": place, "member": member.number, "secret": self._secret.hex()}

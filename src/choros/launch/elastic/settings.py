@@ -1,4 +1,4 @@
-"""The terms of an elastic job: least and most ranks, hosts, and the time for which it may have too few."""
+"""The settings of an elastic job: the fewest and most ranks, the hosts, and the time limits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from choros.launch.elastic.host_discovery import script_of
 
 @dataclass(frozen=True)
 class ElasticSettings:
-    """The terms of an elastic job.
+    """The settings of an elastic job.
 
     Attributes:
-        first: int. Ranks to begin with, at least.
-        least: int. Ranks to go on with, at least. most: int or None. At most; None: one for each slot.
-        script: tuple of str. The host discovery script and its arguments; empty where the hosts are fixed.
-        hosts: Slots. The fixed hosts. each: int. Slots of a host of which the script tells none.
-        timeout: float. Seconds that it may be short of ranks. resets: int or None. How often ranks may change.
-        cooldown: the shortest and longest time, in seconds, that a host with failed ranks is out; None: for ever.
-        pulse: float. Seconds after which a process that gives no sign of life is given up.
+        first: int. The fewest ranks at the start.
+        least: int. The fewest ranks to continue with. most: int or None. The most ranks; None: one for each slot.
+        script: tuple of str. The host discovery script and its arguments; empty if the hosts are fixed.
+        hosts: Slots. The fixed hosts. each: int. Slots of a host for which the script prints no number.
+        timeout: float. Seconds that the job may have too few ranks. Defaults to 600.
+        resets: int or None. The largest number of changes of the ranks. Defaults to None, no limit.
+        cooldown: the shortest and longest time, in seconds, that a host with failed ranks is barred; None: forever.
+        pulse: float. Seconds without a reply to pings after which a process is ended. Defaults to 15.
     """
 
     first: int
@@ -37,7 +38,7 @@ class ElasticSettings:
 
     @property
     def here(self) -> bool:
-        """True if all ranks are on this machine, now and later."""
+        """True if all ranks are always on this host."""
         return not self.script and all(is_this_machine(host) for host, _ in self.hosts)
 
 
@@ -53,21 +54,21 @@ def terms_of(
     resets: int | None = None,
     cooldown: tuple[float, float] | None = None,
 ) -> ElasticSettings | None:
-    """Check what was asked for; None where the job is not elastic, as neither ``least`` nor a script is given.
+    """Return the checked settings; None if the job is not elastic, because neither ``least`` nor a script is given.
 
     Args:
-        asked: the number of ranks to begin with.
-        least: the fewest.
-        most: the most.
-        slots: the hosts that were given, none where they were not.
-        script: the host discovery script.
-        each: slots of a host of which it tells none.
-        timeout: seconds that the job may be short of ranks.
-        resets: how often its ranks may change.
-        cooldown: the shortest and longest time that a host is out.
+        asked: the number of ranks to begin with. Defaults to ``least`` if None.
+        least: the fewest ranks. Defaults to ``asked`` if None.
+        most: the most ranks, or None.
+        slots: the given hosts and their slots; empty if none are given.
+        script: the host discovery script, or None.
+        each: slots of a host for which the script prints no number. Defaults to 1.
+        timeout: seconds that the job may have too few ranks. Defaults to 600.
+        resets: the largest number of changes of the ranks. Defaults to no limit.
+        cooldown: the shortest and longest time, in seconds, that a host is barred. Defaults to forever.
 
     Raises:
-        InvalidInputError: what was given does not fit together, or the script cannot be run; nothing was started.
+        InvalidInputError: the options contradict each other, or the script cannot be run; nothing was started.
 
     Example:
         >>> terms_of(4, 2, None, ()).hosts
@@ -109,7 +110,7 @@ def terms_of(
 
 
 def _refuse_options(options: dict[str, object]) -> None:
-    """Raise an error for an option that only an elastic job has."""
+    """Raise InvalidInputError for a given option that only an elastic job has."""
     for name, value in options.items():
         if value is not None:
             raise InvalidInputError(f"{name} is for an elastic job: give --min-np or --host-discovery-script too")

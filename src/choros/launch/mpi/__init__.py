@@ -1,1 +1,1 @@
-"""Start of ranks by ``mpiexec`` or ``srun``."""
+"""Launch of ranks by ``mpiexec`` or ``srun``."""

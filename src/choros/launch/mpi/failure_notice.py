@@ -1,4 +1,7 @@
-"""The report of a rank's failure to the head process, under a foreign launcher: over an authenticated socket."""
+"""The report of a rank's failure to the ``choros run`` process, over an authenticated socket.
+
+Ranks that ``mpiexec`` or ``srun`` starts use it. ``CHOROS_HEAD`` holds the address and the secret.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from choros.cluster import Place
 from choros.errors import ChorosError
 
 HEAD = "CHOROS_HEAD"
-_NOTICE = 5.0  # seconds for telling
+_NOTICE = 5.0  # seconds for the report
 
 
 def tell(code: int) -> None:
-    """Tell the head that this rank ends with a code; where it cannot be reached, the launcher's own is still something.
+    """Report to ``choros run`` that this rank ends with a code.
+
+    If the process cannot be reached, this does nothing, and the launcher's exit code is used.
 
     Args:
-        code: of the exit, or 128 and the number of a signal.
+        code: int. The exit code, or 128 plus the number of a signal.
     """
     from choros.comm.tcp.auth_socket import dial
 

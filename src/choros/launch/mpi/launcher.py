@@ -1,4 +1,4 @@
-"""``choros run --launcher``: ranks that ``srun`` or an ``mpiexec`` starts, and the first failure's own code."""
+"""``choros run --launcher``: ranks that ``srun`` or an ``mpiexec`` starts; return the code of the first failed rank."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD
 
 
 def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str, own: str = "") -> list[str]:
-    """The command that starts so many ranks.
+    """Return the command that starts the ranks.
 
     Args:
-        launcher: its program: ``srun``, or an ``mpiexec``.
-        size: how many.
-        slots: on which hosts, and how many each; those that the launcher finds itself when empty.
-        names: variables that all ranks get (Open MPI takes none along by itself).
-        said: what ``mpiexec --version`` prints, which tells whose it is.
-        own: the MPI that the ranks load, as ``find_mpi`` names it, for srun's ``--mpi``.
+        launcher: the program: ``srun``, or an ``mpiexec``.
+        size: the number of ranks.
+        slots: the hosts and their slots; if empty, the launcher finds the hosts.
+        names: environment variables to pass to the ranks (Open MPI passes none by default).
+        said: the output of ``mpiexec --version``, which identifies the MPI.
+        own: the MPI that the ranks load, as ``find_mpi`` names it, for srun's ``--mpi``. Defaults to "".
 
     Example:
         >>> line("srun", 4, (), (), "")
@@ -68,20 +68,20 @@ def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str
 def start_under(
     launcher: str, command: Sequence[str], wish: LaunchOptions, slots: Slots, network: str = ""
 ) -> JobResult:
-    """Run a command as ranks that a launcher starts; they meet as under the bare launcher, by MPI.
+    """Run a command as ranks that a launcher starts; the ranks connect by MPI, as without ``choros run``.
 
     Args:
         launcher: ``srun`` or ``mpiexec``, or the path of one.
         command: the program and its arguments.
-        wish: how; cores of a rank, and threads that it does not tell, are what the launcher leaves it.
-        slots: the hosts; those of the allocation when empty.
-        network: the interface or domain by which the hosts reach this one.
+        wish: the options of the launch. The launcher decides the cores of a rank, and the threads if ``wish`` does not.
+        slots: the hosts and their slots; if empty, the launcher finds the hosts.
+        network: the interface or domain by which the hosts reach this one. Defaults to "".
 
     Returns:
-        What has become of it: the code is that of the rank that failed first, or of the launcher where none told.
+        The outcome; the code is that of the rank that failed first, or of the launcher if no rank reported a failure.
 
     Raises:
-        InvalidInputError: there is no such launcher, or no SLURM for srun.
+        InvalidInputError: the launcher does not exist, or srun finds no SLURM.
     """
     from choros.cluster.hardware.network_address import head_address
     from choros.comm.tcp.auth_socket import AuthListener
@@ -104,11 +104,11 @@ def start_under(
 
 
 class _Job:
-    """The launcher, and the failure that was told first."""
+    """The launcher process, and the failure that was reported first."""
 
     def __init__(self, command: list[str], environ: dict[str, str], grace: float) -> None:
         self.first: dict[str, Any] = {}
-        self._asked: list[int] = []  # the signals that this process was sent
+        self._asked: list[int] = []  # INT, TERM and HUP that this process received
         self._grace = grace
         environ = {**environ, PARENT: str(os.getpid())}
         self._process = subprocess.Popen(
@@ -116,14 +116,14 @@ class _Job:
         )
 
     def listen_at(self, door: Any) -> None:
-        """Take the first failure; if the launcher does not end the job then, do it."""
+        """Wait for the first report of a failure; if the launcher does not end the job then, end the launcher."""
         try:
             self.first, end = door.next_peer(threading.TIMEOUT_MAX)
         except CommTimeoutError:
             return
         end.close()
         where = f"rank {self.first['rank']} (host {self.first['host']})"
-        if not self._asked:  # else it ended as it was asked to
+        if not self._asked:  # else the rank ended because of the signal
             print(f"choros run: {where} {_how(int(self.first['code']))}", file=sys.stderr, flush=True)
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
@@ -132,7 +132,7 @@ class _Job:
                 self._process.send_signal(number)
 
     def run(self) -> JobResult:
-        """Wait for the end; what this process is told to end by goes on to the launcher."""
+        """Wait for the end of the launcher; forward signals to it."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS):
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._forward)
@@ -153,13 +153,13 @@ class _Job:
 
 
 def find_launcher(launcher: str) -> tuple[str, str]:
-    """A launcher's path, and what it says of its version.
+    """Return a launcher's path, and its output of ``--version``.
 
     Args:
         launcher: ``srun`` or ``mpiexec``, or the path of one.
 
     Raises:
-        InvalidInputError: it is none, is not there, or is srun without SLURM.
+        InvalidInputError: ``launcher`` is another program, does not exist, or is srun without SLURM.
 
     Example:
         >>> find_launcher("aprun")
@@ -169,7 +169,7 @@ def find_launcher(launcher: str) -> tuple[str, str]:
     """
     program = _find(launcher)
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode and Path(program).name == "srun":  # which looks for SLURM's configuration even for this
+    if done.returncode and Path(program).name == "srun":  # srun needs SLURM's configuration even for --version
         raise InvalidInputError(
             f"no SLURM answers on {platform.node()}, and srun starts nothing without it: run this inside an "
             "allocation (salloc, sbatch), or take ssh or mpiexec as launcher. srun said: "
@@ -195,7 +195,7 @@ def _find(launcher: str) -> str:
 
 
 def _how(code: int) -> str:
-    """In words: how a rank ended that has told its code, which is over 128 where a signal ended it."""
+    """Return the text on how a rank ended, from its code: above 128, a signal ended it."""
     name = next((each.name for each in signal.Signals if each + 128 == code), "")
     cause, remedy = signalled(name)
     by = f": {name}" + (f" ({cause})" if cause else "") if name else ""

@@ -1,8 +1,8 @@
-"""Wrap one rank under a foreign launcher: ``python -m choros.launch.mpi.rank_wrapper COMMAND``.
+"""Wrapper of one rank under ``mpiexec`` or ``srun``: ``python -m choros.launch.mpi.rank_wrapper COMMAND``.
 
-``choros run`` starts ranks so. The wrapper tells the rank its threads (and binds it, where the launcher has not),
-becomes its parent, and, where it fails, tells the head which rank it was and its code, before the launcher hears of it:
-launchers change codes.
+``choros run --launcher`` starts each rank through it. The wrapper sets the rank's threads, binds it if the launcher has
+not, and starts it as a child process. If the rank fails, the wrapper reports the rank and its code to ``choros run``
+before the launcher sees the exit, because launchers change exit codes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from choros.launch.mpi.failure_notice import HEAD, tell
 
 
 def settle(place: Place, bind: bool = True, threads: int | None = None) -> None:
-    """Give this process, and so the rank, its cores and its threads.
+    """Set cores and threads of this process, which the rank inherits.
 
     Args:
-        place: where it is.
-        bind: take cores of its own where the launcher has left all of the machine's.
-        threads: how many; those of its cores when None.
+        place: the rank's place.
+        bind: bind to separate cores if the launcher has bound nothing. Defaults to True.
+        threads: int or None. The number of threads. Defaults to None, the number of its cores.
     """
     left = usable_cores()
     free = len(left) == sum(map(len, physical_cores())) and place.local_size > 1
@@ -40,14 +40,14 @@ def main() -> int:
     """Run the rank.
 
     Returns:
-        Its code, or 128 and the number of the signal that ended it.
+        The rank's exit code, or 128 plus the number of the signal that ended it.
     """
     told = json.loads(os.environ[HEAD])
     settle(Place.here(), told["bind"], told["threads"])
     program, *rest = sys.argv[1:]
     python = program == sys.executable and rest and (rest[0] == "-m" or not rest[0].startswith("-"))
     own = [sys.executable, "-m", "choros.launch.mpi.script_wrapper", *rest] if python else sys.argv[1:]
-    rank = subprocess.Popen(own, close_fds=False, stdin=subprocess.DEVNULL)  # which some launchers leave open
+    rank = subprocess.Popen(own, close_fds=False, stdin=subprocess.DEVNULL)  # some launchers leave stdin open
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: rank.send_signal(number))
     code = rank.wait()

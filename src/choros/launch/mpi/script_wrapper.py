@@ -1,9 +1,10 @@
-"""Run a Python script as a rank under a foreign launcher.
+"""Run a Python script as a rank under ``mpiexec`` or ``srun``.
 
 Command: ``python -m choros.launch.mpi.script_wrapper SCRIPT ARGS``.
 
-It runs the script as Python would, and tells the head of its failure while it can: once MPI aborts, or waits at its end
-for ranks that will not come, the launcher ends this process and its parent, and the code is lost.
+It runs the script as Python does, and reports a failure to ``choros run`` at once. The report must not be later: when
+MPI aborts, or waits in its finalization for lost ranks, the launcher ends this process and its parent, and the exit
+code is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from choros.launch.mpi.failure_notice import tell
 
 def main() -> None:
     """Run the script, or the module after ``-m``."""
-    for stream in (sys.stdout, sys.stderr):  # a line at once: the launcher marks what comes
+    for stream in (sys.stdout, sys.stderr):  # flush whole lines, because the launcher marks each piece of output
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
     sys.excepthook = _before_it_is_ended
@@ -40,17 +41,17 @@ def main() -> None:
             tell(code)
         raise
     except BaseException as error:
-        if isinstance(error, PeerLostError):  # another one failed
+        if isinstance(error, PeerLostError):  # another rank failed; let its report arrive first
             time.sleep(ROOT_CAUSE_SECONDS)
         tell(exit_code_of(error))
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
             trace = trace.tb_next
-        raise error.with_traceback(trace)  # noqa: B904 - from the script on
+        raise error.with_traceback(trace)  # noqa: B904 - without the frames of this wrapper
 
 
 def _before_it_is_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Tell of a rank that a Trainer ends as one that fails, since its script exits in the middle of training."""
+    """Report a SystemExit that reaches the hook as a failure: a Trainer ended the rank in the middle of training."""
     if isinstance(error, SystemExit):
         tell(exit_code_of(error) or 1)
     sys.__excepthook__(kind, error, trace)

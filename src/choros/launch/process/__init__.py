@@ -1,6 +1,6 @@
-"""Processes on one machine: their start, their messages, their output and their end.
+"""Processes on one host: start, messages, output and end.
 
-Imports little, so that a worker sets its cores before anything else is loaded.
+This package imports little, because a worker must bind its cores before it loads other packages.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""One process that Choros started: its group, its end, its peak memory. Linux's pidfd where there is one."""
+"""One child process: process group, exit status, peak memory; with a pidfd on Linux."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from choros.launch.process.exec_stub import CORES, PARENT
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """The end of a process.
+    """The exit status of a process.
 
     Attributes:
-        exit: int. What it exited with; -1 where a signal ended it.
-        signal: str. The signal's name, ``""`` where none ended it.
-        code: int. As a shell gives it: the exit code, or 128 and the signal's number.
-        peak_memory: int. Bytes; 0 where unknown.
+        exit: int. The exit code; -1 if a signal ended the process.
+        signal: str. The name of the signal that ended it, else ``""``.
+        code: int. The code as a shell gives it: the exit code, or 128 plus the number of the signal.
+        peak_memory: int. Bytes; 0 if unknown.
     """
 
     exit: int
@@ -34,16 +34,18 @@ class ExitStatus:
 
 
 class Child:
-    """A process with a session of its own, so that Ctrl-C in the terminal does not reach it.
+    """A process in a separate session, so that Ctrl-C in the terminal does not reach it.
 
-    To be made in a thread that outlives it: the kernel ends the process when that thread ends.
+    The session gives it a process group of the same number, to which signals are sent.
+
+    Create it in a thread that outlives it: on Linux the kernel kills the process when the creating thread ends.
 
     Args:
-        argv: the command.
+        argv: the program and its arguments.
         environment: its whole environment.
-        cores: the logical cores that ``choros.launch.process.exec_stub`` binds it to; empty for none.
-        pass_fds: descriptors that it inherits under the same numbers.
-        stdout, stderr: descriptors for its output.
+        cores: the logical cores to which ``choros.launch.process.exec_stub`` binds it. Defaults to none.
+        pass_fds: file descriptors that it inherits under the same numbers.
+        stdout, stderr: file descriptors for its output.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Child:
         if cores:
             extra[CORES] = ",".join(str(core) for core in cores)
         self._lock = threading.RLock()
-        self._before = peak_memory()  # ru_maxrss of the child starts from what this process had
+        self._before = peak_memory()  # the child's ru_maxrss begins at this value
         self._process = subprocess.Popen(
             list(argv),
             env={**environment, **extra},
@@ -79,16 +81,16 @@ class Child:
         self._ended: ExitStatus | None = None
 
     def sample(self) -> None:
-        """Note the peak memory up to now."""
+        """Record the peak memory so far."""
         if self._ended is None:
             self._peak = max(self._peak, peak_memory(self.pid))
 
     def send_signal(self, number: int, alone: bool = False) -> None:
-        """Signal the process and whatever it has started in its session's group; nothing when it has ended.
+        """Send a signal to the process group; do nothing if the process has ended.
 
         Args:
-            number: of the signal.
-            alone: only the process itself, as what it started would end by a warning.
+            number: the number of the signal.
+            alone: send it to the process only. Its children would end by a warning such as SIGUSR1. Defaults to False.
         """
         with self._lock:
             if self._ended is None:
@@ -96,7 +98,7 @@ class Child:
                     (os.kill if alone else os.killpg)(self.pid, number)
 
     def check(self) -> ExitStatus | None:
-        """Return how it ended, or None while it runs. Kill what it left in its process group, and reap it."""
+        """Return the exit status, or None while it runs; after its end kill its process group and reap it."""
         with self._lock:
             if self._ended is not None:
                 return self._ended
@@ -104,14 +106,14 @@ class Child:
                 if hasattr(os, "waitid"):
                     if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                         return None
-                    self._sweep()  # before it is reaped, its number is nobody else's
+                    self._sweep()  # before reaping: until then no other process gets its pid
                     _, status, usage = os.wait4(self.pid, 0)
                 else:  # macOS
                     reaped, status, usage = os.wait4(self.pid, os.WNOHANG)
                     if reaped == 0:
                         return None
                     self._sweep()
-            except ChildProcessError:  # somebody else's os.wait() took it
+            except ChildProcessError:  # another os.wait() in this process reaped it
                 return self._end(ExitStatus(-1, "", 1, self._peak))
             most = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             peak = max(self._peak, most) if most > self._before * 1.02 else self._peak
@@ -121,7 +123,7 @@ class Child:
             return self._end(ExitStatus(code, "", code, peak))
 
     def wait(self, seconds: float) -> ExitStatus | None:
-        """``check``, repeated for so long."""
+        """Repeat ``check`` for at most ``seconds``; return the exit status, or None while it runs."""
         limit = time.monotonic() + seconds
         pause = 0.001
         while (ended := self.check()) is None and time.monotonic() < limit:
@@ -143,7 +145,7 @@ class Child:
 
 
 def python_variables() -> dict[str, str]:
-    """Variables for an interpreter that finds the modules that this one finds, and does not hold back what it prints.
+    """Return variables for an interpreter with this one's module path, unbuffered output and ``faulthandler``.
 
     Example:
         >>> python_variables()["PYTHONUNBUFFERED"]

@@ -1,7 +1,8 @@
-"""The first thing that runs in a process that Choros starts: cores, and to die with the parent.
+"""The first code in each process that Choros starts: bind the cores, and die with the parent.
 
-As a script it is put before a command: ``python -I -S start.py COMMAND ARGS``. It settles, then becomes the command,
-so that an interpreter has its cores before it imports anything. Standard library only; imports nothing of Choros.
+As a script it is put before a command: ``python -I -S exec_stub.py COMMAND ARGS``. It calls ``settle``, then replaces
+itself by the command, so that an interpreter has its cores before it imports anything. It imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def settle(environ: MutableMapping[str, str] | None = None) -> None:
-    """Bind this process to the cores in ``CHOROS_CORES`` and have the kernel end it when ``CHOROS_PARENT`` ends.
+    """Bind this process to the cores in ``CHOROS_CORES``; make the kernel kill it when ``CHOROS_PARENT`` ends (Linux).
 
-    Both variables are taken out of the environment, so that this process's own children do not act on them.
+    Both variables are removed from the environment, so that children of this process do not act on them.
 
     Args:
-        environ: what to read instead of ``os.environ``.
+        environ: mapping to read. Defaults to ``os.environ``.
 
     Raises:
-        SystemExit: the parent has ended already, or the cores cannot be had.
+        SystemExit: the parent has ended already, or the process cannot be bound to the cores.
     """
     environ = os.environ if environ is None else environ
     cores = environ.pop(CORES, "")
@@ -40,18 +41,18 @@ def settle(environ: MutableMapping[str, str] | None = None) -> None:
             import ctypes
 
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != int(parent):
+        if os.getppid() != int(parent):  # the parent ended before prctl, so no signal will come
             raise SystemExit("choros: the process that started this one has ended")
 
 
 def main(argv: list[str]) -> int:
-    """Settle, then become the command.
+    """Call ``settle``, then replace this process by the command.
 
     Args:
         argv: the command and its arguments.
 
     Returns:
-        Only where the command cannot be run: 127 when there is none of that name, else 126, as shells do.
+        An exit code, only if the command cannot be run: 127 if it does not exist, else 126, as shells do.
     """
     settle()
     try:

@@ -1,4 +1,4 @@
-"""A worker's end in words: what happened, on which rank, what to do."""
+"""Error messages for the end of a worker: the cause, the rank, and what to do."""
 
 from __future__ import annotations
 
@@ -38,13 +38,10 @@ _ALONE = {"worker": "workers=1", "rank": "num_proc=1"}
 
 
 def amount(size: int) -> str:
-    """Bytes in words.
+    """Return a number of bytes as text, with a decimal unit.
 
     Args:
-        size: bytes.
-
-    Returns:
-        With the unit that fits.
+        size: int. Bytes.
 
     Example:
         >>> amount(1_234_567_890), amount(3_000)
@@ -59,13 +56,13 @@ def amount(size: int) -> str:
 
 
 def signalled(name: str) -> tuple[str, str]:
-    """Return why a signal ends a process, and what to do: one text for all messages.
+    """Return the usual cause of a signal that ended a process, and what to do.
 
     Args:
-        name: the signal's.
+        name: the name of the signal.
 
     Returns:
-        Two texts, each empty where nothing is known.
+        Two texts, each "" if unknown.
 
     Example:
         >>> signalled("SIGILL")[0]
@@ -77,13 +74,13 @@ def signalled(name: str) -> tuple[str, str]:
 
 
 def raised(error: BaseException) -> Message:
-    """The ``failed`` event that tells of an exception, small enough to be made when memory is short.
+    """Return the ``failed`` event of an exception, small enough to be made when memory is short.
 
     Args:
-        error: what was raised; the frames of its traceback are cleared.
+        error: the exception; the frames of its traceback are cleared.
 
     Returns:
-        What JSON can hold: type, message, traceback, host, peak memory, and the ranks that it names as missing.
+        Dict of JSON types: type, message, traceback, host, peak memory in bytes, and the ranks in ``error.missing``.
 
     Example:
         >>> event = raised(ValueError("wrong"))
@@ -112,10 +109,10 @@ def raised(error: BaseException) -> Message:
 
 
 def is_echo(event: Message) -> bool:
-    """Return whether an event reports only that another worker ended or did not arrive.
+    """Return whether an event reports only that another worker ended or did not connect.
 
     Args:
-        event: as ``Pool.receive`` gave it.
+        event: an event from ``Pool.receive``.
     """
     return event.get("event") == "failed" and str(event.get("type")) in (
         "choros.errors.PeerLostError",
@@ -126,17 +123,17 @@ def is_echo(event: Message) -> bool:
 def failure(
     rank: int, size: int, event: Message, weights: list[Any] | None = None, what: str = "worker"
 ) -> WorkerFailedError:
-    """The exception for a ``failed`` or ``died`` event.
+    """Return the exception for a ``failed`` or ``died`` event.
 
     Args:
-        rank: whose event it is.
-        size: how many workers there are.
-        event: as ``Pool.receive`` gave it.
-        weights: the last centre, kept as ``error.weights``.
-        what: ``"worker"``, or ``"rank"`` for those of ``choros.run``.
+        rank: the rank of the event.
+        size: the number of workers.
+        event: an event from ``Pool.receive``.
+        weights: the last center variable, kept as ``error.weights``. Defaults to None.
+        what: ``"worker"`` (default), or ``"rank"`` for ranks of ``choros.run``.
 
     Returns:
-        The exception, to be raised by the caller.
+        The exception, which the caller raises.
 
     Example:
         >>> event = {"event": "died", "signal": "SIGKILL", "exit": -1, "peak_memory": 1_200_000_000, "host": "n1"}

@@ -31,15 +31,15 @@ def pack(message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -
     """Return the bytes before the blobs, and the blobs as views of bytes.
 
     Args:
-        message: what JSON can hold.
+        message: dict of JSON types.
         blobs: contiguous buffers.
-        fds: open descriptors.
+        fds: open file descriptors.
 
     Returns:
-        Prefix and head; the views.
+        Prefix and head as bytes; the list of views.
 
     Raises:
-        InvalidInputError: what cannot travel, or is over a limit.
+        InvalidInputError: a part has a wrong type or is over a limit.
 
     Example:
         >>> head, views = pack({"a": 1}, [b"xyz"])
@@ -79,13 +79,13 @@ def unpack_prefix(prefix: memoryview) -> tuple[int, int, int]:
     """Read a frame's first 16 bytes.
 
     Args:
-        prefix: the bytes.
+        prefix: the 16 bytes.
 
     Returns:
         Bytes of the head, number of blobs, number of descriptors.
 
     Raises:
-        ValueError: no frame, or one over the limits.
+        ValueError: the bytes do not begin a frame, or the frame is over a limit.
     """
     magic, head, blobs, fds = PREFIX.unpack(prefix)
     if magic != MAGIC:
@@ -99,14 +99,14 @@ def lengths_and_message(head: memoryview, blobs: int) -> tuple[list[int], Messag
     """Read a frame's head.
 
     Args:
-        head: the bytes.
-        blobs: how many blobs follow.
+        head: the bytes of the head.
+        blobs: the number of blobs.
 
     Returns:
-        The blobs' lengths, the message.
+        The lengths of the blobs in bytes, and the message.
 
     Raises:
-        ValueError: blobs over the limit, or a message that is no JSON object.
+        ValueError: the blobs are over the limit, or the message is not a JSON object.
     """
     split = blobs * _LENGTH.size
     lengths = [length for (length,) in _LENGTH.iter_unpack(head[:split])]

@@ -1,4 +1,4 @@
-"""Hide packages from an import that would load them without need."""
+"""Contexts that hide packages from an import that would load them without need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def lean_keras_import() -> Iterator[None]:
-    """For a while, make the import of Keras cheap: without unneeded packages, and without garbage collection.
+    """Make the import of Keras fast within the context: without unneeded packages and garbage collection.
 
     Keras loads some packages only because they are installed. Workers do not use them: scikit-learn for Keras' wrappers
     (0.6 s, with scipy), matplotlib for its plots (0.3 s) and, on other backends, JAX for ``OrbaxCheckpoint`` (0.5 s).
@@ -36,10 +36,10 @@ def lean_keras_import() -> Iterator[None]:
 
 @contextmanager
 def absent(*names: str) -> Iterator[None]:
-    """For a while, let packages that nothing has loaded be as if they were not installed.
+    """Make packages appear as not installed within the context, unless they are loaded already.
 
     Args:
-        names: str. Of packages; afterwards they can be imported as ever.
+        names: str. Names of packages. After the context they can be imported as before.
 
     Example:
         >>> with absent("this_is_not_there"):

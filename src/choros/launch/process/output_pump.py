@@ -1,7 +1,7 @@
-"""One daemon thread that starts processes and reads what they print.
+"""One daemon thread that starts processes and reads their output.
 
-Processes are started by this thread because the kernel ties "end with the parent" to the thread that started them,
-and the caller's thread may end earlier.
+On Linux the kernel sends the parent-death signal when the thread that started a process ends. The caller's thread may
+end before the process does, so this thread starts the processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from choros.launch.process.child_process import Child
 Result = TypeVar("Result")
 
 _LONGEST = 1 << 16  # a line longer than this is cut into several
-_SHOWN = 2000  # of a line in a tail
+_SHOWN = 2000  # characters of a line in a tail
 _SAMPLING = 0.5
 
 
@@ -31,9 +31,9 @@ class Stream:
 
     Args:
         fd: the reading end; the stream owns it.
-        rank: whose it is.
+        rank: the rank that writes to the pipe.
         kind: ``"out"`` or ``"err"``.
-        on_line: gets ``(rank, kind, line)`` for each line, without its end.
+        on_line: function of ``(rank, kind, line)``, called for each line without its line end.
     """
 
     def __init__(self, fd: int, rank: int, kind: str, on_line: Callable[[int, str, str], None]) -> None:
@@ -44,7 +44,7 @@ class Stream:
         self._lock = threading.RLock()
 
     def pull(self) -> bool:
-        """Read whatever is there; False at the end."""
+        """Read all available output, without waiting; return False at the end of the stream."""
         with self._lock:
             while self.fd >= 0:
                 try:
@@ -64,7 +64,7 @@ class Stream:
             return False
 
     def close(self) -> None:
-        """Tell an unfinished line and close the pipe."""
+        """Pass on an unfinished line and close the pipe."""
         with self._lock:
             self._tell(self._rest)
             self._rest = b""
@@ -78,11 +78,11 @@ class Stream:
 
 
 class OutputPump:
-    """The thread. It ends at ``stop``, or with the interpreter.
+    """The thread that starts processes and reads their output. It ends at ``stop``, or with the interpreter.
 
     Args:
-        on_line: gets ``(rank, kind, line)``; what it raises is dropped.
-        kept: lines remembered for each rank.
+        on_line: function of ``(rank, kind, line)``; its exceptions do not end the thread.
+        kept: the number of last lines to keep for each rank. Defaults to 40.
     """
 
     def __init__(self, on_line: Callable[[int, str, str], None] | None = None, kept: int = 40) -> None:
@@ -103,14 +103,11 @@ class OutputPump:
         self._thread.start()
 
     def call(self, work: Callable[[], Result], timeout: float) -> Result:
-        """Have the thread do something, and return its result.
+        """Call a function in the thread, and return its result or raise its exception.
 
         Args:
-            work: what to do.
-            timeout: seconds to wait for it.
-
-        Returns:
-            What ``work`` returned; what it raises is raised here.
+            work: the function.
+            timeout: seconds to wait for the result.
         """
         done: Future[Result] = Future()
 
@@ -125,15 +122,15 @@ class OutputPump:
         return done.result(timeout)
 
     def start(self, rank: int, make: Callable[[int, int], Child], split: bool = False) -> Child:
-        """Start a process, its output read from now on. To be called through ``call``.
+        """Start a process and begin to read its output. Call this through ``call``.
 
         Args:
-            rank: whose process it is.
-            make: gets the writing ends for stdout and stderr, returns the process.
-            split: give stderr a pipe of its own.
+            rank: the rank of the process.
+            make: function from the writing ends for stdout and stderr to the process.
+            split: use a separate pipe for stderr. Defaults to False.
 
         Returns:
-            What ``make`` returned.
+            The process that ``make`` returned.
         """
         pipes = {kind: os.pipe() for kind in (("out", "err") if split else ("out",))}
         try:
@@ -153,17 +150,17 @@ class OutputPump:
         return child
 
     def pull(self, rank: int) -> None:
-        """Read all that a rank has printed up to now, in the thread of the caller."""
+        """Read all available output of a rank, in the thread of the caller."""
         for stream in list(self._streams):
             if stream.rank == rank:
                 stream.pull()
 
     def tail(self, rank: int) -> str:
-        """The last lines that a rank has printed."""
+        """Return the last lines that a rank has printed."""
         return "\n".join(list(self._tails.get(rank, ())))
 
     def stop(self) -> None:
-        """Read what is left, close the pipes and end the thread; again does nothing."""
+        """Read the remaining output, close the pipes and end the thread; a second call does nothing."""
         self._stopping = True
         self._wake()
         if threading.current_thread() is not self._thread:
@@ -182,9 +179,9 @@ class OutputPump:
         if self._on_line is not None:
             try:
                 self._on_line(rank, kind, line)
-            except (OSError, ValueError):  # a closed stdout ends no run
+            except (OSError, ValueError):  # a closed stdout must not end the run
                 return
-            except Exception:  # nor does a defect in what shows a line, but it is shown, once
+            except Exception:  # neither must a defect in on_line; show it once
                 self._on_line = None
                 traceback.print_exc()
 

@@ -1,15 +1,15 @@
 """A worker process: ``python -m choros.launch.process.pool_worker FD RANK SIZE``.
 
-``choros.launch.process.worker_pool.Pool`` starts it. It says hello, then serves ``{"call": "package.module:function",
-...}``: imports the function and calls ``function(link, message, blobs, fds)``, which sends its own events through
-``link``. What it raises is sent as ``{"event": "failed", ...}`` and the worker serves on. It ends at ``{"call":
-"exit"}``, or when the caller has gone.
+``choros.launch.process.worker_pool.Pool`` starts it. It sends a hello event, then serves the messages ``{"call":
+"package.module:function", ...}``: it imports the function and calls ``function(link, message, blobs, fds)``. The
+function sends events through ``link``. If it raises, the worker sends ``{"event": "failed", ...}`` and continues. The
+worker ends at ``{"call": "exit"}``, or when the caller closes the connection.
 """
 
 from choros.launch.process.exec_stub import settle
 
 if __name__ == "__main__":
-    settle()  # before any other import: cores come first
+    settle()  # before other imports: threads that they start would not be bound
 
 import atexit
 import importlib
@@ -30,7 +30,7 @@ from choros.launch.process.worker_connection import ShutdownRequested, WorkerCon
 
 
 def serve(link: WorkerConnection) -> None:
-    """Answer calls until the caller asks to end, or has gone.
+    """Serve calls until the caller asks this worker to end, or has closed the connection.
 
     Args:
         link: the connection.
@@ -40,7 +40,7 @@ def serve(link: WorkerConnection) -> None:
             frame = link.receive(None)
         except PeerLostError:
             return
-        if "call" not in frame[0]:  # said to a call that has failed meanwhile
+        if "call" not in frame[0]:  # a message for a call that has failed since
             continue
         event = _call(link, frame)
         del frame
@@ -55,13 +55,13 @@ def find(name: str) -> Callable[..., Any]:
     """Import ``"package.module:function"``.
 
     Args:
-        name: the function's module and its name there.
+        name: the module and the name of the function.
 
     Returns:
         The function.
 
     Raises:
-        InvalidInputError: the name is not of that form, or the module has no such function.
+        InvalidInputError: the name has another form, or the module has no such function.
 
     Example:
         >>> find("os.path:join")("a", "b")
@@ -78,7 +78,7 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def _call(link: WorkerConnection, frame: Frame) -> Message | None:
-    """Run one call; the event that tells of its failure, or None."""
+    """Run one call; return the ``failed`` event if it raised, else None."""
     message, blobs, fds = frame
     try:
         find(str(message.get("call")))(link, message, blobs, fds)
@@ -93,13 +93,13 @@ def main(argv: list[str]) -> int:
     """Serve on the inherited socket.
 
     Args:
-        argv: its descriptor, this worker's rank, the number of workers.
+        argv: the socket's descriptor, this worker's rank, the number of workers.
 
     Returns:
         The exit code.
     """
     fd, rank, size = (int(each) for each in argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to judge
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C
     os.set_inheritable(fd, False)
     wire = UnixConnection(socket.socket(fileno=fd), "the caller")
     link = WorkerConnection(wire, rank, size)
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
 
 
 def leave(code: int) -> None:
-    """End this process at once: its frameworks' own way out takes up to a second, for what the kernel does anyway."""
+    """Exit after the atexit functions, without the interpreter's shutdown: with the frameworks it takes up to 1 s."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The output of ranks: shown with their rank, and kept in files if asked for."""
+"""The output of ranks: shown with their rank, and written to files if requested."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from choros.errors import InvalidInputError
 
 
 class Output:
-    """Shows each line as ``[rank] line`` on stdout or stderr, whichever it came from, and keeps it as it came.
+    """Output that shows each line as ``[rank] line`` on the stream it came from, and writes it without rank to a file.
 
     Args:
-        size: how many ranks.
-        folder: where to keep ``rank.N/stdout`` and ``rank.N/stderr``, N being as wide as that of the last rank;
-            made where it is not there, files of an earlier run are replaced. Nowhere when None.
-        timestamps: put the local time before each line, shown or kept.
-        first: the number of the first of these ranks, where others of the job are on other hosts.
-        total: how many ranks the job has in all; ``size`` when None.
-        marks: put the rank before each line; False where the lines have it already.
+        size: the number of ranks.
+        folder: the folder for ``rank.N/stdout`` and ``rank.N/stderr``, with N padded to equal width. It is created if
+            missing; files of an earlier run are replaced. Defaults to None, no files.
+        timestamps: put the local time before each line, also in files. Defaults to False.
+        first: the number of the first of these ranks, if other ranks of the job are on other hosts. Defaults to 0.
+        total: the number of ranks of the job. Defaults to ``size``.
+        marks: put the rank before each line; False if the lines have it already. Defaults to True.
 
     Attributes:
-        on_broken: is called, from whichever thread, when nobody reads what is shown any more.
+        on_broken: function called, in any thread, when the reader of stdout or stderr has closed it.
 
     Raises:
-        InvalidInputError: the folder or its files cannot be made.
+        InvalidInputError: the folder or its files cannot be created.
 
     Example:
         >>> output = Output(1)
@@ -55,13 +55,13 @@ class Output:
         self._files: dict[tuple[int, str], TextIOWrapper] = {}
         self._lock = threading.Lock()
         with contextlib.suppress(AttributeError, OSError, ValueError):
-            sys.stdout.flush()  # what this process printed before comes before
+            sys.stdout.flush()  # show earlier output of this process first
         self._folder, self._width = folder, len(str((size if total is None else total) - 1))
         for rank in range(size):
             self.keep(rank)
 
     def keep(self, rank: int) -> None:
-        """Begin to keep what a rank prints, where that was asked for."""
+        """Open the files of a rank, if a folder is given."""
         if self._folder is None:
             return
         try:
@@ -76,13 +76,13 @@ class Output:
             raise InvalidInputError(f"the output of the ranks cannot be kept in {self._folder}: {error}") from None
 
     def line(self, rank: int, kind: str, line: str, mark: bool = True) -> None:
-        """Show and keep a whole line of a rank.
+        """Show a line of a rank, and write it to the rank's file.
 
         Args:
-            rank: whose it is.
+            rank: the local number of the rank.
             kind: ``"out"`` or ``"err"``.
-            line: without its end.
-            mark: False where it has its rank already.
+            line: the line without its line end.
+            mark: False if the line has its rank already. Defaults to True.
         """
         stamp = _now() if self._timestamps else ""
         with self._lock:
@@ -97,13 +97,13 @@ class Output:
             self._show(kind, f"{stamp}[{self._first + rank}] {line}" if self._marks and mark else line)
 
     def say(self, text: str) -> None:
-        """Show a line of Choros itself on stderr."""
+        """Show a line from Choros on stderr."""
         with self._lock:
             self._show("err", f"{_now() if self._timestamps else ''}{text}")
 
     def close(self) -> None:
-        """Close the files; again does nothing."""
-        held = self._lock.acquire(timeout=1.0)  # another thread may be stuck where nobody reads what is shown
+        """Close the files; a second call does nothing."""
+        held = self._lock.acquire(timeout=1.0)  # another thread may block forever in a write that is not read
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 file.close()
@@ -117,7 +117,7 @@ class Output:
             return
         binary = getattr(stream, "buffer", None)
         try:
-            if binary is None:  # a notebook's
+            if binary is None:  # the stream of a notebook
                 stream.write(f"{text}\n")
             else:
                 binary.write(f"{text}\n".encode(errors="replace"))
@@ -128,7 +128,7 @@ class Output:
 
 
 def _drop(stream: Any) -> None:
-    """Forget what a stream holds that nobody reads: at the end Python would try again, and exit with 120."""
+    """Discard the buffer of a broken stream: else Python would write it again at exit, and exit with 120."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         number = stream.fileno()
         broken, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY)
@@ -142,6 +142,6 @@ def _drop(stream: Any) -> None:
 
 
 def _now() -> str:
-    """The local time to the millisecond, and a space."""
+    """Return the local time to the millisecond, and a space."""
     now = time.time()
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(now))}.{int(now * 1000) % 1000:03} "

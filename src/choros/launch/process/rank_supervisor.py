@@ -1,7 +1,7 @@
-"""The engine of ``choros run``: N ranks of one command on this machine, output marked, the first failure final.
+"""The engine of ``choros run``: N ranks of one command on this host; the first failure ends all ranks.
 
-A rank finds its place in ``CHOROS_RANK``, ``CHOROS_SIZE``, ``CHOROS_LOCAL_RANK`` and ``CHOROS_LOCAL_SIZE``; all ranks
-of one run share the random ``CHOROS_RUN``.
+Each rank has ``CHOROS_RANK``, ``CHOROS_SIZE``, ``CHOROS_LOCAL_RANK`` and ``CHOROS_LOCAL_SIZE`` in its environment. All
+ranks of one run share the random ``CHOROS_RUN``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from choros.launch.process.rank_output import Output
 
 GRACE = 5.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, which ranks end by in their own time
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # a scheduler's warning before its limit; ranks decide when to end
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class JobResult:
     """The outcome of a run.
 
     Attributes:
-        code: int. 0 when all ranks succeeded; else the exit code of the rank that failed first, or 128 and the number
-            of the signal that ended it or this process; 75 where that signal ended the ranks in a checkpoint.
-        signal: int. The signal that this process was sent, 0 where none was.
-        failed: tuple of (rank, Ended, str). Who failed before anything was done to the ranks, and the last lines that
-            they printed; several where they failed together.
+        code: int. 0 if all ranks succeeded; else the exit code of the rank that failed first, or 128 plus the number
+            of the signal that ended that rank or this process; 75 if the ranks saved a checkpoint on that signal.
+        signal: int. The signal that this process received, or 0.
+        failed: tuple of (rank, ExitStatus, str). The ranks that failed first, and their last lines of output. There
+            are several if they failed at the same time.
     """
 
     code: int
@@ -66,31 +66,31 @@ def run(
 ) -> JobResult:
     """Run ``size`` ranks of a command until all have ended, or one has failed.
 
-    The first rank that exits with a code other than 0, or by a signal, ends the others: SIGTERM, then SIGKILL after
-    ``grace`` seconds. SIGINT, SIGTERM and SIGHUP are handed to the ranks, with the same limit; a second one kills.
-    SIGUSR1 and SIGUSR2 are handed to the ranks, and that is all.
-    When this process is killed, the kernel kills the ranks.
+    When a rank exits with a code other than 0, or by a signal, the others get SIGTERM, and SIGKILL after ``grace``
+    seconds. SIGINT, SIGTERM and SIGHUP to this process are forwarded to the ranks, with the same limit; a second signal
+    kills them at once. SIGUSR1 and SIGUSR2 are forwarded without a limit. If this process is killed, the kernel kills
+    the ranks (on Linux).
 
     Args:
         command: the program and its arguments.
-        size: how many ranks.
-        environment: for each rank, variables on top of this process's.
-        cores: for each rank, the logical cores that it is bound to before the program is loaded.
-        pass_fds: descriptors that all ranks inherit.
-        own_fds: for each rank, descriptors that only it inherits.
-        grace: seconds between SIGTERM and SIGKILL.
-        output: where the ranks' lines go; shown only when None. Closed at the end.
-        announce: say on stderr which rank failed.
-        on_end: gets each rank that has ended, as soon as that is noticed.
-        on_failure: gets how the first rank that failed ended, before anything is done to the others.
-        first: the number of the first of these ranks, where others of the job are on other hosts.
-        total: how many ranks the job has in all; ``size`` when None.
+        size: the number of ranks on this host.
+        environment: for each rank, variables in addition to this process's environment.
+        cores: for each rank, the logical cores to which it is bound before the program is loaded.
+        pass_fds: file descriptors that all ranks inherit.
+        own_fds: for each rank, file descriptors that only this rank inherits.
+        grace: seconds between SIGTERM and SIGKILL. Defaults to 5.
+        output: the receiver of the ranks' lines; closed at the end. Defaults to one that only shows them.
+        announce: print on stderr which rank failed. Defaults to True.
+        on_end: function of the local number of each rank that has ended, called as soon as this is seen.
+        on_failure: function of the ExitStatus of the first rank that failed, called before the others get a signal.
+        first: the number of the first of these ranks, if other ranks of the job are on other hosts. Defaults to 0.
+        total: the number of ranks of the job. Defaults to ``size``.
 
     Returns:
-        What has become of it.
+        The outcome of the run.
 
     Raises:
-        InvalidInputError: lengths that do not fit.
+        InvalidInputError: ``size`` is below 1, or a list does not have one entry for each rank.
 
     Example:
         >>> run(["true"], 2).code
@@ -125,7 +125,7 @@ def run(
 
 
 def fate(ended: ExitStatus) -> tuple[str, str]:
-    """Return how a rank ended, and what to do, in words.
+    """Return two texts for a message: how a rank ended, and what to do ("" if unknown).
 
     Example:
         >>> fate(ExitStatus(3, "", 3, 0))
@@ -137,7 +137,10 @@ def fate(ended: ExitStatus) -> tuple[str, str]:
 
 
 class RankSupervisor:
-    """The ranks of one run, and what has become of them; ``run`` says what the arguments are."""
+    """The processes of the ranks of one run; see ``run`` for the arguments.
+
+    ``run`` calls ``start`` for each rank, then ``watch`` and ``end``, within the context ``signals``.
+    """
 
     def __init__(
         self,
@@ -153,11 +156,11 @@ class RankSupervisor:
         self.on_failure, (self.first, self.total) = on_failure, among
         self.ended: dict[int, ExitStatus] = {}
         self.failed: list[tuple[int, ExitStatus, str]] = []
-        self._asked: list[int] = []  # the signals that this process was sent
-        self._warned: list[int] = []  # those that it has yet to hand on
-        self._deadline = float("inf")  # when those that are left are killed
+        self._asked: list[int] = []  # INT, TERM and HUP that this process received
+        self._warned: list[int] = []  # USR1 and USR2 that are not forwarded yet
+        self._deadline = float("inf")  # the time at which remaining ranks are killed
         self._began = time.monotonic()
-        self._waking = threading.RLock()
+        self._waking = threading.RLock()  # reentrant, because a signal handler calls ``wake`` too
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
@@ -168,7 +171,10 @@ class RankSupervisor:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Take the signals that end this process, and give them back afterwards."""
+        """Handle the forwarded signals within the context, and restore the former handlers afterwards.
+
+        Outside of the main thread this does nothing, because Python sets signal handlers there only.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -190,7 +196,7 @@ class RankSupervisor:
         cores: tuple[int, ...],
         fds: Sequence[int],
     ) -> None:
-        """Start one rank."""
+        """Start one rank, in the thread of the OutputPump."""
         argv = [sys.executable, "-I", "-S", exec_stub.__file__, *command]
 
         def make(out: int, err: int) -> Child:
@@ -199,7 +205,7 @@ class RankSupervisor:
         self.keeper.call(lambda: self.keeper.start(rank, make, split=True), timeout=60.0)
 
     def watch(self) -> JobResult:
-        """Wait until every rank has ended; what has become of the run."""
+        """Wait until all ranks have ended; return the outcome of the run."""
         children = self.keeper.children
         while len(self.ended) < len(children):
             self._wait()
@@ -229,21 +235,21 @@ class RankSupervisor:
         return JobResult(128 + signal.SIGPIPE if self._broken else 0)
 
     def end(self) -> None:
-        """Leave nothing: processes, threads, pipes."""
+        """Kill all remaining processes, then end the thread and close the pipes."""
         for _ in range(2):
             self._signal(signal.SIGKILL)
             for child in self.keeper.children:
                 child.wait(10.0)
             self.keeper.stop()
         self.output.close()
-        self._broken = True  # a line that comes after this wakes nobody
+        self._broken = True  # a later line must not write to the closed pipe
         with self._waking:
             os.close(self._wake_out)
             os.close(self._wake_in)
             self._wake_in = self._wake_out = -1
 
     def _judge(self, found: list[tuple[int, ExitStatus]]) -> None:
-        """The first failure decides; what follows from it, or from a signal to this process, does not count."""
+        """Record the first failure and end the other ranks; ignore failures after it, or after a signal to us."""
         failed = [(rank, ended) for rank, ended in found if ended.code != 0]
         if not failed or self.failed or self._asked or self._broken:
             return
@@ -268,15 +274,15 @@ class RankSupervisor:
         for child in self.keeper.children:
             child.send_signal(number)
             if number != signal.SIGKILL:
-                child.send_signal(signal.SIGCONT)  # a stopped rank sees no signal
+                child.send_signal(signal.SIGCONT)  # a stopped rank handles no signal
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        """A signal for this process: ``watch`` hands it on."""
+        """Record a signal to this process, and wake ``watch``, which forwards it."""
         (self._warned if number in WARNINGS else self._asked).append(number)
         self.wake()
 
     def wake(self) -> None:
-        """Have ``watch`` look at once; any thread may call."""
+        """Wake ``watch``; thread-safe."""
         with self._waking, contextlib.suppress(BlockingIOError):
             if self._wake_in >= 0:
                 os.write(self._wake_in, b".")
@@ -289,7 +295,7 @@ class RankSupervisor:
             if rank not in self.ended:
                 if child.pidfd >= 0:
                     poll.register(child.pidfd, select.POLLIN)
-                else:
+                else:  # without a pidfd, the end is seen only by a check at short intervals
                     longest = min(longest, 0.04)
         poll.poll(longest * 1000)
         with contextlib.suppress(BlockingIOError):

@@ -1,7 +1,7 @@
-"""Messages between two processes of one machine: JSON, raw bytes and file descriptors over an AF_UNIX stream.
+"""Messages between two processes of one host: JSON, raw bytes and file descriptors over an AF_UNIX stream.
 
-``frame`` has the format. The descriptors travel with the frame's first byte (``SCM_RIGHTS``).
-Two ends that both send much do not deadlock: an end that cannot write takes in what has come meanwhile.
+``frame`` defines the format. The descriptors are sent with the first bytes of the frame (``SCM_RIGHTS``). Two ends that
+both send large messages do not deadlock, because an end that cannot write reads incoming data meanwhile.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from choros.launch.process.frame import MOST_FDS, PREFIX, Frame, Message, length
 STALLED = 300.0
 
 _ANCILLARY = socket.CMSG_SPACE(MOST_FDS * array.array("i").itemsize)
-_QUIET = getattr(socket, "MSG_NOSIGNAL", 0)
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_QUIET = getattr(socket, "MSG_NOSIGNAL", 0)  # an error instead of SIGPIPE if the other end is closed
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # child processes do not inherit received descriptors
 
 
 class UnixConnection:
-    """One end of a connection. Any thread may send; one receives at a time.
+    """One end of a connection. Any thread may send; one thread receives at a time.
 
     Args:
-        sock: a connected AF_UNIX stream socket; the wire owns it from now on.
-        peer: the other end in words, for messages.
+        sock: a connected AF_UNIX stream socket; this object owns it from now on.
+        peer: the name of the other end in errors. Defaults to "the other process".
 
     Example:
         >>> left, right = UnixConnection.pair()
@@ -50,37 +50,37 @@ class UnixConnection:
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._frames: deque[Frame] = deque()
-        self._over = ""  # why nothing more can be received
+        self._over = ""  # the reason why nothing more can be received, or ""
         self._fds: list[int] = []
-        self._cut = False  # a send was broken off, so what follows would not be understood
+        self._cut = False  # a send was cut short, so the other end could not parse the next frame
         self._begin()
         close_in_children(self._sock)
 
     @classmethod
     def pair(cls) -> tuple[UnixConnection, UnixConnection]:
-        """Two wires that are connected to each other."""
+        """Return two connections that are connected to each other."""
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(left), cls(right)
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait on; -1 when closed."""
+        """Return the socket's descriptor, to wait on; -1 when closed."""
         return self._sock.fileno()
 
     def send(
         self, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = (), stalled: float = STALLED
     ) -> None:
-        """Send one frame, whole, however long the other end takes to read it.
+        """Send one whole frame; wait as long as the other end keeps reading.
 
         Args:
-            message: what JSON can hold.
+            message: dict of JSON types.
             blobs: contiguous buffers (bytes, numpy arrays, memoryviews); not copied.
-            fds: descriptors of this process; the other end gets its own copies.
-            stalled: seconds without any progress after which it is given up.
+            fds: file descriptors of this process; the other end gets duplicates.
+            stalled: seconds without progress after which the send fails. Defaults to 300.
 
         Raises:
-            InvalidInputError: a message, blob or number of descriptors that cannot travel; nothing was sent.
+            InvalidInputError: a part has a wrong type or is over a limit; nothing was sent.
             PeerLostError: the other end has closed the connection.
-            CommTimeoutError: the other end reads nothing any more.
+            CommTimeoutError: the other end read nothing for ``stalled`` seconds.
         """
         head, views = pack(message, blobs, fds)
         with self._sending:
@@ -102,17 +102,17 @@ class UnixConnection:
             self._cut = False
 
     def receive(self, timeout: float | None) -> Frame:
-        """The next message.
+        """Return the next message.
 
         Args:
-            timeout: seconds to wait; None waits for as long as the other end lives.
+            timeout: seconds to wait; None waits as long as the other end lives.
 
         Returns:
-            The message, its blobs, and its descriptors, which the caller closes.
+            The message, its blobs, and its file descriptors, which the caller must close.
 
         Raises:
-            PeerLostError: the other end has closed the connection, or sent what is no frame.
-            CommTimeoutError: nothing whole came in time.
+            PeerLostError: the other end has closed the connection, or sent something that is not a frame.
+            CommTimeoutError: no whole message came in time.
         """
         limit = None if timeout is None else time.monotonic() + timeout
         if not self._receiving.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
@@ -138,7 +138,7 @@ class UnixConnection:
         return bool(self._frames or self._over)
 
     def poll(self) -> bool:
-        """Return whether ``receive`` would return, or raise that the other end has gone, without waiting."""
+        """Return whether ``receive`` would return, or raise PeerLostError, without waiting."""
         if not self._receiving.acquire(blocking=False):
             return False
         try:
@@ -149,7 +149,7 @@ class UnixConnection:
             self._receiving.release()
 
     def close(self) -> None:
-        """Close the socket and every descriptor that was received and not asked for; again does nothing."""
+        """Close the socket and all descriptors of messages that were not received; a second call does nothing."""
         self._over = self._over or f"the connection to {self.peer} is closed"
         self._sock.close()
         for fd in [fd for frame in self._frames for fd in frame[2]] + self._fds:
@@ -170,7 +170,7 @@ class UnixConnection:
         return PeerLostError(f"{self.peer} has closed the connection ({error.strerror or error})")
 
     def _make_room(self, stalled: float) -> None:
-        """Wait until the socket takes more, taking in what comes unless another thread does."""
+        """Wait until the socket is writable; meanwhile read incoming data, unless another thread does."""
         limit = time.monotonic() + stalled
         while True:
             mine = self._receiving.acquire(blocking=False)
@@ -191,7 +191,7 @@ class UnixConnection:
                 )
 
     def _begin(self) -> None:
-        """Expect a new frame."""
+        """Prepare to read a new frame."""
         self._stage = "prefix"
         self._want = memoryview(bytearray(PREFIX.size))
         self._have = 0
@@ -202,7 +202,7 @@ class UnixConnection:
         self._next_blob = 0
 
     def _take_in(self) -> None:
-        """Read whatever has come, without waiting."""
+        """Read all data that have arrived, without waiting."""
         while not self._over:
             while self._have < len(self._want):
                 try:
@@ -225,7 +225,7 @@ class UnixConnection:
             self._advance()
 
     def _advance(self) -> None:
-        """One part of the frame is whole: go on to the next."""
+        """Parse the part of the frame that is complete, and prepare to read the next one."""
         if self._stage == "prefix":
             try:
                 head, self._count, self._expected_fds = unpack_prefix(self._want)
@@ -261,7 +261,7 @@ class UnixConnection:
 
 
 def _wait(sock: socket.socket, events: int, seconds: float | None) -> int:
-    """Wait for events of one socket; the events that came, 0 after ``seconds``."""
+    """Wait for events of one socket; return the events, or 0 after ``seconds``."""
     poll = select.poll()
     poll.register(sock, events)
     ready = poll.poll(None if seconds is None else max(0.0, seconds) * 1000)

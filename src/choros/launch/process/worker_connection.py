@@ -1,4 +1,4 @@
-"""The worker's end: what a function that the caller named gets as its first argument."""
+"""The worker's end of the connection, the first argument of each function that the caller calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from choros.launch.process.unix_socket import UnixConnection
 
 
 class ShutdownRequested(SystemExit):
-    """The caller asks this worker to end; raised out of ``WorkerConnection.receive``, also within a call."""
+    """Request of the caller that this worker end; ``WorkerConnection.receive`` raises it, also within a call."""
 
 
 class WorkerConnection:
     """A worker's connection with the caller.
 
     Attributes:
-        rank, size: int. This worker among the pool's.
+        rank, size: int. The rank of this worker, and the number of workers of the pool.
     """
 
     def __init__(self, wire: UnixConnection, rank: int, size: int) -> None:
@@ -30,10 +30,10 @@ class WorkerConnection:
         self._wire.send(message, blobs, fds)
 
     def receive(self, timeout: float | None) -> Frame:
-        """The caller's next message, its blobs and its descriptors; see ``UnixConnection.receive``.
+        """Return the caller's next message, its blobs and its descriptors; see ``UnixConnection.receive``.
 
         Raises:
-            Dismissed: the caller asks this worker to end; let it pass.
+            ShutdownRequested: the caller asks this worker to end; do not catch it.
         """
         frame = self._wire.receive(timeout)
         if frame[0].get("call") == "exit":
@@ -41,7 +41,7 @@ class WorkerConnection:
         return frame
 
     def fileno(self) -> int:
-        """The connection's descriptor, to wait on."""
+        """Return the connection's descriptor, to wait on."""
         return self._wire.fileno()
 
     @property

@@ -1,4 +1,4 @@
-"""``Pool``: worker processes on this machine that serve calls, and whose end never goes unnoticed."""
+"""``Pool``: worker processes on this host that serve calls; the end of a worker is always reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from choros.launch.process.unix_socket import UnixConnection
 
 Event = tuple[int, Message, list[bytearray]]
 
-_LINGER = 2.0  # seconds a worker may live on after it has closed its connection
+_LINGER = 2.0  # seconds that a worker may live after it has closed its connection
 _EXIT = 5.0
 _NOT_FOR_WORKERS = (
     "CHOROS_RANK",
@@ -38,23 +38,24 @@ _NOT_FOR_WORKERS = (
 
 
 class Pool:
-    """``size`` workers: ``python -m choros.launch.process.pool_worker`` with the caller's directory and path.
+    """``size`` workers: ``python -m choros.launch.process.pool_worker`` with the caller's directory and module path.
 
-    Workers are in sessions of their own (Ctrl-C reaches only the caller), end when the caller ends, however it ends,
-    and have ``CHOROS_WORKER=1`` in their environment. Nothing is left behind when the pool is closed, collected, or
-    the interpreter exits.
+    Each worker has a separate session, so Ctrl-C reaches only the caller. Workers end when the caller ends, also when
+    it is killed. They have ``CHOROS_WORKER=1`` in their environment. All processes end when the pool is closed or
+    collected, or the interpreter exits.
 
     Args:
-        size: how many workers.
-        environment: for each worker, variables that are set on top of the caller's environment.
-        cores: for each worker, the logical cores that it is bound to before it imports anything.
-        echo: gets ``(rank, line)`` for each line that a worker prints, in a thread of the pool.
-        start_timeout: seconds within which all workers must have said hello.
+        size: the number of workers.
+        environment: for each worker, variables in addition to the caller's environment.
+        cores: for each worker, the logical cores to which it is bound before it imports anything.
+        echo: function of ``(rank, line)``, called for each line that a worker prints, in a thread of the pool.
+        start_timeout: seconds within which all workers must have sent their hello event. Defaults to 120.
 
     Raises:
-        InvalidInputError: lengths that do not fit, or no Python to start.
-        WorkerFailedError: a worker ended before it could say hello; the message has what it printed.
-        CommTimeoutError: a worker said nothing in time.
+        InvalidInputError: ``size`` is below 1, a list does not have one entry for each worker, or a worker cannot be
+            started.
+        WorkerFailedError: a worker ended before its hello event; the message includes its output.
+        CommTimeoutError: a worker sent no hello event in time.
 
     Example:
         >>> with Pool(1) as pool:
@@ -87,7 +88,7 @@ class Pool:
         self._ended: dict[int, ExitStatus] = {}
         self._hung_up: dict[int, float] = {}
         self._watched: dict[int, tuple[int, Message]] = {}
-        self._poll: select.poll | None = None  # of all that is waited for; None where that has changed
+        self._poll: select.poll | None = None  # the descriptors to wait for; None if it must be made again
         self._crew = _Crew(echo)
         self._finalizer = weakref.finalize(self, _Crew.end, self._crew)
         try:
@@ -101,28 +102,28 @@ class Pool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The workers' process ids."""
+        """The process ids of the workers."""
         return tuple(child.pid for child in self._crew.children)
 
     def alive(self, rank: int) -> bool:
-        """Return whether a worker's end has not been noticed yet."""
+        """Return whether a worker is running."""
         return rank not in self._ended and bool(self._crew.children) and self._crew.children[rank].check() is None
 
     def send(self, rank: int, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
-        """Send a worker a call, or whatever the function that it runs receives through its link.
+        """Send a worker a call, or a message that its running function receives through its link.
 
-        To a worker that has ended unnoticed nothing is sent and nothing raised: ``receive`` gives its ``died`` event.
+        If the worker has ended but its ``died`` event is still to come, this sends nothing and raises nothing.
 
         Args:
             rank: the worker.
-            message: what JSON can hold; ``{"call": "package.module:function", ...}`` calls.
+            message: dict of JSON types; ``{"call": "package.module:function", ...}`` is a call.
             blobs: contiguous buffers; not copied.
-            fds: descriptors; the worker gets its own copies.
+            fds: file descriptors; the worker gets duplicates.
 
         Raises:
-            InvalidInputError: what cannot travel.
-            PeerLostError: the worker has ended, as its ``died`` event has said.
-            CommTimeoutError: the worker reads nothing any more.
+            InvalidInputError: a part has a wrong type or is over a limit.
+            PeerLostError: the worker has ended, and its end was seen before; or the pool is closed.
+            CommTimeoutError: the worker does not read any more.
         """
         if rank in self._ended or not self._finalizer.alive:
             raise PeerLostError(f"worker {rank} of {self.size} has ended, so nothing can be sent to it")
@@ -130,21 +131,21 @@ class Pool:
             self._crew.wires[rank].send(message, blobs, fds)
 
     def receive(self, timeout: float) -> Event:
-        """The next event of any worker.
+        """Return the next event of any worker.
 
-        Besides what workers send through their links: ``{"event": "failed", "type", "message", "traceback", "host",
-        "peak_memory", "output"}`` when a call raised, and ``{"event": "died", "signal", "exit", "peak_memory",
-        "host", "output"}``, once, when a worker has ended for any reason.
+        Workers send events through their links. When a call raised, the event is ``{"event": "failed", "type",
+        "message", "traceback", "host", "peak_memory", "output"}``. When a worker has ended, for any reason, there is
+        one event ``{"event": "died", "signal", "exit", "peak_memory", "host", "output"}``.
 
         Args:
-            timeout: seconds.
+            timeout: seconds to wait.
 
         Returns:
             The worker's rank, the event, its blobs.
 
         Raises:
-            CommTimeoutError: no worker said anything.
-            PeerLostError: no worker is left, and no event either.
+            CommTimeoutError: no event came in time.
+            PeerLostError: all workers have ended, and no event is left.
         """
         limit = time.monotonic() + timeout
         while not self._events:
@@ -158,46 +159,48 @@ class Pool:
         return self._events.popleft()
 
     def watch(self, fd: int, rank: int, event: Message) -> None:
-        """Have ``receive`` return this event of a rank whenever a descriptor is readable; who receives it reads.
+        """Make ``receive`` return this event of a rank whenever a descriptor is readable; the receiver must read it.
 
         Args:
-            fd: the descriptor, open until ``unwatch``.
-            rank: whose event it is.
-            event: what ``receive`` returns.
+            fd: the descriptor, which must stay open until ``unwatch``.
+            rank: the rank that ``receive`` returns.
+            event: the event that ``receive`` returns.
         """
         self._watched[fd], self._poll = (rank, event), None
 
     def wait_for(self, fd: int, timeout: float) -> bool:
-        """Wait until a watched descriptor is readable, and return True; False where there is something else to receive.
+        """Wait for a watched descriptor; return True if only it is readable, False if ``receive`` has other events.
 
-        It costs less than ``receive``, for who reads the descriptor thousands of times a second.
+        It also returns False after ``timeout``.
+
+        It costs less than ``receive``, so a caller can read the descriptor thousands of times a second.
 
         Args:
             fd: the descriptor.
-            timeout: seconds.
+            timeout: seconds to wait.
         """
         if self._events or self._hung_up or not self._poll or not self._seen_by_kernel:
             return False
         return [ready for ready, _ in self._poll.poll(1000 * timeout)] == [fd]
 
     def unwatch(self, fd: int) -> None:
-        """Take ``watch`` back; of a descriptor that is not watched, do nothing."""
+        """Stop watching a descriptor; do nothing if it is not watched."""
         self._watched.pop(fd, None)
         self._poll = None
 
     def cause(self, rank: int, event: Message, grace: float = 1.0) -> tuple[int, Message]:
-        """Return the first cause: a worker that only lost its peer is not to blame.
+        """Return the event of the worker that caused a failure, rather than of one that only lost its peer.
 
-        When ``event`` is a ``failed`` one of type PeerLostError or CommTimeoutError, waits for the ``failed`` or
-        ``died`` event of another worker and gives that; events of other kinds that come meanwhile are dropped.
+        If ``event`` is a ``failed`` one of type PeerLostError or CommTimeoutError, this waits for the ``failed`` or
+        ``died`` event of another worker and returns that. Other events that come meanwhile are dropped.
 
         Args:
-            rank: whose event it is.
-            event: as ``receive`` gave it.
-            grace: seconds to wait.
+            rank: the rank of the event.
+            event: an event from ``receive``.
+            grace: seconds to wait. Defaults to 1.
 
         Returns:
-            The rank and event to make a ``failure`` of.
+            The rank and the event to give to ``failure``.
         """
         limit = time.monotonic() + grace
         with contextlib.suppress(ChorosError):
@@ -208,12 +211,12 @@ class Pool:
         return rank, event
 
     def failure(self, rank: int, event: Message, weights: list[Any] | None = None) -> WorkerFailedError:
-        """The exception for a ``failed`` or ``died`` event, to be raised by the caller.
+        """Return the exception for a ``failed`` or ``died`` event, which the caller raises.
 
         Args:
             rank: the worker.
-            event: as ``receive`` gave it.
-            weights: the last centre, kept as ``error.weights``.
+            event: an event from ``receive``.
+            weights: the last center variable, kept as ``error.weights``. Defaults to None.
 
         Returns:
             The exception.
@@ -221,15 +224,15 @@ class Pool:
         return failure(rank, self.size, event, weights)
 
     def end(self, rank: int) -> None:
-        """Kill one worker; ``receive`` gives its ``died`` event."""
+        """Kill one worker; ``receive`` returns its ``died`` event."""
         self._crew.children[rank].send_signal(signal.SIGKILL)
 
     def kill(self) -> None:
-        """End all workers and what they started, at once; again does nothing."""
+        """Kill all workers and their process groups; a second call does nothing."""
         self._finalizer()
 
     def close(self) -> None:
-        """Ask the workers to end, wait 5 s, kill those that did not; again does nothing."""
+        """Ask the workers to end, wait up to 5 s, kill the rest; a second call does nothing."""
         if not self._finalizer.alive:
             return
         try:
@@ -255,10 +258,10 @@ class Pool:
             self.kill()
 
     def replace(self, rank: int) -> None:
-        """Kill a worker, if it lives, and start another in its place, without waiting for it; its hello is an event.
+        """Kill a worker and start another one of the same rank, without waiting for its hello event.
 
         Args:
-            rank: the worker; what it has said is dropped.
+            rank: the worker; its unread events are dropped.
         """
         self._poll = None
         self._crew.replace(rank, self.size)
@@ -267,7 +270,7 @@ class Pool:
         self._events = deque(event for event in self._events if event[0] != rank)
 
     def _greet(self, timeout: float) -> None:
-        """Wait for every worker's hello."""
+        """Wait for the hello events of all workers."""
         limit = time.monotonic() + timeout
         waiting = set(range(self.size))
         while waiting:
@@ -286,17 +289,17 @@ class Pool:
             waiting.discard(rank)
 
     def _gather(self, wait: float) -> None:
-        """Wait for something to happen and note every event that there is."""
+        """Wait until a worker or a watched descriptor is ready, and collect all events."""
         crew = self._crew
         if self._poll is None:
             self._poll = self._register()
-        wait = wait if self._seen_by_kernel else min(wait, 0.04)
+        wait = wait if self._seen_by_kernel else min(wait, 0.04)  # without a pidfd, check at short intervals
         ready = {fd for fd, _ in self._poll.poll(max(0.0, min(wait, _LINGER) if self._hung_up else wait) * 1000)}
         watched = ready & self._watched.keys()
         self._events.extend((*self._watched[fd], []) for fd in watched)
         if watched and watched == ready:
             return
-        each = bool(self._hung_up) or not (self._seen_by_kernel and ready)  # then all are looked at
+        each = bool(self._hung_up) or not (self._seen_by_kernel and ready)  # then check all workers
         for rank, child in enumerate(crew.children):
             if rank in self._ended or not (each or {crew.wires[rank].fileno(), child.pidfd} & ready):
                 continue
@@ -313,7 +316,7 @@ class Pool:
                 child.send_signal(signal.SIGKILL)
 
     def _register(self) -> select.poll:
-        """Return the set of descriptors to wait on; made once, as a caller may wait thousands of times a second."""
+        """Return the descriptors to wait on; kept, as a caller may wait thousands of times a second."""
         poll = select.poll()
         self._seen_by_kernel = True
         for rank, (child, wire) in enumerate(zip(self._crew.children, self._crew.wires, strict=True)):
@@ -348,7 +351,7 @@ class Pool:
 
 
 class _Crew:
-    """The parts of a pool, apart from it, so that they can be ended when the pool has been collected."""
+    """The processes of a pool, separate from it, so that a finalizer can end them after the pool is collected."""
 
     def __init__(self, echo: Callable[[int, str], None] | None) -> None:
         self.wires: list[UnixConnection] = []
@@ -389,7 +392,7 @@ class _Crew:
                 ) from error
 
     def replace(self, rank: int, size: int) -> None:
-        """Kill one worker and start another as that one was."""
+        """Kill one worker and start another one with the same environment and cores."""
         child, wire = self.children[rank], self.wires[rank]
         child.send_signal(signal.SIGKILL)
         child.wait(10.0)
@@ -405,11 +408,11 @@ class _Crew:
             child.wait(10.0)
 
     def end(self) -> None:
-        """Kill, reap, close; in a forked copy of the caller, whose workers they are not, nothing."""
+        """Kill and reap all workers, close all connections; do nothing in a fork of the caller."""
         if os.getpid() != self._owner:
             return
         self._slay()
         self.keeper.stop()
-        self._slay()  # one that was being started meanwhile
+        self._slay()  # also a worker whose start was under way
         for wire in self.wires:
             wire.close()

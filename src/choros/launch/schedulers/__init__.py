@@ -1,7 +1,7 @@
-"""Jobs for the schedulers of clusters: the script as text, and the commands that submit, ask, follow and cancel.
+"""Jobs for the schedulers of clusters: scripts, and commands that submit, query, follow and cancel a job.
 
-A ``Job`` is what was asked for, checked; ``SCHEDULERS`` has one ``Scheduler`` a name; ``load_site`` reads what is known
-of a machine.
+A ``Job`` is a checked request. ``SCHEDULERS`` maps names to ``Scheduler`` objects. ``load_site`` reads the preset of a
+cluster.
 """
 
 from choros.cluster.hardware import find_mpi

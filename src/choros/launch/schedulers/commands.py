@@ -1,4 +1,4 @@
-"""The commands of a scheduler, run: submit a script, ask for a job, follow its log, cancel it."""
+"""Functions that run a scheduler's commands: submit a script, query a job, follow its log, cancel it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from choros.launch.schedulers.registry import SCHEDULERS
 from choros.launch.schedulers.scheduler import Scheduler
 
 _ID = re.compile(r"[A-Za-z0-9\u0192][\w.\[\]/-]*")
-_TICK = 0.5  # seconds between looks at a log that grows
+_TICK = 0.5  # seconds between two reads of a growing log
 
 
 class _NoAnswer(InvalidInputError):
-    """The scheduler's command is here, and the scheduler is not."""
+    """Failure to reach the scheduler, although its command exists."""
 
 
 def find_scheduler(name: str = "") -> Scheduler:
-    """The scheduler of that name, or the one whose commands are here.
+    """Return the scheduler of the given name, or the first one whose commands are on PATH.
 
     Raises:
-        InvalidInputError: none is here, or there is none of that name.
+        InvalidInputError: no scheduler has this name, or no command is on PATH.
 
     Example:
         >>> find_scheduler("slurm").program
@@ -53,11 +53,11 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
     """Submit a script, and return the job's id.
 
     Args:
-        scheduler: whose it is.
-        file: the script.
+        scheduler: the scheduler.
+        file: the path of the script.
 
     Raises:
-        InvalidInputError: the scheduler's command is not here, or refuses the script.
+        InvalidInputError: the scheduler's command is not on PATH, or refuses the script.
     """
     if shutil.which(scheduler.program) is None:
         raise InvalidInputError(
@@ -68,10 +68,10 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
 
 
 def job_status(scheduler: Scheduler, job: str) -> str:
-    """Return the scheduler's status of a job.
+    """Return the status of a job as text.
 
     Raises:
-        InvalidInputError: it does not know the job.
+        InvalidInputError: the scheduler does not know the job.
     """
     said = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} tells nothing of job {job}")
     return scheduler.tell(said) if scheduler.tell else said.rstrip()
@@ -81,10 +81,10 @@ def cancel_job(scheduler: Scheduler, job: str) -> bool:
     """Cancel a job.
 
     Returns:
-        False where it was over already, and there was nothing to cancel.
+        False if the job had ended already.
 
     Raises:
-        InvalidInputError: the scheduler does not know it, or refuses.
+        InvalidInputError: the scheduler does not know the job, or refuses.
     """
     said, _ = _ask(scheduler, _checked(job))
     if said.strip() and scheduler.ended(said):
@@ -97,13 +97,13 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
     """Print a job's log.
 
     Args:
-        scheduler: whose job it is.
-        job: its id.
-        on: whether to go on until the job ends.
-        out: where to. Defaults to ``sys.stdout``.
+        scheduler: the scheduler of the job.
+        job: the job's id.
+        on: whether to continue until the job ends. Defaults to False.
+        out: the stream to write to. Defaults to ``sys.stdout``.
 
     Raises:
-        InvalidInputError: there is no log, and none will come.
+        InvalidInputError: there is no log; with ``on``, none until the job has ended.
     """
     out, job = sys.stdout if out is None else out, _checked(job)
     if scheduler.follow is not None:
@@ -112,7 +112,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
     position = 0
     while True:
         said, silent = _ask(scheduler, job)
-        over = scheduler.ended(said)  # before the file is read: what is written until then is in it
+        over = scheduler.ended(said)  # query before reading, so that the last read includes all output
         path = _log_file(scheduler, job, said)
         if path:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -144,7 +144,7 @@ def _checked(job: str) -> str:
 
 
 def _ask(scheduler: Scheduler, job: str) -> tuple[str, _NoAnswer | None]:
-    """Return the scheduler's answer about a job, "" if it does not know it; and its error if it does not run itself."""
+    """Return the output of ``status``, or "" if the command failed; and the error if no scheduler was reached."""
     try:
         return _call(scheduler, scheduler.status(job), ""), None
     except InvalidInputError as error:
@@ -152,7 +152,7 @@ def _ask(scheduler: Scheduler, job: str) -> tuple[str, _NoAnswer | None]:
 
 
 def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO | None = None) -> str:
-    """Run a command, and return what it printed; with ``out`` it goes there line by line as it comes."""
+    """Run a command, and return its output; with ``out``, also write each line there at once."""
     said: list[str] = []
     with tempfile.TemporaryFile("w+") as errors:
         try:

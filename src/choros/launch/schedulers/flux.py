@@ -10,7 +10,7 @@ from choros.launch.schedulers.shell_script import body, head, rank_command
 
 
 def script(job: Job) -> str:
-    """The script of a job.
+    """Return the script of a job.
 
     Example:
         >>> "flux run" in script(Job(("python", "train.py"), "train"))
@@ -35,7 +35,7 @@ def script(job: Job) -> str:
     words += [f"--cores-per-task={job.cores}", *([f"--gpus-per-task={job.gpus}"] if job.gpus else [])]
     words += ["-o", "cpu-affinity=per-task", *(["-o", "gpu-affinity=per-task"] if job.gpus else []), *job.site.launch]
     line = f"{shlex.join(words)} {rank_command(job, 'flux')}"
-    again = f'cd "$begun_in" && flux --parent batch {shlex.quote(job.script)}'  # a line of --setup may go elsewhere
+    again = f'cd "$begun_in" && flux --parent batch {shlex.quote(job.script)}'  # --setup may have changed the directory
     lines += ["begun_in=$PWD", *body(job, line, again, "$(flux getattr jobid)")]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""The request for a job, checked in one place."""
+"""The request for a job, with all checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _MOST = 1_000_000
-_THREADS = 8  # of a core, at most: POWER's
+_THREADS = 8  # the most hardware threads of a core (POWER)
 
 
 @dataclass(frozen=True)
@@ -23,30 +23,30 @@ class Job:
     """Ranks of one program on the nodes of a cluster.
 
     Attributes:
-        command: tuple of str. What each rank runs.
-        name: str. The job's, and the beginning of its log's.
+        command: tuple of str. The command of each rank.
+        name: str. The job's name, and the beginning of its log's name.
         nodes, ranks_per_node: int. Default to 1.
-        cores: int. Of each rank. Defaults to 1.
-        threads_per_core: int. Hardware threads that are used of each core; 0 (default) leaves it to the site.
-        gpus: int. Of each rank. Defaults to 0.
-        time: int. The limit in seconds; 0 (default) is the queue's own.
-        account, queue: str. "" (default) is the site's own.
-        setup: tuple of str. Lines of shell that run before the ranks.
-        env: tuple of (name, value). Variables of the ranks.
-        directives: tuple of str. Passed on as they are, each after ``#SBATCH``, ``#PBS`` ...
-        wrap: tuple of str. A program and its arguments that each rank is started by; ``%r`` in them is the rank.
-        mpi: str. The ranks' MPI: mpich, intel, mvapich, openmpi, pals, jsrun, or what ``srun --mpi=`` is to be given.
-        signal: int. Seconds before the limit at which the ranks are told; 0 is never. Defaults to 90.
-        features: str. What the submitting machine's processor can do.
-        site: Site. The machine.
-        script: str. The file that the script is kept in.
-        written_by: str. The command that asked for it.
-        image, kind, runtime: str. Of Kubernetes: the container's image, the kind of manifest, the TrainJob's runtime.
-        secret: str. Of Kubernetes: what the pods know each other by.
-        master, archive: str. Of Spark: the cluster's URL ("" is that of Spark's own files), and a packed environment.
+        cores: int. Cores of each rank. Defaults to 1.
+        threads_per_core: int. Hardware threads to use of each core; 0 (default) leaves it to the site.
+        gpus: int. GPUs of each rank. Defaults to 0.
+        time: int. The time limit in seconds; 0 (default) is the queue's limit.
+        account, queue: str. "" (default) is the site's default.
+        setup: tuple of str. Shell lines that run before the ranks.
+        env: tuple of (name, value). Environment variables of the ranks.
+        directives: tuple of str. Written unchanged after ``#SBATCH``, ``#PBS`` ...
+        wrap: tuple of str. A program with arguments that starts each rank; ``%r`` in them is the rank.
+        mpi: str. The ranks' MPI: mpich, intel, mvapich, openmpi, pals, jsrun, or a value for ``srun --mpi=``.
+        signal: int. Seconds before the time limit at which the ranks get a signal; 0 is never. Defaults to 90.
+        features: str. The features of the submitting host's processor.
+        site: Site. The preset of the cluster.
+        script: str. The path of the script.
+        written_by: str. The command that made this request.
+        image, kind, runtime: str. For Kubernetes: the container image, the kind of manifest, the TrainJob's runtime.
+        secret: str. For Kubernetes: the secret by which the pods authenticate.
+        master, archive: str. For Spark: the cluster's URL ("" takes Spark's configuration), and a packed environment.
 
     Raises:
-        InvalidInputError: something that the scheduler or the shell would refuse or take for something else.
+        InvalidInputError: a value that the scheduler or the shell would refuse or misread.
 
     Example:
         >>> Job(("python", "train.py"), "train", nodes=2, ranks_per_node=4).size
@@ -120,7 +120,7 @@ class Job:
                     raise InvalidInputError(f"{option} must be a whole number of {low} or more, got {number}")
 
     def _check_lines(self) -> None:
-        """Each of these becomes one line, or one word of one."""
+        """Check the values that become one line of the script, or one word of a line."""
         texts = {"--setup": self.setup, "-o": self.directives, "--wrap": self.wrap, "the command": self.command}
         texts |= {"--master": (self.master,), "--archive": (self.archive,)}
         texts["--env"] = tuple(value for _, value in self.env)
@@ -159,30 +159,30 @@ class Job:
 
     @property
     def threads(self) -> int:
-        """The number of threads that each rank may run."""
+        """The number of threads of each rank: its cores times ``threads_per_core``."""
         return self.cores * (self.threads_per_core or 1)
 
     @property
     def cpus(self) -> int:
-        """The number of CPUs that SLURM counts for each rank; a core may be several."""
+        """The number of CPUs that SLURM counts for each rank; SLURM may count several for a core."""
         return self.cores * (self.threads_per_core or self.site.cpus_per_core)
 
     def exports(self) -> dict[str, str]:
-        """The variables of the ranks, before any of them imports anything: threads, the site's, the user's own."""
+        """Return the environment variables to export for the ranks: threads, the site's, the user's."""
         given = dict(self.env)
         told = {"CHOROS_SUBMIT_CPU": self.features} if self.features else {}
         return {**variables(self.threads, keep=given), **dict(self.site.environment), **told, **given}
 
 
 def parse_time(text: str) -> int:
-    """A limit of time in seconds.
+    """Return a time limit in seconds.
 
     Args:
-        text: ``"1:30:00"``, ``"2-00:00:00"`` (days), or with units, ``"1h30m"``. A bare number is refused: it is
-            minutes to SLURM and LSF, seconds to PBS.
+        text: ``"1:30:00"``, ``"2-00:00:00"`` (days), or with units, ``"1h30m"``. A bare number is refused, because it
+            means minutes to SLURM and LSF, and seconds to PBS.
 
     Raises:
-        InvalidInputError: it has none of these forms, or is 0.
+        InvalidInputError: the text has none of these forms, or means 0.
 
     Example:
         >>> parse_time("1:30:00"), parse_time("90m"), parse_time("1-00:00:00")

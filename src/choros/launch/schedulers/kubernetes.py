@@ -1,8 +1,8 @@
-"""Kubernetes: manifests in JSON, which ``kubectl`` takes as YAML: an Indexed Job, a JobSet or a TrainJob.
+"""Kubernetes: manifests of an Indexed Job, a JobSet or a TrainJob, in JSON, which ``kubectl`` accepts as YAML.
 
-Each rank is a pod: its rank is ``JOB_COMPLETION_INDEX``, and ``CHOROS_COMPLETIONS`` says how many there are. They meet
-by sockets at the first one, and know each other by a secret, which is an object of its own. Several ranks of one node
-are one pod, in which ``choros run`` starts them.
+Each rank is a pod: its rank is ``JOB_COMPLETION_INDEX``, and ``CHOROS_COMPLETIONS`` is the number of ranks. The ranks
+connect by sockets to the first pod, and authenticate by a secret from a Secret object. If the job has one node, all
+ranks are in one pod, in which ``choros run`` starts them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PORT = 29500
 
 
 def script(job: Job) -> str:
-    """The manifest of a job.
+    """Return the manifest of a job.
 
     Raises:
-        InvalidInputError: no image, or what Kubernetes has no place for.
+        InvalidInputError: the job has no image, or its kind is not one of ``KINDS``.
 
     Example:
         >>> import json
@@ -38,7 +38,7 @@ def script(job: Job) -> str:
 
 
 def _secret(job: Job) -> list[dict[str, Any]]:
-    """Return the ranks' common secret."""
+    """Return the Secret object of the ranks, in a list; an empty list for one pod."""
     if pods(job) == 1:
         return []
     meta = {"name": f"{_name(job)}-secret", "labels": {"choros-job": _name(job)}}
@@ -53,7 +53,7 @@ def _check(job: Job) -> None:
 
 
 def pods(job: Job) -> int:
-    """Return the number of pods: one for each rank, or one for all ranks of one node."""
+    """Return the number of pods: one for each rank, or one in all if the job has one node."""
     return 1 if job.nodes == 1 else job.size
 
 
@@ -62,12 +62,12 @@ def _name(job: Job) -> str:
 
 
 def _as_it_is(text: str) -> str:
-    """Write text so that a pod gets it unchanged, where Kubernetes replaces ``$(NAME)``, and ``$$`` by ``$``."""
+    """Escape text so that a pod gets it unchanged: Kubernetes replaces ``$(NAME)``, and ``$$`` by ``$``."""
     return text.replace("$", "$$")
 
 
 def _first(job: Job) -> str:
-    """The name of the first rank's pod in the network of the pods."""
+    """Return the DNS name of the first rank's pod."""
     name = _name(job)
     return {"job": f"{name}-0.{name}", "jobset": f"{name}-ranks-0-0.{name}", "trainjob": f"{name}-node-0-0.{name}"}[
         job.kind
@@ -75,7 +75,7 @@ def _first(job: Job) -> str:
 
 
 def _grace(job: Job) -> str:
-    """The seconds that ranks have to save their state in, once they are told to end."""
+    """Return the seconds that ranks have to save their state after SIGTERM: at least 30."""
     return str(max(job.signal, 30))
 
 
@@ -89,7 +89,7 @@ def _command(job: Job) -> list[str]:
 
 
 def _environment(job: Job) -> list[dict[str, Any]]:
-    told = {"CHOROS_STOP_SIGNALS": "SIGTERM"}  # by which Kubernetes takes a pod away
+    told = {"CHOROS_STOP_SIGNALS": "SIGTERM"}  # Kubernetes sends it before it removes a pod
     if pods(job) > 1:
         told |= {"CHOROS_COMPLETIONS": str(job.size), "CHOROS_COORDINATOR": f"{_first(job)}:{PORT}"}
     plain: list[dict[str, Any]] = [{"name": k, "value": _as_it_is(v)} for k, v in {**job.exports(), **told}.items()]
@@ -110,7 +110,7 @@ def _meta(job: Job) -> dict[str, Any]:
 
 
 def _indexed(job: Job, subdomain: str = "") -> dict[str, Any]:
-    """The specification of an Indexed Job."""
+    """Return the specification of an Indexed Job."""
     container = {
         "name": "rank",
         "image": job.image,
@@ -131,14 +131,14 @@ def _indexed(job: Job, subdomain: str = "") -> dict[str, Any]:
         "completions": pods(job),
         "parallelism": pods(job),
         "completionMode": "Indexed",
-        "backoffLimit": 0 if job.kind == "jobset" else 3 * pods(job),  # it counts pods: one failed rank ends all
+        "backoffLimit": 0 if job.kind == "jobset" else 3 * pods(job),  # counts pods: one failed rank ends all
         **({"activeDeadlineSeconds": job.time} if job.time else {}),
         "template": {"metadata": {"labels": {"choros-job": _name(job)}}, "spec": pod},
     }
 
 
 def _job(job: Job) -> list[dict[str, Any]]:
-    """A Job, and the service by which its pods find each other: nothing has to be installed in the cluster."""
+    """Return a Job, and the Service by which its pods find each other; the cluster needs no extension."""
     name = _name(job)
     service = {
         "apiVersion": "v1",
@@ -150,14 +150,14 @@ def _job(job: Job) -> list[dict[str, Any]]:
 
 
 def _jobset(job: Job) -> list[dict[str, Any]]:
-    """A JobSet: where one pod fails, all begin again."""
+    """Return a JobSet: if one pod fails, all start again, at most 3 times."""
     ranks = {"name": "ranks", "replicas": 1, "template": {"spec": _indexed(job)}}
     spec = {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": [ranks]}
     return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(job), "spec": spec}]
 
 
 def _trainjob(job: Job) -> list[dict[str, Any]]:
-    """A TrainJob of Kubeflow Trainer, on one of the cluster's runtimes."""
+    """Return a TrainJob of Kubeflow Trainer, with one of the cluster's runtimes."""
     trainer = {
         "numNodes": pods(job),
         "image": job.image,
@@ -171,7 +171,7 @@ def _trainjob(job: Job) -> list[dict[str, Any]]:
 
 
 def job_id(said: str) -> str:
-    r"""The job among what ``kubectl apply`` named, one a line.
+    r"""Return the job's name from the output of ``kubectl apply``, which lists one object per line.
 
     Example:
         >>> job_id("secret/train-secret\nservice/train\njob.batch/train\n")

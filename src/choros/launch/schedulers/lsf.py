@@ -12,13 +12,13 @@ from choros.launch.schedulers.shell_script import body, head, rank_command
 
 
 def script(job: Job) -> str:
-    """The script of a job.
+    """Return the script of a job.
 
     Example:
         >>> print(script(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=6, mpi="jsrun")).splitlines()[2])
         #BSUB -nnodes 2
     """
-    minutes = -(-job.time // 60)  # LSF counts them whole
+    minutes = -(-job.time // 60)  # LSF takes whole minutes
     lines = head(
         job,
         [
@@ -56,7 +56,7 @@ def _jsrun(job: Job) -> str:
 
 
 def job_id(said: str) -> str:
-    """The id in what ``bsub`` printed.
+    """Return the job's id from the output of ``bsub``.
 
     Example:
         >>> job_id("Job <42> is submitted to queue <normal>.")

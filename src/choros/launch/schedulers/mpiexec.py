@@ -1,4 +1,4 @@
-"""The line that starts the ranks by an ``mpiexec``, under schedulers that leave it to the MPI."""
+"""The script line that starts the ranks by ``mpiexec``, for schedulers without a launcher of ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ KNOWN = ("mpich", "intel", "mvapich", "openmpi", "pals")
 
 
 def launch_line(job: Job, hosts: str = "") -> str:
-    """``mpiexec`` with its options and what a rank runs.
+    """Return ``mpiexec`` with its options, and the command of a rank.
 
     Args:
-        job: the job; ``job.mpi`` says whose mpiexec it is, MPICH's where it says nothing.
-        hosts: the variable that names a file of hosts, for those that do not find it themselves.
+        job: the job; ``job.mpi`` names the MPI of mpiexec. Defaults to MPICH if empty.
+        hosts: the variable with the path of the host file, if mpiexec does not find the hosts itself. Defaults to "".
 
     Raises:
-        InvalidInputError: an MPI that is not known here.
+        InvalidInputError: ``job.mpi`` is not known here.
 
     Example:
         >>> launch_line(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=2), "PBS_NODEFILE")[:45]

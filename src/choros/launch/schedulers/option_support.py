@@ -1,4 +1,4 @@
-"""Options of ``choros submit`` for each scheduler: an option without an effect is refused, not passed over."""
+"""Options of ``choros submit`` for each scheduler: an option without an effect is an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from choros.errors import InvalidInputError
 
-BY_MPI = ("slurm", "pbs", "lsf", "sge")  # where the ranks' MPI makes the line that starts them
+BY_MPI = ("slurm", "pbs", "lsf", "sge")  # schedulers whose script depends on the ranks' MPI
 _BATCH = ("slurm", "pbs", "flux", "lsf", "sge")
 _WHERE = {
     "--image": ("k8s",),
@@ -29,18 +29,18 @@ _INSTEAD = {
     "spark": "Spark does not know it: leave it out (what spark-submit knows goes after -o)",
 }
 _CONNECT = ("--nodes", "--ranks-per-node", "--cores", "--gpus", "--queue", "-o", "--archive")
-_CLOCKED = ("pbs", "flux", "lsf", "sge")  # where the script counts the time itself
+_CLOCKED = ("pbs", "flux", "lsf", "sge")  # schedulers whose script computes the time of the signal itself
 
 
 def check_options(on: str, asked: Mapping[str, Any]) -> None:
-    """Refuse options that the script for this scheduler would not look at.
+    """Refuse options that the script for this scheduler would not use.
 
     Args:
         on: the scheduler's name.
-        asked: each option and its value; None or an empty one was not given.
+        asked: options and their values; None or an empty value means not given.
 
     Raises:
-        InvalidInputError: one has no meaning there; says where it has one.
+        InvalidInputError: an option has no effect there; names the schedulers for which it has.
 
     Example:
         >>> check_options("k8s", {"--image": "me/train:1", "--mpi": ""})

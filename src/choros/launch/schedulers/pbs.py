@@ -1,4 +1,4 @@
-"""PBS (OpenPBS, PBS Professional): ``qsub``, and the MPI's or the site's ``mpiexec`` for the ranks."""
+"""PBS (OpenPBS, PBS Professional): ``qsub``, and an ``mpiexec`` for the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choros.launch.schedulers.shell_script import body, clock, head
 
 
 def script(job: Job) -> str:
-    """The script of a job.
+    """Return the script of a job.
 
     Example:
         >>> print(script(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=4)).splitlines()[2])
@@ -34,7 +34,7 @@ def script(job: Job) -> str:
         "#PBS",
     )
     line = launch_line(job, "PBS_NODEFILE")
-    again = f'cd "$PBS_O_WORKDIR" && qsub {shlex.quote(job.script)}'  # a line of --setup may have gone elsewhere
+    again = f'cd "$PBS_O_WORKDIR" && qsub {shlex.quote(job.script)}'  # --setup may have changed the directory
     lines += ['cd "$PBS_O_WORKDIR" || exit 1', *body(job, line, again, "$PBS_JOBID")]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""All schedulers by their names. A new one is a file of its own and a line here."""
+"""All schedulers by name. A new scheduler needs one file and one line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of a scheduler: a script's text, and the commands that handle a job."""
+"""The interface of a scheduler: the text of a script, and the commands for a job."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class Scheduler:
     """One scheduler.
 
     Attributes:
-        name: str. As ``--on`` takes it.
-        program: str. The command that submits; the scheduler is here where it is on PATH.
-        beside: str. Another command that must be there too, to tell schedulers with equal names apart.
-        ending: str. Of the script's file.
-        script: makes the text of a job.
-        submit: makes the command that submits a file.
-        job_id: finds the job's id in what that printed.
-        status, cancel: make the command for an id.
-        logs: makes the patterns of an id's log files; none where ``follow`` brings the log.
-        follow: makes the command that prints the log, and goes on (True) until the job ends.
-        tell: words what ``status`` printed; None passes it on.
-        log_of: finds the log's path in what ``status`` printed.
-        ended: tells from what ``status`` printed whether the job has ended.
-        silent: words by which its commands say that they reach no such scheduler.
-        attached: whether what submits a job runs, and shows its output, until the job ends; such a scheduler must be
-            named.
+        name: str. The name for ``--on``.
+        program: str. The command that submits a job. If it is on PATH, the scheduler counts as present.
+        beside: str. A second command that must be on PATH too, to distinguish schedulers with the same ``program``.
+        ending: str. The suffix of the script's file name.
+        script: function from a Job to the text of its script.
+        submit: function from the script's path to the command that submits it.
+        job_id: function from the output of ``submit`` to the job's id.
+        status, cancel: functions from an id to the command.
+        logs: function from an id to the patterns of its log files; unused if ``follow`` is given.
+        follow: function from an id, and whether to continue until the job ends, to the command that prints the log.
+        tell: function from the output of ``status`` to a text for users; None shows the output itself.
+        log_of: function from the output of ``status`` to the path of the log, or "".
+        ended: function from the output of ``status`` to whether the job has ended.
+        silent: parts of error messages by which its commands report that no such scheduler can be reached.
+        attached: whether the submitting command runs, and shows the output, until the job ends. Such a scheduler is
+            used only if it is named by ``--on``.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Grid Engine: ``qsub``, and the MPI's ``mpiexec`` for the ranks, which knows Grid Engine's hosts itself."""
+"""Grid Engine: ``qsub``, and the MPI's ``mpiexec`` for the ranks, which finds Grid Engine's hosts itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from choros.launch.schedulers.shell_script import body, clock, head
 
 
 def script(job: Job) -> str:
-    """The script of a job.
+    """Return the script of a job.
 
-    A parallel environment has a name of the site's own: ``mpi``, unless a directive says ``-pe NAME SLOTS``. So have
-    GPUs: ``gpu``, unless a directive says ``-l`` and something with gpu in it. What the site decides is noted.
+    The names of parallel environments and of GPU resources depend on the site. The script uses ``mpi``, unless there is
+    a directive ``-pe NAME SLOTS``, and ``gpu``, unless a directive ``-l`` contains gpu. Comments in the script explain
+    the settings that the site decides.
 
     Example:
         >>> print(script(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=2, cores=4)).splitlines()[5])
@@ -50,12 +51,12 @@ def script(job: Job) -> str:
             f"# gpu={job.gpus} is asked for each slot where the site's consumable is YES, once where it is JOB",
             f"# (qconf -sc): meant are {gpus} in all. Give what the site counts by -o '-l gpu=N'.",
         ]
-    lines += body(job, launch_line(job), 99, "$JOB_ID")  # Grid Engine's own code for: once more
+    lines += body(job, launch_line(job), 99, "$JOB_ID")  # exit code 99: Grid Engine requeues the job
     return "\n".join(lines) + "\n"
 
 
 def job_id(said: str) -> str:
-    """The id in what ``qsub`` printed.
+    """Return the job's id from the output of ``qsub``.
 
     Example:
         >>> job_id('Your job 42 ("train") has been submitted')

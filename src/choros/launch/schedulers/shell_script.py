@@ -1,4 +1,4 @@
-"""Pieces of shell that several schedulers' scripts have."""
+"""Parts of shell scripts that several schedulers share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from choros.launch.schedulers.job import Job
 
-# The rank and the local rank, as the launcher of each MPI tells them.
+# The variables in which each MPI's launcher sets the rank and the local rank.
 RANK = {
     "srun": "$SLURM_PROCID",
     "pals": "${PALS_RANKID:-$PMI_RANK}",
@@ -26,11 +26,11 @@ LOCAL_RANK = {
     "": "$MPI_LOCALRANKID",
 }
 
-_SHOW = ("srun", "flux", "jsrun", "pod")  # these show each rank its own GPUs themselves
+_SHOW = ("srun", "flux", "jsrun", "pod")  # these launchers limit each rank to its GPUs themselves
 
 
 def clock(seconds: int) -> str:
-    """``3700`` as ``01:01:40``, which all schedulers take.
+    """Return seconds as HH:MM:SS.
 
     Example:
         >>> clock(3700), clock(100 * 3600)
@@ -40,7 +40,7 @@ def clock(seconds: int) -> str:
 
 
 def head(job: Job, directives: Sequence[str], mark: str) -> list[str]:
-    """The first lines: the shell, who wrote it, the scheduler's directives; the site's and the user's own come last."""
+    """Return the first lines: the shell, comments on the origin, and the directives, the user's last."""
     written = [f"# Written by: {job.written_by}"] if job.written_by else []
     facts = [f"# {job.site.name}, as read in {source}" for source in job.site.source]
     lines = [*directives, *job.site.directives, *job.directives]
@@ -48,15 +48,16 @@ def head(job: Job, directives: Sequence[str], mark: str) -> list[str]:
 
 
 def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: bool = True) -> list[str]:
-    """Return the first node's commands: set-up, variables, the ranks, and the job's next turn if asked for.
+    """Return the script's commands: set-up, variables, the launch of the ranks, and the requeue of the job.
 
     Args:
         job: the job.
         launch: the command that starts the ranks.
-        again: the command that gives the job its next turn, and 75 is the script's code where it fails; or the code by
-            which the scheduler itself gives it one.
-        identity: what the shell makes the job's id of: a variable, or a command.
-        clocked: whether the ranks look at the clock, since the scheduler does not tell them of the limit.
+        again: the command that requeues the job (the script exits with 75 if it fails); or the exit code on which the
+            scheduler requeues the job.
+        identity: the job's id as a shell expression: a variable, or a command substitution.
+        clocked: whether to export ``CHOROS_STOP_AT``, because the scheduler sends no signal before the limit. Defaults
+            to True.
     """
     lines = [*job.setup]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.exports().items()]
@@ -86,9 +87,9 @@ def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: boo
 
 
 def rank_command(job: Job, launcher: str) -> str:
-    r"""Return the command that the launcher starts for each rank: a shell that becomes the rank.
+    r"""Return the command that the launcher starts for each rank: a shell that replaces itself by the rank.
 
-    The signal that tells of the time limit is ignored until a script asks for it, since it would end those that do not.
+    The shell ignores SIGUSR2, the signal before the time limit, because it would end scripts that do not handle it.
 
     Args:
         job: the job.
@@ -102,7 +103,7 @@ def rank_command(job: Job, launcher: str) -> str:
 
 
 def rank_script(job: Job, launcher: str) -> str:
-    """The text of that shell; its arguments are the command."""
+    """Return the text of the shell that becomes a rank; the shell's arguments are the rank's command."""
     parts = ['trap "" USR2']
     if job.gpus and job.site.visible and (launcher not in _SHOW or job.site.gpu_order):
         order = job.site.gpu_order or tuple(map(str, range(job.ranks_per_node * job.gpus)))
@@ -114,7 +115,7 @@ def rank_script(job: Job, launcher: str) -> str:
             f'mine=("${{all[@]:$(({local} * {job.gpus})):{job.gpus}}}")',
             f'export {name}="$(IFS=,; echo "${{mine[*]}}")"',
         ]
-    if job.gpus > 1:  # else a rank would choose one of its own, by its local rank
+    if job.gpus > 1:  # without it a rank would choose a GPU by its local rank
         parts.append("export CHOROS_OWN_GPUS=1")
     wrapped = " ".join(wrap_words(job.wrap, RANK.get(launcher, RANK[""])))
     parts.append(f'exec {wrapped} "$@"' if wrapped else 'exec "$@"')
@@ -122,7 +123,7 @@ def rank_script(job: Job, launcher: str) -> str:
 
 
 def wrap_words(words: Sequence[str], rank: str) -> list[str]:
-    """The words of a wrapper for the shell, with the rank in the place of ``%r``.
+    """Return the words of a wrapper command, quoted for the shell, with the rank in place of ``%r``.
 
     Example:
         >>> wrap_words(["vtune", "-r", "out.%r", "--", "a$b"], "$R")

@@ -1,4 +1,4 @@
-"""Facts about a machine: a TOML file in ``presets/`` for each, which names its source."""
+"""Presets of clusters: one TOML file in ``presets/`` for each, which names its source."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from choros.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Site:
-    """A machine, as far as a job's script depends on it. Everything but the name may be left out.
+    """A cluster: the facts on which a job's script depends. All have defaults.
 
     Attributes:
-        name: str. What it is called.
-        source: tuple of str. Where these facts were read, and when.
+        name: str. The cluster's name.
+        source: tuple of str. The source of these facts, with the date.
         scheduler: str. A name of ``SCHEDULERS``.
-        mpi: str. As ``Job.mpi``, where nothing was asked for.
-        ranks_per_node, cores, gpus: int. What a job gets that does not say; the last two for each rank.
-        gpus_per_node, cores_per_node: int. What a node has; 0 is not known.
-        cpus_per_core: int. How many CPUs a core is to SLURM. Defaults to 1.
-        select: str. PBS' chunk, with ``{nodes}``.
+        mpi: str. The default of ``Job.mpi``.
+        ranks_per_node, cores, gpus: int. The defaults of a job; the last two for each rank.
+        gpus_per_node, cores_per_node: int. The number on one node; 0 if unknown.
+        cpus_per_core: int. The number of CPUs that SLURM counts for a core. Defaults to 1.
+        select: str. The chunk for PBS' ``-l``, with ``{nodes}``.
         queue_option: str. SLURM's option that names a queue. Defaults to ``--partition``.
-        gpu_directives: tuple of str. What asks for GPUs in the place of the scheduler's usual option; ``{gpus}`` is the
-            number for each rank. A site that names a whole node's GPUs gives out whole nodes.
+        gpu_directives: tuple of str. The request for GPUs, instead of the scheduler's usual option; ``{gpus}`` is the
+            number for each rank. A site that names all GPUs of a node allocates whole nodes.
         directives: tuple of str. More directives, as after ``#SBATCH`` or ``#PBS``.
         launch: tuple of str. More options of srun or mpiexec.
         bind: dict. The launcher's options that bind ranks, by ranks per node; ``other`` for all other numbers.
-        visible: str. The variable by which a rank is shown its GPUs; "" leaves it to the scheduler.
+        visible: str. The variable that limits a rank to its GPUs; "" leaves this to the scheduler.
         gpu_order: tuple of str. The GPUs in the order of local ranks.
-        needs: dict. Directives without which the site refuses a job, and what to give.
-        needs_account: bool. Whether a job must name an account.
+        needs: dict. Directives without which the site refuses a job, and the advice for the error.
+        needs_account: bool. Whether a job must name an account. Defaults to False.
         environment: dict. Variables to export.
 
     Example:
@@ -66,7 +66,7 @@ class Site:
 
 
 def site_names() -> tuple[str, ...]:
-    """The names of all sites that are known.
+    """Return the names of all presets.
 
     Example:
         >>> "generic" in site_names()
@@ -77,13 +77,13 @@ def site_names() -> tuple[str, ...]:
 
 
 def load_site(name: str = "generic") -> Site:
-    """Read what is known of a site.
+    """Read the preset of a site.
 
     Args:
-        name: as in ``site_names()``. Defaults to ``"generic"``, of which nothing is known.
+        name: one of ``site_names()``. Defaults to ``"generic"``, which assumes nothing.
 
     Raises:
-        InvalidInputError: there is no such site.
+        InvalidInputError: there is no such preset.
 
     Example:
         >>> load_site("perlmutter").gpu_order

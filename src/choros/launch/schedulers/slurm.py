@@ -24,7 +24,7 @@ _OVER = (
 
 
 def script(job: Job) -> str:
-    """The script of a job.
+    """Return the script of a job.
 
     Example:
         >>> "srun --kill-on-bad-exit=1" in script(Job(("python", "train.py"), "train"))
@@ -66,7 +66,7 @@ def _gpus(job: Job) -> list[str]:
 
 
 def _srun(job: Job) -> str:
-    """Not all of srun's options are taken over from sbatch; those are said again."""
+    """Return the ``srun`` line; it repeats options that srun does not take from sbatch."""
     bind = job.site.bind.get(str(job.ranks_per_node), job.site.bind.get("other", ""))
     words = ["srun", "--kill-on-bad-exit=1", "--label"]
     words += [f"--mpi={PMI.get(job.mpi, job.mpi)}"] if job.mpi else []
@@ -76,7 +76,7 @@ def _srun(job: Job) -> str:
 
 
 def tell(said: str) -> str:
-    """Return the output of ``scontrol show job --oneliner``, as one line for people.
+    """Return the output of ``scontrol show job --oneliner`` as one readable line.
 
     Example:
         >>> tell("JobId=7 JobName=a JobState=RUNNING Reason=None RunTime=00:01:02 TimeLimit=01:00:00 NodeList=n[1-2]")
@@ -95,7 +95,7 @@ def tell(said: str) -> str:
 
 
 def ended(said: str) -> bool:
-    """Return whether the job has ended for good.
+    """Return whether the job has ended, from the output of ``scontrol``; an unknown job has ended.
 
     Example:
         >>> ended("JobState=COMPLETED"), ended("JobState=PENDING"), ended("")

@@ -1,7 +1,7 @@
-"""Spark: ``spark-submit``, whose driver is the script; a ``Trainer`` in it has ``launcher="spark"``.
+"""Spark: ``spark-submit`` with the user's script as the driver; its ``Trainer`` has ``launcher="spark"``.
 
-The script's process is the driver and runs where the job was submitted, so its progress and logs are seen there. With
-Spark Connect it is a client, and there is nothing to submit but the script itself.
+The script's process is the driver and runs on the submitting host, so progress and logs appear there. With Spark
+Connect the script is a client, and is run directly without ``spark-submit``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from choros.errors import InvalidInputError
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.scheduler import Scheduler
 
-_UNPACKED = "environment"  # where executors find the packed one
+_UNPACKED = "environment"  # the executors' directory of the unpacked environment
 
 
 def script(job: Job) -> str:
-    r"""The script of a job.
+    r"""Return the script of a job.
 
     Example:
         >>> print(script(Job(("python", "a.py", "--fast"), "a", nodes=2, cores=4, master="yarn")).splitlines()[1])
@@ -25,7 +25,7 @@ def script(job: Job) -> str:
         SPARK_REMOTE=sc://head exec python a.py
 
     Raises:
-        InvalidInputError: what Spark does not have.
+        InvalidInputError: the command is not a Python script.
     """
     _check(job)
     lines = ["#!/bin/bash", *([f"# Written by: {job.written_by}"] if job.written_by else []), *job.setup]

@@ -1,1 +1,1 @@
-"""Start of ranks on several hosts over SSH."""
+"""Launch of ranks on several hosts over SSH."""

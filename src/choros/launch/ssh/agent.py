@@ -1,10 +1,10 @@
-"""The ranks of one host of a job: ``python -m choros.launch.ssh.agent``.
+"""The agent, which runs the ranks of one host of a job: ``python -m choros.launch.ssh.agent``.
 
-``choros run`` starts it there, over SSH or on this machine.
+``choros run`` starts one agent per host, over SSH, or directly on this host.
 
-One line of JSON on stdin tells what to do; a line with the number of a signal is a warning for the ranks. When stdin
-closes, because the other end was told to stop or has died, the ranks are ended. The lines of the ranks go to stdout and
-stderr, marked with their ranks.
+The first line on stdin is JSON with the command and its options. A later line holds the number of a signal, which the
+agent sends to the ranks. When stdin closes, because the other end stops or has died, the agent ends the ranks. The
+output of the ranks goes to stdout and stderr, marked with their ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAMILIES = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", "SLURM_", "PMI_", 
 
 
 def carried() -> dict[str, str]:
-    """The variables of this process that ranks on other hosts get too: all but those of this login and this host.
+    """Return the environment variables that ranks on other hosts get too: all except those of this login and host.
 
     Example:
         >>> "HOME" in carried()
@@ -39,7 +39,7 @@ def main() -> int:
     """Run the ranks.
 
     Returns:
-        What ``choros run`` would.
+        The exit code that ``choros run`` would return.
     """
     raise_descriptors()
     told: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
@@ -49,9 +49,9 @@ def main() -> int:
         print(f"{told['note']} {ended.code}", file=sys.stderr, flush=True)
 
     def watch() -> None:
-        for line in sys.stdin.buffer:  # a scheduler's warning, to be handed on
+        for line in sys.stdin.buffer:  # a scheduler's warning, which the supervisor forwards
             os.kill(os.getpid(), int(line))
-        os.kill(os.getpid(), signal.SIGTERM)  # which the engine hands to the ranks
+        os.kill(os.getpid(), signal.SIGTERM)  # stdin is closed: the supervisor forwards the signal to the ranks
 
     try:
         os.chdir(told["cwd"])
@@ -69,7 +69,7 @@ def main() -> int:
         print(f"choros run: {os.uname().nodename}: {error}", file=sys.stderr, flush=True)
         code = 2
     sys.stdout.flush()
-    os._exit(code)  # the thread still reads
+    os._exit(code)  # os._exit, because the thread still blocks in a read
 
 
 if __name__ == "__main__":

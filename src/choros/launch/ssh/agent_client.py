@@ -1,7 +1,8 @@
-"""One host of a job, as ``choros run`` holds it: a process that speaks with the agent there, by ssh or here.
+"""The local process for one host of a job: it starts the agent there, over SSH or locally, and connects to its pipes.
 
-``CHOROS_AGENT`` holds two descriptors: what the agent is told, and the memory for when its first rank failed. SIGTERM
-closes the agent's stdin, by which it ends its ranks; SIGUSR1 and SIGUSR2 are told it, for its ranks.
+``CHOROS_AGENT`` holds two file descriptors: of the message to the agent, and of the memory for the time and code of its
+first failed rank. On SIGTERM this process closes the agent's stdin, and the agent then ends its ranks. It forwards
+SIGUSR1 and SIGUSR2 to the agent, for the ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from choros.launch.process.rank_supervisor import WARNINGS
 
-_SSH = 255  # its own failures
+_SSH = 255  # ssh's exit code if ssh itself fails
 
 
 def main() -> int:
@@ -39,12 +40,12 @@ def main() -> int:
         threading.Thread(target=_close, args=(agent.stdin,), daemon=True).start()
 
     def warn(number: int, _: Any) -> None:
-        with suppress(OSError, ValueError):  # it has ended, or is to
+        with suppress(OSError, ValueError):  # the agent has ended, or its stdin is closed
             os.write(agent.stdin.fileno(), b"%d\n" % number)  # type: ignore[union-attr]
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
-    with suppress(BrokenPipeError):  # it has ended, and said why
+    with suppress(BrokenPipeError):  # the agent has ended, and has printed the reason
         agent.stdin.write(json.dumps(told).encode() + b"\n")
         agent.stdin.flush()
     for number in WARNINGS:

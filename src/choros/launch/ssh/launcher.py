@@ -1,4 +1,4 @@
-"""Ranks on several hosts: an agent on each, started by ssh, and a meeting here, at which all learn of each other."""
+"""Launch of ranks on several hosts: an agent on each host, started by ssh, and a rendezvous of all ranks here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from choros.launch.process.rank_supervisor import run as run_hosts
 from choros.launch.ssh.agent import carried
 
 SSH = "ssh -o BatchMode=yes"
-_LONGER = 3.0  # seconds that a host may take to end, after its ranks
+_LONGER = 3.0  # seconds that an agent may take to end after its ranks
 
 
 def divide(size: int, slots: Slots) -> list[tuple[str, int]]:
-    """Return the number of ranks for each host: its slots, in the order given, until there are enough.
+    """Return the number of ranks of each host: fill the slots of the hosts in the order given.
+
+    Raises:
+        InvalidInputError: the hosts have fewer than ``size`` slots.
 
     Example:
         >>> divide(3, (("n1", 2), ("n2", 4)))
@@ -52,23 +55,24 @@ def start_on_hosts(
 ) -> JobResult:
     """Run a command as the ranks of a job on several hosts; see ``choros.launch.local_job.start``.
 
-    All hosts have this directory, this Python and what it has installed. The variables of this process go along. The
-    secret by which the ranks know each other goes through the agents' stdin, not their command lines.
+    All hosts need this working directory, this Python and its packages at the same paths. The ranks get the environment
+    variables of this process. The secret with which the ranks authenticate goes through the agents' stdin, because
+    command lines are visible to other users.
 
     Args:
         command: the program and its arguments.
-        wish: how.
-        slots: the hosts, and how many ranks each may have.
+        wish: the options of the launch.
+        slots: the hosts and their slots (numbers of ranks).
         ssh: the program that starts a command on a host, and its options.
         network: the interface or domain by which the hosts reach each other; see
             ``choros.cluster.hardware.network_address``.
-        verbose: say what each rank gets.
+        verbose: print the cores, threads and command of each rank. Defaults to False.
 
     Returns:
-        What has become of the run; the code is that of the rank that failed first, on whichever host.
+        The outcome of the run; the code is that of the rank that failed first, on any host.
 
     Raises:
-        InvalidInputError: a wish that cannot be met; nothing was started.
+        InvalidInputError: the options cannot be satisfied; nothing was started.
     """
     from choros.cluster.hardware.network_address import head_address
     from choros.comm.bootstrap.rendezvous import Rendezvous
@@ -109,7 +113,7 @@ def start_on_hosts(
 def told_agent(
     host: str, ssh: str, wish: LaunchOptions, part: dict[str, Any], command: Sequence[str], verbose: bool = False
 ) -> dict[str, Any]:
-    """Return the message to ``choros.launch.ssh.agent_client``: how to start an agent, and what the agent runs."""
+    """Return the message to ``choros.launch.ssh.agent_client``: the agent's command line, and the job for the agent."""
     local = is_this_machine(host)
     return {
         "start": _agent() if local else [*shlex.split(ssh), host, shlex.join(_agent())],
@@ -130,14 +134,14 @@ def _agent() -> list[str]:
 
 
 def memory(data: bytes) -> int:
-    """Bytes in memory without a name, as a descriptor that a process can inherit."""
+    """Write bytes to anonymous memory; return its file descriptor."""
     fd = create("choros-agent")
     os.write(fd, data)
     return fd
 
 
 def _first(outcome: JobResult, answers: Sequence[int]) -> JobResult:
-    """The failure that was told first, where one was: the others may have followed from it."""
+    """Return the outcome with the code of the earliest failed rank, as the other failures may follow from it."""
     told: list[dict[str, Any]] = [json.loads(text) for fd in answers if (text := os.pread(fd, 1 << 12, 0))]
     if outcome.signal or not told:
         return outcome
