@@ -66,41 +66,42 @@ from choros.training.worker.setup import several_models
 class Trainer:
     """Train a compiled Keras model with several workers, on this machine or where a launcher starts them.
 
-    The model that is given is the model that is trained: after ``fit`` it holds the final weights. Workers are
-    processes of their own, started without running your script again, so no ``if __name__`` guard is needed.
+    After ``fit`` the given model holds the final weights. Workers are separate processes. They do not run your script
+    again, so no ``if __name__`` guard is needed.
 
     Args:
         model: a compiled ``keras.Model``.
         algorithm: an algorithm, its class or its name (``"aeasgd"``; ``choros.algorithms()`` lists them).
             Defaults to ``"allreduce"``.
-        workers: int. Defaults to the GPUs that the backend can use, else to min(4, physical cores), as in
-            ``WorkerPool``; Single always has one.
+        workers: int. Defaults to the number of GPUs that the backend can use, else to min(4, physical cores), as in
+            ``WorkerPool``. Single always has one worker.
         mode: "sync" (all workers exchange at once) or "async" (each with the parameter server). Defaults to the
-            algorithm's own.
-        pool: WorkerPool to use instead of starting workers of its own.
+            mode of the algorithm.
+        pool: WorkerPool to use. Defaults to None: the Trainer starts workers itself.
         threads, bind, devices, echo: as in ``WorkerPool``.
-        devices_per_worker: int, or one for each worker. Each batch of a worker is divided among its devices, exactly,
-            whatever the algorithm between the workers. Defaults to 1 (a pool's own).
+        devices_per_worker: int, or one for each worker. A worker divides each of its batches exactly among its
+            devices, with every algorithm. Defaults to 1, or to the setting of ``pool``.
         layout: how a worker's devices divide the model's weights (JAX): a ``keras.distribution.LayoutMap``, a
             ``ModelParallel``, or a dict from patterns of variables' paths to a tuple with "model" or None for each
-            dimension. Defaults to None: each device has all.
-        launcher: what starts the workers elsewhere: ``choros.Ssh("n1:2,n2:2")``, ``choros.Srun()`` (or ``"srun"``) in
+            dimension. Defaults to None: each device has all weights.
+        launcher: the launcher of workers elsewhere: ``choros.Ssh("n1:2,n2:2")``, ``choros.Srun()`` (or ``"srun"``) in
             an allocation of SLURM, ``choros.Mpiexec()`` (or ``"mpiexec"``), or ``choros.Spark(...)`` (or ``"spark"``)
-            for the tasks of a Spark cluster. The callbacks run here. All hosts have this directory, this Python and
-            what it has installed (on Spark: the same packages). Arrays go to each host once (on Spark: to each worker);
-            files are read by each worker, so give those where there is much. Defaults to None: workers of this machine.
-        network: str. The interface (``"ib0"``), the beginning of several, or the domain (``".hsn.example.org"``) by
-            which the workers' hosts reach each other, told to the libraries that they use too. Defaults to
-            ``CHOROS_NETWORK``, else the way to the other hosts.
-        timeout: float. Seconds without a step after which a worker counts as hung. Defaults to 300; the first step
-            may take ``first_timeout`` (1,800) seconds.
-        restarts: int. How often workers that die, hang or raise are started again, in all; then all go on from where
-            they last left their state (each epoch's end, or as a ``Checkpoint`` says); of this machine's workers that
-            train alone, only the failed one, from its last meeting. Spark has ``choros.Spark(max_restarts=)``.
-            Defaults to 0: the first failure ends ``fit``.
-        strict: bool. Whether settings outside an algorithm's stability bound are refused; else they warn.
+            for the tasks of a Spark cluster. The callbacks run in this process. All hosts need this directory, this
+            Python and its packages (on Spark: the same packages). Arrays are sent once to each host (on Spark: to each
+            worker). Each worker reads files itself, so give files for large data. Defaults to None: workers on this
+            machine.
+        network: str. The interface (``"ib0"``), a prefix of several interfaces, or the domain
+            (``".hsn.example.org"``) by which the workers' hosts reach each other. It is also passed to the
+            communication libraries. Defaults to ``CHOROS_NETWORK``, else to the route to the other hosts.
+        timeout: float. Seconds without a step after which a worker counts as hung. Defaults to 300. The first step
+            may take ``first_timeout`` seconds, by default 1,800.
+        restarts: int. Total number of restarts after a worker dies, hangs or raises. All workers then resume from
+            their last saved state: that of the last epoch's end, or of the schedule of a ``Checkpoint``. With an
+            asynchronous algorithm on this machine, only the failed worker restarts, from its last exchange. For Spark
+            use ``choros.Spark(max_restarts=)``. Defaults to 0: the first failure ends ``fit``.
+        strict: bool. Whether settings outside an algorithm's stability bound are refused. If False, they warn.
             Defaults to True.
-        executor: Executor. What runs each fit, in place of workers of this machine or of ``launcher``; see
+        executor: Executor. Runs each fit, instead of workers of this machine or of ``launcher``; see
             ``choros.training.executors.executor``. Defaults to None: chosen by ``launcher`` and by the job that this
             process belongs to.
 
@@ -108,7 +109,7 @@ class Trainer:
         models: list of keras.Model. The members, after training by Ensemble.
 
     Raises:
-        InvalidInputError: something that cannot work, said before any worker starts.
+        InvalidInputError: an argument that cannot work, before any worker starts.
 
     Example:
         >>> import choros, keras, numpy as np
@@ -148,7 +149,7 @@ class Trainer:
         self._place = check_place(workers, self.algorithm, pool) if executor is None else Place()
         self._launcher = launcher_of(launcher)
         if network and self._launcher is None:
-            own_address(network)  # workers on one machine need none, but one that is not there is a mistake
+            own_address(network)  # workers on one machine need no network, but an unknown name is a mistake
         if self._place.size > 1:
             workers = self._place.size
             choose_device(self._place)
@@ -176,14 +177,14 @@ class Trainer:
         self._executor: Executor = executor or self._choose_executor(preferences)
 
     def _choose_executor(self, preferences: LaunchPreferences) -> Executor:
-        """Return the executor: of the job that this process belongs to, of the launcher, or of local workers."""
+        """Return the executor for the job of this process, for the launcher, or for local workers."""
         if self._place.size > 1:
             return InJobExecutor(self._place.rank)
         if self._launcher is not None:
             return make_executor(self._launcher, preferences, self.restarts)
         return self._local
 
-    def fit(  # noqa: D417 - those of Keras are named together
+    def fit(  # noqa: D417 - Keras' arguments share one entry
         self,
         x: Any,
         y: Any = None,
@@ -209,39 +210,39 @@ class Trainer:
         """Train, as ``model.fit`` does.
 
         Args:
-            x, y, sample_weight: arrays, nested arrays, or ``x`` a ``keras.utils.PyDataset`` whose items are global
-                batches, ``choros.files``, or what yields global batches: a ``tf.data.Dataset``, a PyTorch
-                ``DataLoader``, a Grain loader, a generator (with ``steps_per_epoch`` where it does not end). These are
-                read in this process and divided as they come; their order is their own business. Such validation data
-                are read once, before training, and evaluated after each epoch; those without an end need
+            x, y, sample_weight: arrays or nested arrays. Or ``x`` is a ``keras.utils.PyDataset`` whose items are
+                global batches, ``choros.files``, or a stream of global batches: a ``tf.data.Dataset``, a PyTorch
+                ``DataLoader``, a Grain loader, a generator (with ``steps_per_epoch`` if it does not end). This process
+                reads a stream, in the stream's order, and divides each batch among the workers. A stream of validation
+                data is read once, before training, and evaluated after each epoch. If it has no end, it needs
                 ``validation_steps``.
-            batch_size: int. The global batch, divided among the workers for every algorithm; one that does not divide
-                is dealt out whole (7 rows on 4 workers: 2, 2, 2, 1). Data that yield batches decide it. None is 32, as
-                in Keras. Defaults to 32.
-            steps_per_epoch: int. Global batches in an epoch, going on where the last one stopped and, where the rows
-                run out, into their next pass. Defaults to all.
-            seed: int. Order of the rows and the state of random layers. Defaults to a draw from Python's ``random``
-                (so ``keras.utils.set_random_seed`` makes runs repeatable).
-            initial_batch: int. Global batches of the first epoch that a run with this ``seed`` and these data trained
-                before it was cut short: this one goes on with the rest. Defaults to 0.
-            checkpoint: ``choros.Checkpoint``, or a directory for one after each epoch. Defaults to None.
-            resume: bool. Whether to go on from the newest checkpoint; where there is none, training begins. The
-                history then has the epochs that were trained now. Defaults to False.
+            batch_size: int. Rows of the global batch, divided among the workers with every algorithm. A remainder is
+                spread (7 rows on 4 workers: 2, 2, 2, 1). Data that yield batches decide it instead. None is 32, as in
+                Keras. Defaults to 32.
+            steps_per_epoch: int. Global batches in an epoch. An epoch continues where the last one stopped; at the end
+                of the rows it continues with their next pass. Defaults to all batches.
+            seed: int. Determines the order of the rows and the state of random layers. Defaults to a draw from
+                Python's ``random``, so ``keras.utils.set_random_seed`` makes runs repeatable.
+            initial_batch: int. Global batches of the first epoch that an interrupted run with this ``seed`` and these
+                data has trained. This run continues with the rest. Defaults to 0.
+            checkpoint: ``choros.Checkpoint``, or a directory for checkpoints after each epoch. Defaults to None.
+            resume: bool. Whether to resume from the newest checkpoint. If there is none, training starts from the
+                beginning. The history has only the epochs of this call. Defaults to False.
             epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight, initial_epoch,
                 validation_steps, validation_batch_size, validation_freq: as in Keras.
 
         Returns:
-            ``keras.callbacks.History`` with Keras' keys; what the workers did is at ``history.run``
-            (``choros.RunRecord``).
+            ``keras.callbacks.History`` with Keras' keys. ``history.run`` (``choros.RunRecord``) has the figures of the
+            workers.
 
         Raises:
-            InvalidInputError: something that cannot work; no worker was started.
-            CheckpointError: a checkpoint could not be written, as the disk is full.
-            SystemExit: a signal asked for a checkpoint and the end.
-            WorkerFailedError: a worker failed; the model is unchanged and ``error.weights`` holds the last centre.
+            InvalidInputError: an argument that cannot work, or a change by a callback that workers cannot take.
+            CheckpointError: a checkpoint could not be written, for example because the disk is full.
+            SystemExit: a signal requested a checkpoint and the end of training.
+            WorkerFailedError: a worker failed. The model is unchanged; ``error.weights`` holds the last center.
         """
         begun = time.perf_counter()
-        check_fit(self.model)  # once more: a preprocessor may have been put back
+        check_fit(self.model)  # again: a preprocessor may have been set since ``__init__``
         arguments = FitArguments(
             x, y, 32 if batch_size is None else batch_size, epochs, verbose, callbacks, validation_split,
             validation_data, shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps,
@@ -257,11 +258,11 @@ class Trainer:
         return history
 
     def _request(self, arguments: FitArguments, begun: float) -> FitRequest:
-        """Return what an executor needs; the model is built, and a checkpoint is restored.
+        """Return the request for the executor; the model is then built, and a checkpoint is loaded.
 
         Args:
             arguments: checked.
-            begun: float. ``time.perf_counter()`` when ``fit`` was called.
+            begun: float. ``time.perf_counter()`` at the call of ``fit``.
         """
         source, validation = arguments.sources()
         if isinstance(source, StreamSource):
@@ -344,26 +345,30 @@ class Trainer:
 
     @property
     def _synchronous(self) -> bool:
-        """True if all workers go through the epochs together."""
+        """True if workers train synchronously; one worker always does."""
         return self.mode == "sync" or self.workers == 1
 
     @property
     def _replicas(self) -> int:
-        """The number of models among which a global batch is divided."""
+        """Number of model replicas among which a global batch is divided."""
         return sum(self._each) if several_models(max(self._each)) else self.workers
 
     def _write(self) -> PackedModel:
-        """Pack the model for workers; a rank of a job has its own."""
+        """Pack the model for workers. A rank of a job already has the model."""
         if isinstance(self.algorithm, algorithms.Ensemble) and self.workers > 1:
             check_redraw(self.model)
         needed = self._executor.packs_model or self._replicas > self.workers
         return pack_model(self.model) if needed else PackedModel()
 
     def _bind(self, sample: Any, wide: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Build the model as ``fit`` would, and check what must hold.
+        """Build the model as Keras' ``fit`` would, and check model, loss and layout.
+
+        Args:
+            sample: a batch with rows.
+            wide: returns a batch for ``check_exact``.
 
         Returns:
-            The algorithm, filled in; and what ``check_exact`` gives.
+            The bound algorithm, and the result of ``check_exact``, or None if that check was not needed.
         """
         after_update = None
         check_layers(self.model, self._replicas)
@@ -385,7 +390,7 @@ class Trainer:
         return self.model.evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predict in this process: ``model.predict``; for an Ensemble the mean of its members' predictions."""
+        """Predict in this process: ``model.predict``. For an Ensemble, return the mean of the members' predictions."""
         import keras
 
         if not self.models:
@@ -411,10 +416,10 @@ def _int(value: Any) -> int | None:
 
 
 def _algorithm(algorithm: Any) -> Any:
-    """Return the algorithm that ``Trainer`` was given, as an object.
+    """Return the ``algorithm`` argument of ``Trainer`` as an object.
 
     Raises:
-        InvalidInputError: there is none of this name, or it does not take these settings.
+        InvalidInputError: no algorithm has this name, or the argument is not an algorithm.
     """
     try:
         return algorithms.by_name(algorithm)
@@ -430,7 +435,7 @@ def _count_workers(
     """Return the number of workers.
 
     Raises:
-        InvalidInputError: no whole number, or more than the pool has.
+        InvalidInputError: ``workers`` is not a whole number of 1 or more, or is more than the pool has.
     """
     if isinstance(algorithm, algorithms.Single):
         return 1

@@ -1,6 +1,6 @@
-"""Every algorithm, its name, and its way through JSON.
+"""All algorithms: the lookup by name and the conversion to and from JSON.
 
-``choros.algorithms()`` lists them; ``choros.algorithms.AEASGD`` is one of them (this module can be called).
+``choros.algorithms()`` lists them, because this module is callable. ``choros.algorithms.AEASGD`` is one of them.
 
 Example:
     >>> import choros.algorithms
@@ -76,11 +76,11 @@ ALL: tuple[type[Algorithm], ...] = (
     Ensemble,
 )
 
-_OLD = (MeanEASGD,)  # for old names alone: workers find them
+_OLD = (MeanEASGD,)  # reachable only through old names; not listed, but workers can look them up
 
 
 def algorithms() -> dict[str, str]:
-    """Return every algorithm's name with a line on what it is.
+    """Return the name of every algorithm with the first line of its docstring.
 
     Example:
         >>> list(algorithms())[:3]
@@ -93,14 +93,15 @@ def by_name(algorithm: str | Algorithm | type[Algorithm]) -> Algorithm:
     """Return an algorithm, given as an object, a class or a name.
 
     Args:
-        algorithm: case, hyphens, underscores and spaces in a name do not matter.
+        algorithm: an ``Algorithm``, a class of one, or a name. Only the letters and digits of a name count, and case
+            does not matter.
 
     Returns:
-        The object itself, or one with the defaults of its class.
+        The object itself, or an object with the default hyper-parameters.
 
     Raises:
         UnknownAlgorithmError: no algorithm has that name.
-        TypeError: it is neither an algorithm nor a name.
+        TypeError: ``algorithm`` is neither an algorithm nor a name.
 
     Example:
         >>> by_name("all_reduce")
@@ -121,7 +122,7 @@ def to_config(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm as plain JSON: its name and its hyper-parameters.
 
     Raises:
-        UnknownAlgorithmError: its class is not in ``ALL``, so that a worker could not find it.
+        UnknownAlgorithmError: the class is not in ``ALL``, so a worker could not find it.
 
     Example:
         >>> to_config(AEASGD(alpha=0.25))

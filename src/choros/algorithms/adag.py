@@ -1,4 +1,4 @@
-"""The ADAG rule: an update counts less the more often the center has changed since the worker last read it."""
+"""The ADAG rule: an update counts less the further the center has moved since the worker last read it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from choros.algorithms.base import TINY, Algorithm, ExchangeInfo, Memory, Vector
 
 @dataclass(frozen=True)
 class ADAG(Algorithm):
-    """DOWNPOUR damped by distance: a contribution counts less the further the centre moved since it was pulled.
+    """DOWNPOUR damped by distance: an update counts less the further the center moved since the last pull.
 
     ::
 
         m = x_k - seen,   c <- c + m / (||c - c_seen||^2 / eta + 1),   x_k <- c
 
     Hermans 2017 (thesis, On Scalable Deep Learning and Parallelizing Gradient Descent), equation "adag", with the
-    norm as it is written there; c_seen is kept at the centre (algorithm 2). dist-keras shipped this, elementwise,
-    as "Experimental", and gave its name to AGN.
-    Not good for huge models: the centre remembers a vector for each worker, and takes it whole, not by blocks.
+    norm as written there. The parameter server keeps c_seen (algorithm 2). dist-keras shipped this rule, elementwise,
+    as "Experimental", and gave the name ADAG to AGN.
+    Not good for huge models: the server keeps one vector per worker and merges whole vectors, not blocks.
 
     Args:
-        window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
-        eta: float. The squared distance that halves a contribution; None is its own squared length ||m||^2, ours.
-        divide: bool. Whether a contribution is also divided by its steps, as in AGN.
+        window: int. Optimizer steps between two exchanges; 0 is one exchange per epoch. Defaults to 8.
+        eta: float. The squared distance that halves an update; None, our addition, takes ||m||^2. Defaults to None.
+        divide: bool. Whether an update is also divided by its number of steps, as in AGN. Defaults to False.
 
     Example:
         >>> ADAG(divide=True).propose(5.0, 1.0, 8)
@@ -39,25 +39,25 @@ class ADAG(Algorithm):
     divide: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an eta that would divide by nothing."""
+        """Refuse ``eta=0``, which would divide by zero."""
         super().__post_init__()
         if self.eta == 0:
             self.refuse("eta", "give a number above 0, or None")
 
     def start(self, centre: Vector, workers: int = 1) -> Memory:
-        """Return the centre as each worker saw it last."""
+        """Return the center as each worker last saw it: one vector per worker."""
         return tuple(1 * centre for _ in range(workers))
 
     def replaced(self, centre: Vector, memory: Memory) -> Memory:
-        """Return the new centre for each worker: it takes that one at its next exchange."""
+        """Return the new center for each worker, which adopts it at the next exchange."""
         return self.start(centre, len(memory))
 
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
-        """Return what was learnt."""
+        """Return the worker's update, divided by the number of steps if ``divide`` is set."""
         return (local - seen) / (max(window, 1) if self.divide else 1)
 
     def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
-        """Add it, damped, and remember what the sender is shown."""
+        """Add the damped update to the center and remember the center that the sender gets."""
         moved = ((centre - memory[meeting.sender]) ** 2).sum()
         eta = (message**2).sum() + TINY if self.eta is None else self.eta + TINY
         new = centre + meeting.workers * message * (eta / (moved + eta))

@@ -10,16 +10,16 @@ from choros.algorithms.base import Algorithm
 
 @dataclass(frozen=True)
 class AllReduce(Algorithm):
-    """Gradients are averaged at every step: exactly one process with the whole batch, only faster.
+    """Synchronous SGD: gradients are averaged at every step, so the result is that of one process with the whole batch.
 
     ::
 
-        g = sum_r n_r g_r / sum_r n_r          n_r: what rank r's loss divided by
+        g = sum_r n_r g_r / sum_r n_r          n_r: the divisor in the loss of rank r
         x <- x + u(x, g)                       the compiled optimizer's step, the same on every rank
 
-    Synchronous SGD without backup workers, Chen et al. 2016 (1604.00981); what Horovod does.
-    dist-keras had nothing like it. Not good where the network is slow or the workers are of unequal speed:
-    every step waits for the slowest; take ``LocalSGD`` or ``AEASGD`` there.
+    Chen et al. 2016 (1604.00981), without backup workers; Horovod and DDP do the same. dist-keras had no such rule.
+    Not good where the network is slow or the workers differ in speed, because every step waits for the slowest
+    worker. Use ``LocalSGD`` or ``AEASGD`` there.
 
     Example:
         >>> AllReduce().level, AllReduce().window
@@ -29,7 +29,7 @@ class AllReduce(Algorithm):
     level: ClassVar[Literal["parameters", "gradients"]] = "gradients"
 
     def __post_init__(self) -> None:
-        """Refuse a window: gradients meet at every step."""
+        """Refuse any window but 1: gradients are averaged at every step."""
         super().__post_init__()
         if self.window != 1:
             self.refuse("window", "gradients meet at every step, so leave it at 1, or take LocalSGD for a window")

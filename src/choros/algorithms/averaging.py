@@ -1,4 +1,4 @@
-"""The mean of the models, once an epoch."""
+"""The mean of the models, once per epoch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from choros.algorithms.base import Algorithm
 
 @dataclass(frozen=True)
 class Averaging(Algorithm):
-    """Workers train an epoch apart, then all go on from the mean of their models.
+    """Parameter mixing: workers train one epoch locally, then all continue from the mean of their models.
 
     ::
 
-        c <- sum_k n_k x_k / sum_k n_k          n_k: the rows that worker k trained since the last meeting
+        c <- sum_k n_k x_k / sum_k n_k          n_k: the rows that worker k trained since the last exchange
         x_k <- c
 
     Parameter mixing, McDonald, Hall and Mann 2010 (NAACL, N10-1069), figure 3 (iterative parameter mixing).
-    dist-keras' AveragingTrainer never cleared its buffer, so that epoch e returned mean + b(e-1)/n (workers
-    constantly at 1 and 3 gave 2, 3, 3.5, 3.75 instead of 2), and did not weight by rows.
-    Not good for many workers or long epochs: models that have gone far apart have a poor mean.
+    dist-keras' AveragingTrainer never cleared its buffer, so epoch e returned mean + b(e-1)/n (workers
+    constantly at 1 and 3 gave 2, 3, 3.5, 3.75 instead of 2). It did not weight by rows.
+    Not good for many workers or long epochs: the mean of models that have diverged far from each other is poor.
 
     Args:
-        window: int. Optimizer steps between two meetings; 0, the default, is one meeting an epoch.
+        window: int. Optimizer steps between two exchanges; 0, the default, is one exchange per epoch.
 
     Example:
         >>> Averaging().window, Averaging().weighted

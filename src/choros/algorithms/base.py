@@ -16,14 +16,14 @@ from choros.errors import UnstableAlgorithmError
 
 Vector = Any
 Memory = tuple[Vector, ...]
-TINY = 1e-30  # keeps 0 / 0 from being, and is lost beside any square that matters
+TINY = 1e-30  # avoids 0 / 0; negligible beside any square that matters
 
 
 class ExchangeInfo(NamedTuple):
     """Facts about a message that reaches the center.
 
-    ``workers``: how many were averaged into the message. ``staleness``: merges by others since the sender
-    last saw the centre. ``sender``: the sender's rank (0 where all meet together).
+    ``workers``: the number of workers averaged into the message. ``staleness``: merges by other workers since the
+    sender last saw the center. ``sender``: the rank of the sender (0 in synchronous exchanges).
     """
 
     workers: int = 1
@@ -33,24 +33,25 @@ class ExchangeInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The base of all: propose the local vector, the centre becomes the message, go on with the centre.
+    """The base of all algorithms: by default a message becomes the center, and workers adopt the center.
 
-    A meeting is, for every algorithm, ::
+    An exchange is, for every algorithm, ::
 
         message        = propose(local, seen, window)
         centre, memory = merge(centre, message, meeting, memory)
         local          = adopt(local, shown)
 
-    where ``seen`` is the centre as the worker last saw it and ``shown`` the centre before or after the merge.
+    where ``seen`` is the center as the worker last saw it and ``shown`` is the center before or after the merge.
+    The parameters ``centre`` and ``meeting`` are the center and an ``ExchangeInfo``.
 
     Attributes:
-        window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
+        window: int. Optimizer steps between two exchanges; 0 is one exchange per epoch. Defaults to 1.
         mode: "sync" (all ranks exchange at once), "async" (each with the parameter server) or None (no exchange).
-        shows: "before" or "after" the merge: which centre the worker is shown.
-        level: "parameters" or "gradients": what the vector is.
-        weighted: True where the mean over workers is weighted by the rows each trained.
+        shows: "before" or "after": whether a worker gets the center before or after the merge.
+        level: "parameters" or "gradients": the kind of vector that is exchanged.
+        weighted: True where the mean over workers is weighted by the rows that each worker trained.
         elementwise: True where the functions may be applied block by block.
-        uses_seen: False where ``propose`` does not look at ``seen``, which then need not be kept.
+        uses_seen: False where ``propose`` does not read ``seen``, which then need not be kept.
         momentum: Nesterov momentum around the compiled optimizer's step; 0 is none.
 
     Example:
@@ -67,7 +68,7 @@ class Algorithm:
     window: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters of a wrong type, not finite or negative; make plain numbers of them."""
+        """Convert hyper-parameters to plain numbers; refuse wrong types and values that are negative or not finite."""
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None and "None" in str(field.type):
@@ -84,11 +85,11 @@ class Algorithm:
         return float(value) if number else self.refuse(name, "give a finite number, 0 or more")
 
     def refuse(self, name: str, remedy: str) -> Any:
-        """Raise the one sentence that says which hyper-parameter is wrong and what to give."""
+        """Raise ``ValueError`` with the name of the wrong hyper-parameter and the remedy."""
         raise ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {remedy}.")
 
     def unstable(self, workers: int, learning_rate: float, remedy: str, strict: bool) -> None:
-        """Refuse unstable hyper-parameters, or only warn of them."""
+        """Raise ``UnstableAlgorithmError`` if ``strict``, else warn (``RuntimeWarning``)."""
         message = f"{self!r} is unstable with {workers} workers at learning rate {learning_rate:.4g}: {remedy}."
         if strict:
             raise UnstableAlgorithmError(message)
@@ -96,7 +97,7 @@ class Algorithm:
 
     @property
     def uses_seen(self) -> bool:
-        """True if ``propose`` looks at ``seen``; if not, it need not be kept."""
+        """True if ``propose`` may read ``seen``; if False, ``seen`` need not be kept."""
         return type(self).propose is not Algorithm.propose
 
     @property
@@ -105,12 +106,12 @@ class Algorithm:
         return 0.0
 
     def bound(self, workers: int, learning_rate: float, *, strict: bool = True) -> Self:
-        """Fill in what depends on the number of workers and check stability.
+        """Fill in the hyper-parameters that depend on the number of workers, and check stability.
 
         Args:
-            workers: int. How many workers will meet.
-            learning_rate: float. The compiled optimizer's.
-            strict: bool. False warns (RuntimeWarning) of what would be refused.
+            workers: int. The number of workers that will exchange.
+            learning_rate: float. The learning rate of the compiled optimizer.
+            strict: bool. If False, unstable hyper-parameters only warn (RuntimeWarning). Defaults to True.
 
         Returns:
             The algorithm with every hyper-parameter set.
@@ -121,21 +122,21 @@ class Algorithm:
         return self
 
     def start(self, centre: Vector, workers: int = 1) -> Memory:
-        """Return what the centre remembers besides itself: vectors of the centre's shape."""
+        """Return the state that the rule keeps beside the center: vectors of the center's shape."""
         return ()
 
     def replaced(self, centre: Vector, memory: Memory) -> Memory:
-        """Return the memory that goes with a centre which a callback has set; by default it stays as it is."""
+        """Return the memory for a center that a callback has set; by default it is unchanged."""
         return memory
 
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
-        """Return what a worker puts forward after ``window`` optimizer steps."""
+        """Return the message that a worker sends after ``window`` optimizer steps."""
         return local
 
     def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
-        """Return the new centre and the new memory."""
+        """Return the new center and the new memory."""
         return message, memory
 
     def adopt(self, local: Vector, shown: Vector) -> Vector:
-        """Return what the worker goes on with."""
+        """Return the weights with which the worker continues."""
         return shown

@@ -10,21 +10,21 @@ from choros.algorithms.base import Algorithm, ExchangeInfo, Memory, Vector
 
 @dataclass(frozen=True)
 class DiLoCo(Algorithm):
-    """LocalSGD with an outer Nesterov step on the mean of what was learnt: for very rare meetings.
+    """LocalSGD with an outer Nesterov step on the mean of the updates: for very rare exchanges.
 
     ::
 
         m = mean_k (x_k - c),   u <- mu u + m,   c <- c + rate (m + mu u),   x_k <- c
 
     Douillard et al. 2023 (2311.08105), algorithm 1; exactly torch.optim.SGD(nesterov=True) on -m. The inner
-    optimizer is the compiled one (theirs: AdamW), whose slots stay with the worker. After dist-keras' time.
+    optimizer is the compiled one (in the paper: AdamW); each worker keeps its slots. Published after dist-keras.
     Stable, on quadratics whose inner steps contract, iff rate < (2 + 2 mu) / (1 + 2 mu).
-    Not good with short windows and few steps: the outer momentum overshoots; take LocalSGD there.
+    Not good with short windows and few steps, because the outer momentum overshoots. Use LocalSGD there.
 
     Args:
-        window: int. Steps between two meetings (the paper: 500); 0 is one meeting an epoch.
-        outer_rate: float. The outer learning rate.
-        outer_momentum: float. mu, below 1.
+        window: int. Steps between two exchanges (the paper: 500); 0 is one exchange per epoch. Defaults to 100.
+        outer_rate: float. The outer learning rate. Defaults to 0.7.
+        outer_momentum: float. mu, below 1. Defaults to 0.9.
 
     Example:
         >>> DiLoCo(outer_rate=1.0, outer_momentum=0.0).merge(1.0, 2.0, ExchangeInfo(workers=4), (0.0,))
@@ -44,14 +44,14 @@ class DiLoCo(Algorithm):
         return self
 
     def start(self, centre: Vector, workers: int = 1) -> Memory:
-        """Return the outer velocity."""
+        """Return the outer velocity, zero."""
         return (0 * centre,)
 
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
-        """Return what was learnt."""
+        """Return the worker's update since the last exchange."""
         return local - seen
 
     def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
-        """Make the outer step."""
+        """Apply the outer step to the center."""
         velocity = self.outer_momentum * memory[0] + message
         return centre + self.outer_rate * (message + self.outer_momentum * velocity), (velocity,)

@@ -10,22 +10,22 @@ from choros.algorithms.base import TINY, Algorithm, ExchangeInfo, Memory, Vector
 
 @dataclass(frozen=True)
 class DOWNPOUR(Algorithm):
-    """Each worker adds what it learnt to the centre in its own time and goes on from the centre.
+    """Asynchronous SGD: each worker adds its update to the center and continues from the center.
 
     ::
 
         m = x_k - seen,   c <- c + m,   x_k <- c
         with adagrad:     G <- G + m^2,   c <- c + gamma m / sqrt(G)         for each parameter
 
-    Dean et al. 2012 (Large Scale Distributed Deep Networks, NIPS 25), section 4.1; Adagrad at the centre is
-    theirs. dist-keras kept Adagrad in the workers, whose state was lost with them, and lost the last window.
-    Not good for many workers or long windows: p * window steps add up as if they were one, which acts like
-    momentum and diverges; take AGN, DynSGD or ADAG there.
+    Dean et al. 2012 (Large Scale Distributed Deep Networks, NIPS 25), section 4.1, including Adagrad at the center.
+    dist-keras kept the Adagrad state in the workers, so it was lost with them; it also lost the last window.
+    Not good for many workers or long windows: p * window steps add up as if they were one. This acts like
+    momentum and diverges. Use AGN, DynSGD or ADAG there.
 
     Args:
-        window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
-        adagrad: bool. Whether the centre has an Adagrad rate for each parameter.
-        gamma: float. Adagrad's rate, the length of a parameter's first step; without adagrad unused.
+        window: int. Optimizer steps between two exchanges; 0 is one exchange per epoch. Defaults to 8.
+        adagrad: bool. Whether the center has an Adagrad rate for each parameter. Defaults to False.
+        gamma: float. Adagrad's rate, the length of a parameter's first step; used only with adagrad. Defaults to 0.01.
 
     Example:
         >>> algorithm = DOWNPOUR()
@@ -40,15 +40,15 @@ class DOWNPOUR(Algorithm):
     gamma: float = 0.01
 
     def start(self, centre: Vector, workers: int = 1) -> Memory:
-        """Return the accumulated squares."""
+        """Return the accumulated squares, zero; nothing without ``adagrad``."""
         return (0 * centre,) if self.adagrad else ()
 
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
-        """Return what was learnt."""
+        """Return the worker's update since the last exchange."""
         return local - seen
 
     def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
-        """Add it."""
+        """Add the update to the center."""
         learnt = meeting.workers * message
         if not self.adagrad:
             return centre + learnt, memory

@@ -1,4 +1,4 @@
-"""Elastic averaging, together."""
+"""Synchronous elastic averaging."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from choros.algorithms.base import Algorithm, ExchangeInfo, Memory, Vector
 
 @dataclass(frozen=True)
 class EASGD(Algorithm):
-    """Workers explore on their own and are tied to a common centre by an elastic force; all meet at once.
+    """Synchronous elastic averaging: workers train locally, and an elastic force ties them to a common center.
 
     ::
 
@@ -19,11 +19,12 @@ class EASGD(Algorithm):
 
     Zhang, Choromanska, LeCun 2015 (1412.6651), equations 5 and 6, but the exchange comes after the local steps:
     with z = learning rate * curvature (here 1; z <= 1) it is stable iff (2 - z)(2 - p alpha) > 2 alpha (1 - z).
-    dist-keras climbed uphill (a sign) and took the mean for the sum. Not good for few steps: the centre lags.
+    dist-keras had a wrong sign, so it climbed uphill, and took the mean for the sum.
+    Not good for few steps: the center lags.
 
     Args:
-        window: int. Optimizer steps between two meetings; 0 is one meeting an epoch.
-        alpha: float. The elastic force (the paper's learning rate * rho); None is 0.9 / workers.
+        window: int. Optimizer steps between two exchanges; 0 is one exchange per epoch. Defaults to 8.
+        alpha: float. The elastic force (the paper's learning rate * rho); None is 0.9 / workers. Defaults to None.
 
     Example:
         >>> EASGD(alpha=0.25).merge(1.0, 3.0, ExchangeInfo(workers=2), ())
@@ -36,7 +37,7 @@ class EASGD(Algorithm):
     alpha: float | None = None
 
     def limit(self, workers: int, z: float) -> float:
-        """Return the alpha from which on it is unstable."""
+        """Return the smallest alpha at which the exchange is unstable."""
         return 2 * (2 - z) / (workers * (2 - z) + 2 * (1 - z))
 
     def bound(self, workers: int, learning_rate: float, *, strict: bool = True) -> Self:
@@ -47,14 +48,18 @@ class EASGD(Algorithm):
         return bound
 
     def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
-        """Pull the centre towards the workers."""
+        """Pull the center towards the workers."""
         return centre + (meeting.workers * self.force) * (message - centre), memory
 
     def adopt(self, local: Vector, shown: Vector) -> Vector:
-        """Pull the worker towards the centre."""
+        """Pull the worker towards the center."""
         return local - self.force * (local - shown)
 
     @property
     def force(self) -> float:
-        """The alpha in use."""
+        """The alpha in use.
+
+        Raises:
+            ValueError: ``alpha`` is None because ``bound`` has not been called.
+        """
         return self.refuse("alpha", "call bound first, or give a number") if self.alpha is None else self.alpha

@@ -1,4 +1,4 @@
-"""Independent models, averaged only when they predict."""
+"""Independent models whose predictions are averaged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from choros.algorithms.base import Algorithm
 
 @dataclass(frozen=True)
 class Ensemble(Algorithm):
-    """Every worker trains its own fresh model on its own shard; the prediction is their mean.
+    """Independent training of one fresh model per worker, on separate shards; predictions are averaged.
 
     ::
 
@@ -18,8 +18,8 @@ class Ensemble(Algorithm):
         y(input) = 1/p sum_k y(x_k, input)
 
     Hansen and Salamon 1990 (Neural Network Ensembles, IEEE PAMI 12), with the mean of the probabilities as the vote.
-    dist-keras' EnsembleTrainer raised AttributeError always (it read fields that nobody set).
-    Not good where data is short (each member sees 1/p of it) or where one small model must be served.
+    dist-keras' EnsembleTrainer always raised AttributeError, because it read fields that were never set.
+    Not good where data is scarce (each member sees 1/p of it) or where one small model must be served.
 
     Example:
         >>> Ensemble().mode is None

@@ -1,4 +1,4 @@
-"""Rules that only old names mean: workers find them, and nobody else is offered them."""
+"""Rules that only old names refer to: workers can look them up, but they are not listed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from choros.algorithms.easgd import EASGD
 
 @dataclass(frozen=True)
 class MeanEASGD(EASGD):
-    """EASGD whose centre moves by the mean of the forces, c' = c + alpha (mean_k x_k - c): dist-keras' rule, mended.
+    """EASGD whose center moves by the mean of the forces: c' = c + alpha (mean_k x_k - c).
 
-    For ``choros.spark.distkeras``; with many workers the centre is slower than EASGD's, and alpha may be larger.
+    This is dist-keras' rule, corrected, for ``choros.spark.distkeras``. With many workers the center moves slower
+    than in EASGD, and alpha may be larger.
     """
 
     def limit(self, workers: int, z: float) -> float:
-        """Return the alpha from which on it is unstable: the mean is one worker to it."""
+        """Return the smallest alpha at which the exchange is unstable: that of EASGD with one worker."""
         return super().limit(1, z)
 
     def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
-        """Pull the centre towards the mean."""
+        """Pull the center towards the mean of the workers."""
         return centre + self.force * (message - centre), memory

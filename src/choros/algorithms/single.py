@@ -16,8 +16,8 @@ class Single(Algorithm):
 
         x <- x + u(x)                the compiled optimizer's step u, over all batches
 
-    dist-keras' SingleTrainer swallowed an AttributeError after the first batch of each epoch and so trained on
-    that batch alone. Not good for more than one core's or device's worth of work.
+    dist-keras' SingleTrainer swallowed an AttributeError after the first batch of each epoch, so it trained on that
+    batch only. Not good for more work than one core or device can do.
 
     Example:
         >>> Single().mode is None

@@ -1,4 +1,4 @@
-"""Keras callbacks for any ``fit``: a Trainer's, Horovod's (whose own are in ``hvd``) and plain Keras'."""
+"""Keras callbacks for any ``fit``: of a Trainer, of ``choros.hvd`` (which has more callbacks) and of plain Keras."""
 
 from __future__ import annotations
 

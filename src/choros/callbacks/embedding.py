@@ -1,4 +1,4 @@
-"""Embedding layers as TensorBoard's projector shows them, without TensorFlow."""
+"""Files of Embedding layers for TensorBoard's projector, written without TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from choros.errors import InvalidInputError
 
 
 class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
-    """Writes the weights of Embedding layers, of models inside models too, for TensorBoard's projector.
+    """Callback that writes the weights of Embedding layers, also in nested models, for TensorBoard's projector.
 
     Args:
         log_dir: str or path. TensorBoard's directory. Defaults to ``"logs"``.
-        embeddings_freq: int. Epochs between two writings; what is there is replaced. Defaults to 1.
+        embeddings_freq: int. Epochs between two writes. Each write replaces the files. Defaults to 1.
         embeddings_layer_names: names of layers. Defaults to all Embedding layers.
-        embeddings_metadata: a file with one line for each row of the embedding, or one a layer's name.
+        embeddings_metadata: a file with one line for each row of the embedding, or a dict from layer names to such
+            files. Defaults to None.
 
     Raises:
-        InvalidInputError: a frequency below 1; at the beginning of training, a layer that there is not, or a file that
-            is not.
+        InvalidInputError: ``embeddings_freq`` is below 1; or, when training begins, a named layer or a metadata file
+            does not exist.
 
     Example:
         >>> TensorBoardEmbedding("logs", embeddings_freq=5).embeddings_freq
@@ -46,7 +47,7 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
         self.embeddings_layer_names, self.embeddings_metadata = embeddings_layer_names, embeddings_metadata
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find the layers, and leave the projector's configuration."""
+        """Find the layers, and write the projector's configuration."""
         found = [layer for layer in self.model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
         wanted = self.embeddings_layer_names
         self._layers = [layer for layer in found if wanted is None or layer.name in wanted]
@@ -70,7 +71,7 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
         (self.log_dir / "projector_config.pbtxt").write_text("\n".join(lines) + "\n")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Write the weights, when it is time."""
+        """Write the weights every ``embeddings_freq`` epochs."""
         if (epoch + 1) % self.embeddings_freq:
             return
         for layer in self._layers:

@@ -1,4 +1,4 @@
-"""The backend's own profiler for a window of steps of a ``fit`` in this process."""
+"""The backend's profiler for a window of steps of a ``fit`` in this process."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from choros.errors import InvalidInputError
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]
-    """Runs the profiler of JAX, PyTorch or TensorFlow for a window of steps.
+    """Callback that runs the profiler of JAX, PyTorch or TensorFlow for a window of steps.
 
-    JAX's and TensorFlow's files are as TensorBoard and XProf read them (JAX adds a ``.trace.json.gz`` for Perfetto),
-    PyTorch's is ``trace.json`` for Perfetto. Where the profiler cannot run, as another one is running say, this is told
-    on stderr and training goes on. It sees this process: a plain ``fit``, ``make_parallel``'s, or a rank of a job; the
-    workers of a ``Trainer`` are others.
+    TensorBoard and XProf read the files of JAX and TensorFlow. JAX adds a ``.trace.json.gz`` for Perfetto. PyTorch
+    writes ``trace.json`` for Perfetto. If the profiler cannot run, for example because another profiler is running,
+    the callback prints a message on stderr and training continues. It profiles this process: a plain ``fit``, that of
+    ``make_parallel``, or a rank of a job. The workers of a ``Trainer`` are other processes and are not profiled.
 
     Args:
-        directory: str or path. Made where it is missing.
-        profile_batches: (first, last), both in the window, counted through all epochs of this ``fit`` from 0. It should
-            begin behind compilation. Defaults to (10, 14). A window that the end of training cuts is written too.
+        directory: str or path. Created if it is missing.
+        profile_batches: (first, last), both inclusive, counted from 0 over all epochs of this ``fit``. The window
+            should begin after compilation. Defaults to (10, 14). A window that the end of training cuts short is
+            written too.
 
     Raises:
-        InvalidInputError: numbers that make no window.
+        InvalidInputError: ``first`` is negative, or ``last`` is smaller than ``first``.
 
     Example:
         >>> callback = Profile("profile", profile_batches=(20, 22))
@@ -46,22 +47,22 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         self._done, self._begun, self._over = 0, 0, True
 
     def mine(self) -> str | None:
-        """Return the directory of this process's files; None if it does not profile."""
+        """Return the subdirectory for the files of this process; None if this process does not profile."""
         return ""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count from 0."""
+        """Reset the step count to 0."""
         self._done, self._over = 0, self.mine() is None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Start, when it is time."""
+        """Start the profiler at the first step of the window."""
         self._begun = batch
         if not self._over and self._stop is None and self._done >= self.first_step:
             self._stop = self._try("start", self._start)
             self._over = self._stop is None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the steps of this call, and stop after the last one."""
+        """Count the steps of this call, and stop the profiler after the last step of the window."""
         self._done += batch - self._begun + 1
         if self._stop is not None and self._done >= self.first_step + self.steps:
             if keras.backend.backend() == "jax":
@@ -69,7 +70,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
             self._end()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Stop, where the window was not over."""
+        """Stop the profiler if it still runs."""
         self._end()
 
     def _start(self) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""A ``fit`` that a scheduler cuts short: its state is saved before the limit of time, and the next turn goes on."""
+"""A ``fit`` under a scheduler's time limit: its state is saved before the limit, and the next turn resumes."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ from choros.errors import AGAIN, InvalidInputError
 from choros.training.checkpoint.policy import stop_time
 from choros.training.checkpoint.store import sync
 
-_TURNS = 3  # after so many turns that ended in the same epoch there is no other
+_TURNS = 3  # turns that may resume after they ended in the same epoch; the next such turn is the last
 _FACTS = "choros.json"
 
 
 class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves the state of training when the job's time is nearly over, and ends this turn; the next one goes on.
+    """Callback that saves the state shortly before a job's time limit and ends this turn; the next turn resumes.
 
-    ``choros submit`` has the scheduler tell the ranks some time before the limit, by SIGUSR2 or by the clock, and gives
-    the job another turn when they have left their state. Weights, the optimizer's state and the epoch are saved by
-    ``keras.callbacks.BackupAndRestore``, each time in a new directory that gets its name when all of it is on the disk;
-    also after each epoch. ``fit`` of the next turn loads them and goes on with that epoch: a ``choros.Trainer`` with a
-    ``seed``, whose workers meet together, at its next batch, every other ``fit`` at its first one (so epochs must be
-    shorter than a turn: ``steps_per_epoch``). When training is done, the state is removed.
+    With ``choros submit``, SIGUSR2 or the clock warns the ranks some time before the limit. When the state is saved,
+    the job gets another turn. ``keras.callbacks.BackupAndRestore`` saves weights, the optimizer's state and the epoch,
+    also after each epoch. Each save goes to a new directory, which gets its final name when all files are on disk.
 
-    In a job all ranks are given it; rank 0 writes. Outside of one it works the same: a process that is sent SIGUSR2
-    saves and ends with the code 75. A ``Trainer``'s workers validate once more before they end.
+    ``fit`` of the next turn loads the state and resumes with that epoch. A synchronous ``choros.Trainer`` with a
+    ``seed`` resumes at the next batch. Every other ``fit`` resumes at the first batch, so an epoch must be shorter
+    than a turn (see ``steps_per_epoch``). When training is done, the state is removed.
+
+    In a job, give this callback to all ranks; rank 0 writes. Outside of a job, a process that receives SIGUSR2 saves
+    and exits with code 75. A ``Trainer``'s workers validate once more before they end.
 
     Args:
-        directory: str or path. Of this training alone, and one that all ranks see.
-        signals: names of signals that ask for it. Defaults to those in ``CHOROS_STOP_SIGNALS``, or SIGUSR2.
+        directory: str or path. Used by this training only. All ranks must see it.
+        signals: names of the signals that request the end of this turn. Defaults to those in
+            ``CHOROS_STOP_SIGNALS``, or SIGUSR2.
 
     Raises:
-        InvalidInputError: when training begins: the model has no weights yet.
-        SystemExit: when asked, once the state is saved: with 0 where the job's script asks for another turn, else 75.
+        InvalidInputError: ``signals`` has an unknown name; or, when training begins, the model has no weights yet.
+        SystemExit: on request, after the state is saved: with code 0 if the job's script requeues the job, else 75;
+            with code 1 if too many turns have ended in the same epoch.
 
     Example:
         >>> callback = BeforeTimeLimit("state")
@@ -51,7 +54,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         ('SIGUSR2',)
     """
 
-    guarded = True  # rank 0 alone writes
+    guarded = True  # only rank 0 writes
 
     def __init__(self, directory: str | os.PathLike[str], signals: Sequence[str] | None = None) -> None:
         super().__init__()
@@ -62,24 +65,24 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         if unknown:
             raise InvalidInputError(f"{', '.join(unknown)} is no signal: give names such as SIGUSR2")
         self.asked = False
-        self.at_once = True  # False: who runs the callbacks says when this turn may end
-        self.agree: Callable[[bool], bool] = bool  # whether any rank is asked
-        self.meet: Callable[[], Any] = lambda: None  # the other ranks, when rank 0 has written
+        self.at_once = True  # False: the code that runs the callbacks decides when this turn may end
+        self.agree: Callable[[bool], bool] = bool  # returns whether any rank has the request
+        self.meet: Callable[[], Any] = lambda: None  # waits for the other ranks, after rank 0 has written
         self._end = 0.0
-        self._at = (0, 0)  # the epoch, and how many of its batches are done
-        self._begun = (-1, 0)  # the epoch that this turn goes on with, and how many turns have ended in it
+        self._at = (0, 0)  # the epoch, and the number of its batches that are done
+        self._begun = (-1, 0)  # the epoch with which this turn resumes, and the number of turns that ended in it
         self._loaded = False
         self._kept: dict[str, Any] = {}
 
-    # -- what whoever runs a fit may ask
+    # -- for the code that runs a fit
     def point(self) -> tuple[int, int] | None:
-        """The epoch and the batch to go on with; None where nothing is saved."""
+        """Return the epoch and the batch at which to resume; None if nothing is saved."""
         found = self._newest()
         facts = json.loads((found / _FACTS).read_text()) if found else None
         return (facts["epoch"], facts["batch"]) if facts else None
 
     def restore(self, model: Any, batch: int = 0) -> None:
-        """Load what is saved, if anything is, into a built model; training goes on with that batch of the epoch."""
+        """Load the saved state, if there is one, into a built model; training resumes at ``batch`` of the epoch."""
         self._loaded = True
         found = self._newest()
         if found is not None:
@@ -91,14 +94,18 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             print(f"choros: going on with epoch {facts['epoch'] + 1}, from {found}", file=sys.stderr, flush=True)
 
     def leave_if_asked(self) -> None:
-        """End this turn, if any rank is asked to; all ranks call."""
+        """End this turn if any rank has the request. Collective: every rank must call it.
+
+        Raises:
+            SystemExit: a rank has the request; the state is saved.
+        """
         self.asked = self.agree(self.asked)
         if self.asked:
             self._leave()
 
     # -- Keras' hooks
     def on_train_begin(self, logs: Any = None) -> None:
-        """Load what the last turn left, and listen."""
+        """Load the state of the last turn, and install the signal handlers (in the main thread only)."""
         self.asked, self._at, self._begun = False, (0, 0), (-1, 0) if not self._loaded else self._begun
         if not self.model.built:
             raise InvalidInputError(
@@ -113,11 +120,11 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
                 self._kept[name] = signal.signal(signal.Signals[name], self._told)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note where training is."""
+        """Record the position of training."""
         self._at = (epoch, 0)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop, if it is time."""
+        """Stop if the end is requested, except after the last batch: then ``on_epoch_end`` saves the whole epoch."""
         self._at = (self._at[0], batch + 1)
         if self._due() and not self._whole():
             if self.at_once:
@@ -125,7 +132,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             self._model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save a whole epoch; stop, if it is time."""
+        """Save after a whole epoch; stop if the end is requested."""
         if self._due() and not self._whole():
             return
         self._at = (epoch + 1, 0)
@@ -140,7 +147,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             self._model.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Listen no more; remove the state of training that is done."""
+        """Restore the signal handlers; then end this turn if that is requested, else remove the saved state."""
         for name, before in self._kept.items():
             signal.signal(signal.Signals[name], before)
         self._kept = {}
@@ -148,7 +155,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         if not self.at_once:
             self.leave_if_asked()
         self.at_once, self.agree, self.meet = True, bool, lambda: None
-        self._model._initial_epoch = None  # Keras would begin the next fit there too
+        self._model._initial_epoch = None  # otherwise Keras would begin the next fit at this epoch too
         if Place.here().rank == 0:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -160,7 +167,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         return self.asked
 
     def _whole(self) -> bool:
-        """Return whether the epoch's last batch is done; an epoch without a known end never is."""
+        """Return whether training is between two epochs; False within an epoch whose length is unknown."""
         steps: int | None = (self.params or {}).get("steps")
         return self._at[1] == 0 or (steps is not None and self._at[1] >= steps)
 
@@ -173,7 +180,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         return max(self.directory.glob("state-[0-9]*"), default=None)
 
     def _save(self) -> None:
-        """Write a new state beside the last one, and only then remove that."""
+        """Write a new state beside the last one, and remove the last one afterwards: one state is always complete."""
         epoch, batch = self._at
         turns = self._begun[1] + 1 if epoch == self._begun[0] else 1
         before = self._newest()
@@ -207,5 +214,5 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             elif script:
                 Path(script).touch()
                 sync(Path(script))
-        self.meet()
+        self.meet()  # no rank ends before rank 0 has written
         raise SystemExit(1 if stuck else 0 if script else AGAIN)

@@ -1,4 +1,4 @@
-"""Times of steps and epochs; names and figures as in keras_experiments and keras-multi-gpu."""
+"""Times of steps and epochs, with the names and figures of keras_experiments and keras-multi-gpu."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from choros.errors import InvalidInputError
 
 
 class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times every step and epoch, and prints one line an epoch and one at the end.
+    """Callback that times every step and epoch, and prints one line per epoch and one at the end.
 
-    A median of steps is not moved by the first ones, which compile; what an epoch takes beyond its steps at that speed
-    (compiling, validation, other callbacks, waiting for data between steps) is its overhead.
+    The first steps compile, but they hardly change the median of the steps. The overhead of an epoch is the time
+    beyond its number of steps times their median: compilation, validation, other callbacks, waiting for data.
 
     Args:
-        warmup: int. Steps of the first epoch that no figure has in it. Defaults to 1.
+        warmup: int. First steps of training that ``steps`` leaves out. Defaults to 1.
         verbose: 0 or 1. Defaults to 1.
 
     Attributes:
-        steps: list of float. Seconds of each step, the warm-up left out.
+        steps: list of float. Seconds of each step, without the warm-up.
         epochs: list of float. Seconds of each epoch.
-        median: float. Of ``steps``; NaN before the first.
-        overhead: list of float. Of each epoch, its seconds less its steps times the median of its steps.
-        total: float. Seconds of all epochs; ``total_but_first``: of all but the first.
+        median: float. Median of ``steps``, in seconds; NaN before the first step.
+        overhead: list of float. For each epoch, its seconds minus its number of steps times the median of its steps.
+        total: float. Seconds of all epochs; ``total_but_first``: of all epochs but the first.
 
     Raises:
         InvalidInputError: ``warmup`` is negative.
@@ -57,7 +57,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def median(self) -> float:
-        """Seconds of a step."""
+        """Median seconds of a step."""
         return statistics.median(self.steps) if self.steps else float("nan")
 
     @property
@@ -71,7 +71,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         return sum(self.epochs[1:])
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin anew."""
+        """Clear all times."""
         self._forget()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -83,7 +83,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         self._step = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop it."""
+        """Stop the step's clock, and record the time unless the step is a warm-up."""
         taken = time.perf_counter() - self._step
         self._here.append(taken)
         if self._left_out < self.warmup:
@@ -92,14 +92,14 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
             self.steps.append(taken)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop the epoch's clock."""
+        """Stop the epoch's clock, and print the epoch's line."""
         self.epochs.append(time.perf_counter() - self._epoch)
         usual = statistics.median(self._here) * len(self._here) if self._here else 0.0
         self.overhead.append(max(0.0, self.epochs[-1] - usual))
         self._say(f"epoch {epoch + 1}: {self._epoch_text()}")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Say it all."""
+        """Print the line for all epochs."""
         if self.epochs:
             self._say(self._end_text())
 
@@ -118,17 +118,17 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class SamplesPerSec(BatchTiming):
-    """Rows a second, from the median step; the warm-up is left out.
+    """Callback that measures rows per second, from the median step without the warm-up.
 
     Args:
-        batch_size: int. Rows of a step: of the global batch under a Trainer, of one rank's under ``choros.hvd``.
+        batch_size: int. Rows per step: of the global batch under a Trainer, of one rank's batch under ``choros.hvd``.
         warmup, verbose: as for ``BatchTiming``.
 
     Attributes:
-        samples_per_sec: float.
+        samples_per_sec: float. Rows per second.
 
     Raises:
-        InvalidInputError: a batch of less than one row.
+        InvalidInputError: ``batch_size`` is below 1, or ``warmup`` is negative.
     """
 
     def __init__(self, batch_size: int, warmup: int = 1, verbose: int = 1) -> None:
@@ -139,7 +139,7 @@ class SamplesPerSec(BatchTiming):
 
     @property
     def samples_per_sec(self) -> float:
-        """Rows a second."""
+        """Rows per second."""
         return self.batch_size / self.median
 
     def _epoch_text(self) -> str:

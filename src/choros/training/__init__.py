@@ -1,1 +1,1 @@
-"""The parts of a run: the job that travels, the worker's loops, the conductor of the caller's callbacks."""
+"""The parts of a run: the job sent to workers, the workers' training loops, the runner of the caller's callbacks."""

@@ -1,4 +1,4 @@
-"""The conductor drives the caller's Keras callbacks from what rank 0 reports, on the model that was given."""
+"""The runner of the caller's Keras callbacks, driven by the reports of rank 0, on the model given to the Trainer."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ _ONLY_WEIGHTS = (
 
 
 class CallbackRunner:
-    """Runs callbacks once, in the caller; finds out what they changed, so that the workers can be told.
+    """Runner of callbacks in one process. It finds what they change, so that it can be sent to the workers.
+
+    The result of each call is a control message (``TrainerControl``) for the workers.
 
     Args:
-        model: the model that was given to the Trainer.
-        callbacks: what the user passed, a list, one callback or a ``CallbackList``.
+        model: the model given to the Trainer.
+        callbacks: the argument of ``fit``: a list, one callback, a ``CallbackList`` or None.
         verbose: 0, 1 or 2, as in Keras.
-        epochs, steps: int. As Keras' ``set_params`` has them; steps may be None.
-        first: int. The first epoch's batch that training begins with.
+        epochs, steps: int. As in Keras' ``set_params``; steps may be None.
+        first: int. The batch of the first epoch at which training begins.
 
     Attributes:
-        fetch: brings weights into the model, before callbacks that may read them: those of the end of an epoch, or the
-            latest for None.
-        kept: where training goes on, puts into the model what it goes on from, and tells whether that has what
-            callbacks do at the epoch's beginning. None where training begins.
+        fetch: loads weights into the model before callbacks that may read them: those of the end of the given epoch,
+            or the latest for None.
+        kept: if training resumes, loads the saved state into the model. Returns whether that state includes what
+            callbacks do at the beginning of the epoch. None if training does not resume.
         lazy: LazyWeights of the model.
-        alone: bool. Whether workers wait for nobody, and so take no learning rate but the compiled optimizer's.
+        alone: bool. Whether workers are asynchronous or never exchange. They then take no slots, no settings, and of
+            the learning rates only the compiled optimizer's.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class CallbackRunner:
         given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
         self.user = [c for c in given if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))]
         for callback in self.user:
-            if hasattr(callback, "at_once"):  # BeforeTimeLimit ends this process when the workers are done
+            if hasattr(callback, "at_once"):  # BeforeTimeLimit may end this process only after the workers are done
                 callback.at_once = False
         self.list = keras.callbacks.CallbackList(
             given,
@@ -70,45 +73,47 @@ class CallbackRunner:
             model=model,
         )
         self.history: Any = model.history
-        self.per_batch = any(_wants_batches(callback) for callback in self.user)  # one wants every batch
+        self.per_batch = any(_wants_batches(callback) for callback in self.user)  # a callback has a batch hook
         base = keras.callbacks.Callback.on_test_begin
         self._swaps = any(
             getattr(type(each), "on_test_begin", base) is not base
             and not isinstance(each, (keras.callbacks.SwapEMAWeights, keras.callbacks.TensorBoard))
             for each in self.user
         )
-        self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}  # epochs reported before their time
+        # Epochs reported before an earlier epoch.
+        self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}
         self.told: dict[
             int, TrainerControl
-        ] = {}  # by epoch that has ended, what was decided: for those that end it again
+        ] = {}  # by ended epoch, the control message: a restarted worker may end the epoch again
         self.epoch: int | None = None
         self.epochs, self.steps, self.first, self.alone = epochs, steps, first, False
         self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
         self.lazy = LazyWeights(model, self._touch)
-        self._before: list[Array] = []  # the weights before callbacks could change them, once touched
+        self._before: list[Array] = []  # once touched, the weights before callbacks could change them
         self._slots: list[Any] = []  # likewise marks of the optimizers' variables
         self._later: list[tuple[int, int, dict[str, float]]] = []  # batches of epochs that have not begun
         self._rate_before = 0.0  # the learning rate before callbacks of a batch could set it
-        self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate as the backend has it, and as a number
+        self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate: the backend's value, and a float
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
         self._settings: Settings | None = None
-        self._shown: list[Array] = []  # what callbacks were shown of metrics, once they touch them
+        self._shown: list[Array] = []  # the metric variables as loaded for callbacks, once these touch the model
         self._scheduled = False  # whether the learning rate was a schedule when training began
-        self._trained: list[int] = []  # ids of the variables that were trained when training began
+        self._trained: list[int] = []  # ids of the trainable variables when training began
         self._compiled: tuple[Any, Any] = (None, None)  # the optimizer and the losses when training began
-        self._read: Values = {}  # the settings as they were last looked at
+        self._read: Values = {}  # the settings at the last comparison
         self._glance: list[Any] = []
         self._given: Values = {}  # all settings that callbacks have changed in this fit
-        self._warned: set[str] = set()  # what callbacks have set, and no worker takes
-        self._eager = False  # a callback of every batch may reach weights where that cannot be noticed
-        self.step = -1  # the batch whose beginning was told last
+        self._warned: set[str] = set()  # ignored changes for which a warning was given
+        self._eager = False  # a callback with a batch hook may reach weights without LazyWeights noticing
+        self.step = -1  # the last batch for which on_train_batch_begin was called
         self.logs: dict[str, float] = {}
 
-    # -- what Keras' fit would call
+    # -- the calls that Keras' fit would make
     def begin(self, epoch: int) -> TrainerControl:
-        """Training and its first epoch begin; what callbacks do then may be in what was kept already.
+        """Run the callbacks for the beginning of training and of its first epoch.
 
-        Called again, when new workers have started: return the settings that workers got so far, and run no callback.
+        If training resumes, the saved state may already include the changes by these callbacks. Their changes are then
+        dropped. After a restart of workers, run no callback, and return the settings sent to workers so far.
         """
         if self._settings is not None:
             return TrainerControl(settings=self._given)
@@ -131,23 +136,23 @@ class CallbackRunner:
         return replace(self._after_a_batch(orders), settings=self._given)
 
     def _after_a_batch(self, orders: TrainerControl) -> TrainerControl:
-        """Return orders that end synchronous training after the next batch, as in Keras, instead of before it."""
+        """Return a control message that ends synchronous training after the next batch, as Keras does."""
         return orders if self.alone else replace(orders, stop=False, leave=orders.stop)
 
     def _go_on(self) -> bool:
-        """Bring into the model what callbacks are to find in it, where training goes on; see ``kept``."""
+        """If training resumes, load the saved state into the model for the callbacks; see ``kept``."""
         if self.kept is None or not self.user:
             return False
         self.fetch(None)
         return self.kept()
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> TrainerControl:
-        """Rank 0 has done a step; the orders are for the next one."""
+        """Run the callbacks for a step of rank 0. The control message applies from the next step on."""
         if not self.per_batch:
-            if epoch == self.epoch:  # a worker that waits for nobody may be in the next one
+            if epoch == self.epoch:  # an asynchronous worker may already be in the next epoch
                 self.list.on_train_batch_end(step, logs)
             return TrainerControl()
-        if self.alone and epoch != self.epoch:  # rank 0 waits for nobody: it may be in a later one
+        if self.alone and epoch != self.epoch:  # an asynchronous rank 0 may be in another epoch than the callbacks
             if self.epoch is not None and epoch > self.epoch:
                 self._later.append((epoch, step, logs))
             return GO_ON
@@ -162,28 +167,28 @@ class CallbackRunner:
             self._end_batch(step, logs)
             stop = self.lazy.stopped
             if not stop and (self.steps is None or step + 1 < self.steps):
-                self._begin_batch(step + 1)  # which trains this batch also where it stops, as in Keras
+                self._begin_batch(step + 1)  # as in Keras, this batch is trained even if its begin hook stops training
         finally:
             self.lazy.rest()
         quiet = watched and not (self._before or self._eager)
-        # Loggers read the rate after each batch. On JAX this comparison of an unchanged rate reads no array.
+        # Loggers read the rate after each batch. On JAX, comparing an unchanged rate reads no array.
         quiet = quiet and (not self.lazy.rate_used or self._rate() == rate)
         if quiet and (self._settings is None or self._settings.glance() == self._glance):
             return TrainerControl(True) if stop else GO_ON
         return replace(self._orders((rate, self._before)), stop=stop, reset=self._were_reset())
 
     def _touch(self) -> None:
-        """A callback is about to read or set weights: fetch them, and remember what they were."""
+        """Fetch the weights for a callback that is about to use them, and remember them for a later comparison."""
         if not self._before:
             rate = self._rate()
             self.fetch(None)
-            if rate != self._rate_before and not self._has_schedule():  # set by a callback before this one: it stays
+            if rate != self._rate_before and not self._has_schedule():  # keep a rate that an earlier callback has set
                 self.model.optimizer.learning_rate = rate
             self._before = to_host(self._weights())
             self._slots = self._marks()
 
     def _look_at_callbacks(self) -> None:
-        """See whether one that wants every batch holds what shows weights past the model's objects."""
+        """Find the callbacks with batch hooks, and whether one of them may reach weights past the model's objects."""
         if self.per_batch:
             self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
             self.lazy.collect()
@@ -204,10 +209,11 @@ class CallbackRunner:
             callback.on_train_batch_end(step, logs=logs)
 
     def show_metrics(self, held: Sequence[float]) -> None:
-        """Give the variables of the model's metrics the values that callbacks are to find in them, given flat."""
+        """Set the variables of the model's metrics for callbacks, from a flat list of their values."""
         variables = self.model.metrics_variables
         slices = slices_of(variables)
-        if not held or slices[-1].stop != len(held):  # they may be too many, or of a model that was compiled again
+        # ``held`` is empty if there are too many values; the length differs if the model was compiled again.
+        if not held or slices[-1].stop != len(held):
             return
         flat = np.array(held)
         for variable, where in zip(variables, slices, strict=True):
@@ -215,9 +221,9 @@ class CallbackRunner:
         self._shown = to_host(variables)
 
     def _were_reset(self) -> bool:
-        """Return whether a callback of a batch has reset all metrics, once it was shown what they hold.
+        """Return whether a callback of a batch has reset all metrics after they were loaded for it.
 
-        Warn of other changes of metrics, which no worker takes.
+        Warn of other changes to metrics, which workers ignore.
         """
         now = to_host(self.model.metrics_variables)
         if not self._shown or _equal(now, self._shown):
@@ -232,14 +238,15 @@ class CallbackRunner:
         return all_reset
 
     def epoch_end(self, epoch: int, logs: dict[str, float], held: Sequence[float] = ()) -> TrainerControl:
-        """An epoch has ended; the orders are for the next one. Epochs reported early wait for their turn.
+        """Run the callbacks for the end of an epoch. The control message applies from the next epoch on.
 
-        One that ends again, as workers were started again, is told what was decided the first time.
+        An epoch that is reported before an earlier one waits for it. If workers were restarted and an epoch ends
+        again, run no callback, and return the control message of the first time.
 
         Args:
-            epoch: int. Which.
+            epoch: int. The epoch that has ended.
             logs: its logs.
-            held: what the variables of the metrics hold then, flat.
+            held: the values of the metrics' variables at its end, flat.
         """
         if epoch in self.told:
             return self.told[epoch]
@@ -252,7 +259,7 @@ class CallbackRunner:
         return orders
 
     def _take_later(self) -> TrainerControl:
-        """Run the callbacks of batches that came before their epoch had begun."""
+        """Run the callbacks of batches that were reported before their epoch had begun."""
         batches, self._later = self._later, []
         orders = TrainerControl()
         for epoch, step, logs in batches:
@@ -290,11 +297,11 @@ class CallbackRunner:
         return replace(orders, stop=False) if self.per_batch else self._after_a_batch(orders)
 
     def end(self) -> None:
-        """Training has ended, with the last weights in the model."""
+        """Run the callbacks for the end of training. The model must hold the final weights."""
         self.lazy.disarm()
         self.list.on_train_end(self.logs)
 
-    # -- what callbacks changed
+    # -- changes by callbacks
     def _state(self) -> tuple[float, list[Array]]:
         if not self.user:
             return 0.0, []
@@ -302,16 +309,17 @@ class CallbackRunner:
         return self._rate(), to_host(self._weights())
 
     def _weights(self) -> list[Any]:
-        """Return the variables that count as weights: drawing random numbers in a callback changes none of them.
+        """Return the variables that count as weights.
 
-        Slots are none, and the learning rates of the optimizers that the model holds besides the compiled one are some.
+        Optimizer slots and the states of random layers do not count: a callback that draws random numbers changes no
+        weight. The learning rates of further optimizers, which the model holds beside the compiled one, count.
         """
         left_out = {id(variable) for variable in [*seed_state.find(self.model), *optimizer_variables(self.model)]}
         rates = learning_rates(self.model)
         return [*(variable for variable in self.model.variables if id(variable) not in left_out), *rates]
 
     def _changed_settings(self) -> Values:
-        """Return the settings that callbacks have changed since this was last asked."""
+        """Return the settings that callbacks have changed since the last call."""
         if self._settings is None:
             return {}
         changed = self._settings.changed(self._read)
@@ -320,9 +328,9 @@ class CallbackRunner:
         return changed
 
     def _marks(self) -> list[Any]:
-        """Return marks of the optimizers' variables, to tell later which ones a callback has set.
+        """Return marks of the optimizers' variables, to find later which ones a callback has set.
 
-        Keras' own callback that changes places with averages in them is left out.
+        Return none if there is a SwapEMAWeights callback, which swaps the averages in them with the weights.
         """
         import keras
 
@@ -331,7 +339,7 @@ class CallbackRunner:
         return marks(optimizer_variables(self.model))
 
     def _set_slots(self) -> list[int]:
-        """Return the places of the optimizers' variables that a callback has set, but for learning rates."""
+        """Return the indices of the optimizers' variables that a callback has set, without learning rates."""
         before, self._slots = self._slots, []
         if not before:
             return []
@@ -343,7 +351,7 @@ class CallbackRunner:
         ]
 
     def _warn_ignored(self, what: str, remedy: str) -> None:
-        """Warn, once for each thing, that workers do not take what a callback has set."""
+        """Warn, once for each ``what``, that workers ignore a value that a callback has set."""
         if what not in self._warned:
             self._warned.add(what)
             warn(f"A callback has set {what}, which has no effect on the workers. {remedy}")
@@ -353,12 +361,12 @@ class CallbackRunner:
             return 0.0
         rate = self.model.optimizer.learning_rate
         value = getattr(rate, "value", rate)
-        if value is not self._seen[0] or self._mutable:  # reading costs, at every batch
+        if value is not self._seen[0] or self._mutable:  # reading at every batch would be slow
             self._seen = (value, float(to_host([rate])[0]))
         return self._seen[1]
 
     def _has_schedule(self) -> bool:
-        """Return whether the rate follows from the count of steps, which a callback may have set."""
+        """Return whether the learning rate follows a schedule now; a callback may have set one."""
         import keras
 
         return not isinstance(self.model.optimizer.learning_rate, keras.Variable)
@@ -419,12 +427,12 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _arrays(logs: dict[str, Any]) -> dict[str, Any]:
-    """Return logs with arrays in the place of lists, as a metric of several values is logged."""
+    """Return logs with lists converted to float32 arrays: Keras logs a metric of several values as an array."""
     return {name: np.array(value, np.float32) if isinstance(value, list) else value for name, value in logs.items()}
 
 
 def _wants_batches(callback: Any) -> bool:
-    """Tell whether a callback overrides a batch hook (Keras' own that only seem to are known)."""
+    """Return whether a callback uses a batch hook. Some callbacks of Keras do so only with some settings."""
     import keras
 
     if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):

@@ -1,4 +1,4 @@
-"""The arguments of ``Trainer.fit``: checked, with defaults filled in and data made into sources."""
+"""The arguments of ``Trainer.fit``: checks, defaults, and conversion of data to sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from choros.training.validation import check_epochs, check_numbers, check_rest, 
 
 @dataclass(frozen=True)
 class FitArguments:
-    """The arguments of one ``Trainer.fit``, in its order."""
+    """The arguments of one ``Trainer.fit``, in the order of its signature."""
 
     x: Any
     y: Any
@@ -37,10 +37,10 @@ class FitArguments:
     resume: bool
 
     def checked(self, synchronous: bool) -> FitArguments:
-        """Return the arguments with the place where a callback resumes, and with the rows of ``validation_split``.
+        """Return the checked arguments, with the position at which a callback resumes and ``validation_split`` applied.
 
         Args:
-            synchronous: bool. Whether all ranks go through the epochs together, so that training can resume at a batch.
+            synchronous: bool. Whether ranks train synchronously. Only then can training resume within an epoch.
 
         Raises:
             InvalidInputError: an argument that cannot work.
@@ -65,10 +65,10 @@ class FitArguments:
         return replace(checked, x=x, y=y, sample_weight=weight, validation_data=held_out)
 
     def sources(self) -> tuple[Any, Any]:
-        """Return the sources of the batches to train on and to validate with, None where there are none.
+        """Return the source of training batches and that of validation batches; the second is None without validation.
 
         Raises:
-            InvalidInputError: data of no known kind, or too few batches.
+            InvalidInputError: the data are of no supported kind, or have too few batches.
         """
         import keras
 
@@ -83,12 +83,12 @@ class FitArguments:
         return source, validation
 
     def steps(self, source: Any) -> int | None:
-        """Return the global batches of an epoch; None where only the end of the data will tell."""
+        """Return the number of global batches in an epoch; None if it is unknown until the data end."""
         steps: int | None = self.steps_per_epoch or source.steps(self.batch_size)
         return steps
 
     def frequency(self) -> int | list[int]:
-        """Return ``validation_freq`` as JSON has it."""
+        """Return ``validation_freq`` as JSON values: an int or a list of ints."""
         if isinstance(self.validation_freq, Iterable):
             return list(map(int, self.validation_freq))
         return int(self.validation_freq)

@@ -1,9 +1,9 @@
 """Weights that are fetched when a callback first touches them, and not before.
 
-While callbacks run, the model, its layers, its variables and the optimizer's have a class of their own, a subclass
-that differs in one thing: the first access to anything but a few names that need no weights restores all classes and
-fetches the weights, and then goes on as always. The objects stay the same, so it makes no difference by which
-reference a callback reaches them. What goes past these objects cannot be seen so: see ``holds_tensors``.
+While callbacks run, the class of the model, its layers, its variables and the optimizer's variables is replaced by a
+subclass. A few attributes need no weights. The first access to any other one restores all classes, fetches the weights
+and then proceeds as usual. The objects stay the same, so any reference to them works. Access to weights past these
+objects is not noticed: see ``holds_tensors``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from choros.types import Array
 _OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})
 _OF_LAYERS = frozenset({"name", "built", "trainable"})
 _OF_VARIABLES = frozenset({"name", "path", "shape", "dtype", "trainable", "ndim"})
-_PLAIN = frozenset(  # special methods that say nothing of weights
+_PLAIN = frozenset(  # special methods that read no weights
     {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getattribute__"}
     | {"__getattr__", "__setattr__", "__delattr__", "__del__", "__hash__", "__class__"}
 )
-_DEPTH, _MOST = 5, 20_000  # how far, and through how many objects, ``holds_tensors`` looks
+_DEPTH, _MOST = 5, 20_000  # limits of the search of ``holds_tensors``: levels of references, objects
 
 
 class LazyWeights:
@@ -37,13 +37,13 @@ class LazyWeights:
 
     Args:
         model: keras.Model, built and compiled.
-        touch: is called once in each ``armed`` block in which weights are touched, before they are.
+        touch: called once in each ``armed`` block in which weights are touched, before the access.
 
     Attributes:
-        stays: bool. Whether the classes stay from one ``armed`` block to the next one: nothing else uses the model
-            meanwhile. What does so all the same restores them, and fetches nothing. Defaults to False.
-        rate: the variable of the optimizer's learning rate; None where it has a schedule.
-        rate_used: bool. Whether the last ``armed`` block used that variable, and so may have changed it.
+        stays: bool. Whether the classes stay replaced between two ``armed`` blocks, because no other code uses the
+            model. An access between blocks restores the classes, and fetches nothing. Defaults to False.
+        rate: the variable of the optimizer's learning rate; None if it follows a schedule.
+        rate_used: bool. Whether the last ``armed`` block used that variable, so it may have changed it.
 
     Example:
         >>> import keras
@@ -65,12 +65,12 @@ class LazyWeights:
         self._rate_array: Any = None  # its copy on the host
         self._classes: dict[type, type] = {}
         self._objects: list[Any] = []
-        self._own: list[type] = []  # of each object
-        self._lazy: list[type] = []  # the subclass that it has while callbacks run
+        self._own: list[type] = []  # the class of each object
+        self._lazy: list[type] = []  # the subclass of each object while callbacks run
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Have the first access to weights in this block call ``touch``."""
+        """Call ``touch`` at the first access to weights in this block."""
         self.arm()
         try:
             yield
@@ -78,7 +78,7 @@ class LazyWeights:
             self.rest()
 
     def arm(self) -> None:
-        """Have the first access to weights from now on call ``touch``."""
+        """Replace the classes: the first access to weights from now on calls ``touch``."""
         if not self._objects:
             self.collect()
         if not self._armed:
@@ -87,7 +87,7 @@ class LazyWeights:
         self.rate_used = False
 
     def rest(self) -> None:
-        """End what ``arm`` began."""
+        """End the block that ``arm`` began; restore the classes unless ``stays`` is set."""
         self._inside = False
         if not self.stays:
             self.disarm()
@@ -107,32 +107,32 @@ class LazyWeights:
 
     @property
     def stopped(self) -> bool:
-        """The model's ``stop_training``, read without the lazy class, which would cost time after each batch."""
+        """The model's ``stop_training``, read past the replaced class, which would be slow after each batch."""
         return bool(self._attributes()["stop_training"])
 
     def _attributes(self) -> dict[str, Any]:
-        """Return the model's own attributes; the look at them is no touch."""
+        """Return the model's ``__dict__`` without calling ``touch``."""
         attributes: dict[str, Any] = object.__getattribute__(self.model, "__dict__")
         return attributes
 
     def _set_classes(self, classes: list[type]) -> None:
-        """Give each object its class; without a loop in Python, as it is done twice a batch."""
+        """Set the class of each object. No Python loop, because this runs twice per batch."""
         deque(map(object.__setattr__, self._objects, repeat("__class__"), classes), maxlen=0)
 
     def spring(self) -> None:
-        """Restore all classes and fetch, the latter in an ``armed`` block; nothing where another access did so."""
+        """Restore all classes and, in an ``armed`` block, call ``touch``. Do nothing if an earlier access did so."""
         if self._armed:
             self.disarm()
             if self._inside:
                 self.touch()
 
     def collect(self) -> None:
-        """Find the objects whose use tells that weights are touched, once more where callbacks may have added some."""
+        """Find the objects whose use counts as an access to weights. Call it again if callbacks may have added some."""
         import keras
 
         self.disarm()
         variables = [*model_variables(self.model), *self.model.metrics_variables]
-        rate = self.model.optimizer.learning_rate  # the caller's value; a change of it is sent to the workers
+        rate = self.model.optimizer.learning_rate  # held here, not fetched; a change of it is sent to the workers
         layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
         groups = (
             ([self.model], _OF_MODELS),
@@ -150,7 +150,7 @@ class LazyWeights:
             self._lazy.append(self._watched_class(type(rate)))
 
     def _watched_class(self, own: type) -> type:
-        """Return the subclass of the learning rate's class that notes each use, and needs no weights."""
+        """Return the subclass of the learning rate's class that records each use. It fetches no weights."""
         import keras
 
         lazy: LazyWeights = self
@@ -175,7 +175,7 @@ class LazyWeights:
             return np.array(lazy._rate_array, dtype=dtype)
 
         body = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__module__": own.__module__}
-        if keras.backend.backend() == "jax":  # whose arrays are immutable: loggers read the rate after each batch
+        if keras.backend.backend() == "jax":  # loggers read the rate after each batch; immutable arrays can be cached
             body["__array__"] = __array__
         return types.new_class(own.__name__, (own,), exec_body=lambda room: room.update(body))
 
@@ -192,7 +192,8 @@ class LazyWeights:
         def __getattribute__(self: Any, name: str) -> Any:
             if name == "__class__":
                 return own
-            if name == "jax_state_sync":  # Keras' ``Callback.model`` calls it; no loop of Keras' has this model's state
+            # Keras' ``Callback.model`` calls it. No loop of Keras holds state of this model, so nothing is synced.
+            if name == "jax_state_sync":
                 return lambda: None
             if lazy.passing or name in names:
                 before, lazy.passing = lazy.passing, True
@@ -225,13 +226,13 @@ class LazyWeights:
             if not (name.startswith("__") and name.endswith("__")) or name in _PLAIN:
                 continue
             plain = next(vars(base)[name] for base in own.__mro__ if name in vars(base))
-            # The interpreter looks special methods up on the class, and so past ``__getattribute__``.
+            # The interpreter looks special methods up on the class, so ``__getattribute__`` does not see them.
             if isinstance(plain, types.FunctionType) or name in ("__repr__", "__reduce_ex__", "__reduce__"):
                 body[name] = self._forward(own, name)
         return types.new_class(own.__name__, (own,), exec_body=lambda room: room.update(body))
 
     def _forward(self, own: type, name: str) -> Callable[..., Any]:
-        """Return a special method that fetches, and then is what it was."""
+        """Return a special method that fetches the weights and then calls the original one."""
 
         def method(this: Any, *args: Any, **how: Any) -> Any:
             if not self.passing:
@@ -242,15 +243,15 @@ class LazyWeights:
 
 
 def holds_tensors(callback: Any, model: Any) -> bool:
-    """Tell whether a callback may reach weights past the model's own objects.
+    """Return whether a callback may reach weights past the model's objects.
 
-    PyTorch's parameters and TensorFlow's variables can be kept, and TensorFlow's functions keep those that they use: a
-    callback that holds one, in its attributes, in what its functions close over or in globals that they name, has the
-    weights fetched at every batch. JAX's arrays are values, which never change.
+    A callback can hold PyTorch parameters, TensorFlow variables, or TensorFlow functions, which hold the variables that
+    they use. The search covers its attributes, the closures of its functions and the globals that these name. For such
+    a callback the weights are fetched at every batch. JAX arrays never change, so on JAX the result is False.
 
     Args:
         callback: keras.callbacks.Callback.
-        model: keras.Model, whose weights they are.
+        model: keras.Model. The owner of the weights.
     """
     import keras
 
@@ -284,6 +285,6 @@ def holds_tensors(callback: Any, model: Any) -> bool:
 
 
 def _hooks(callback: Any) -> list[types.FunctionType]:
-    """Return the functions of a callback's classes, but for those of Keras."""
+    """Return the functions of a callback's classes, without those of Keras."""
     classes = [base for base in type(callback).__mro__ if not base.__module__.startswith("keras.")]
     return [value for base in classes for value in vars(base).values() if isinstance(value, types.FunctionType)]

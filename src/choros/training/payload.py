@@ -1,8 +1,8 @@
-"""A fit as it travels to ranks that something else starts: facts as JSON, data as arrays, code in files of its owner's.
+"""The content of a fit as it is sent to ranks: metadata as JSON, data as arrays, code as pickles.
 
-A pickle (the model without its weights, a PyDataset, what decodes files) is never taken from a socket. It lies in a
-folder of the caller's own in the working directory, which all hosts have; the line to the caller tells where, and each
-file's digest.
+Ranks that a launcher starts never read a pickle (of the model without weights, a PyDataset, a decoder of files) from a
+socket. The pickles are private files in a folder of the working directory, which all hosts share. The connection with
+the caller carries only the folder's path and the digest of each file.
 """
 
 from __future__ import annotations
@@ -29,24 +29,30 @@ from choros.training.model_io.serialization import PackedModel, copy_model
 from choros.training.spec import FitConfig, FitRequest
 from choros.types import Array
 
-HOME = "CHOROS_HOME"  # where the caller waits, and its secret
+HOME = "CHOROS_HOME"  # environment variable with the caller's address and secret
 Told = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class FitPayload:
-    """The data of a job: the model's pickle, arrays of the model and then of the sources, and sources' blobs."""
+    """The data of a job.
+
+    Attributes:
+        model: the packed model.
+        arrays: the arrays of the model, then those of the sources.
+        blobs: pickles of the sources.
+    """
 
     model: PackedModel
     arrays: list[Array]
     blobs: list[bytes]
 
     def load(self, plan: FitRequest, here: bool = True) -> FitConfig:
-        """Take a plan's sources apart; returns its job, which then says where their parts are.
+        """Add the sources of a request to the payload, and return its job with a description of them.
 
         Args:
-            plan: what to do.
-            here: whether it is for workers of this machine, with which files share what they decode.
+            plan: the request.
+            here: whether all workers run on this machine, so that they share decoded files.
         """
         source, *_ = serialization.pack(plan.source, self.arrays, self.blobs, here)
         validation = None
@@ -60,19 +66,19 @@ def load_payload(request: FitRequest, here: bool) -> tuple[FitRequest, FitPayloa
 
     Args:
         request: FitRequest.
-        here: bool. Whether all ranks run on this machine, and so share what they decode of files.
+        here: bool. Whether all ranks run on this machine, so that they share decoded files.
     """
     payload = FitPayload(request.written, [*request.written.arrays], [])
     return replace(request, job=payload.load(request, here)), payload
 
 
 def unpack_sources(job: FitConfig, arrays: Sequence[Array], blobs: Sequence[bytes]) -> tuple[Any, Any]:
-    """Return the sources of batches to train on and to validate with; the second is None where there is none.
+    """Return the source of training batches and that of validation batches; the second is None without validation.
 
     Args:
         job: describes the sources.
         arrays: the arrays of the payload.
-        blobs: the sources' code, from this user's own processes only.
+        blobs: pickles of the sources. They must come from processes of this user.
     """
     validation = None if job.validation is None else serialization.unpack(job.validation, arrays, blobs)
     return serialization.unpack(job.source, arrays, blobs), validation
@@ -81,12 +87,12 @@ def unpack_sources(job: FitConfig, arrays: Sequence[Array], blobs: Sequence[byte
 def unpack_payload(
     job: FitConfig, message: dict[str, Any], code: Sequence[bytes], data: Segment
 ) -> tuple[Any, Any, PackedModel]:
-    """Return the sources that ``unpack_sources`` returns, and the model.
+    """Return the two sources of ``unpack_sources``, and the packed model.
 
     Args:
         job: describes the sources.
-        message: the layout of all "arrays", of which the first "model_arrays" belong to the model.
-        code: the model's pickle, then the sources' code.
+        message: the layout of all "arrays", and "model_arrays", the number of arrays of the model, which come first.
+        code: the model's pickle, then the sources' pickles.
         data: the shared memory of the arrays.
     """
     arrays = serialization.views(message["arrays"], data.array(np.uint8, data.nbytes, 0))
@@ -95,16 +101,16 @@ def unpack_payload(
 
 
 class SharedCodeFolder:
-    """Code where ranks on other hosts find it, until it is closed.
+    """Private files of code in the working directory, which ranks on other hosts read. ``close`` removes them.
 
     Args:
-        code: what each file holds.
+        code: the content of each file.
 
     Attributes:
-        told: what ``read_code`` needs.
+        told: the argument of ``read_code``: the folder's path and the SHA-256 digest of each file.
 
     Raises:
-        InvalidInputError: nothing can be written into the working directory.
+        InvalidInputError: the working directory cannot be written.
 
     Example:
         >>> with SharedCodeFolder([b"one", b"two"]) as folder:
@@ -127,7 +133,7 @@ class SharedCodeFolder:
         self.told: Told = {"folder": self._folder, "digests": [hashlib.sha256(text).hexdigest() for text in code]}
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> SharedCodeFolder:
@@ -138,10 +144,10 @@ class SharedCodeFolder:
 
 
 def read_code(told: Told) -> list[bytes]:
-    """Return what the caller left in its folder.
+    """Return the content of the files in a ``SharedCodeFolder``.
 
     Raises:
-        InvalidInputError: it is not there, is not this user's alone, or is not what the caller wrote.
+        InvalidInputError: a file cannot be read, is not private to this user, or has another digest.
     """
     found = []
     for number, digest in enumerate(told["digests"]):
@@ -168,24 +174,24 @@ def read_code(told: Told) -> list[bytes]:
 
 
 def shown(model: Any) -> list[Array]:
-    """Return the model's variables and the optimizer's, as bytes for a line."""
+    """Return the variables of the model and its optimizer as flat uint8 arrays, for a connection."""
     return raw(to_host(model_variables(model)))
 
 
 def put(model: Any, arrays: list[Array]) -> None:
-    """Give as many of a model's variables the values that ``shown`` made bytes of."""
+    """Set a model's variables to the values that ``shown`` returned; fewer arrays set the first variables only."""
     for variable, buffer in zip(model_variables(model), arrays, strict=False):
         before = to_host([variable])[0]
         variable.assign(np.array(buffer).view(before.dtype).reshape(before.shape))
 
 
 def unpack_members(model: Any, scores: Sequence[float], weights: Sequence[list[Array]]) -> list[Any]:
-    """Return the models of an Ensemble's members, and give the best member's weights to the given model.
+    """Return the models of an Ensemble's members, and set the given model to the best member's variables.
 
     Args:
-        model: the given model.
-        scores: of each member, the loss by which members are compared.
-        weights: of each member, what ``shown`` made of its model.
+        model: the model given to the Trainer.
+        scores: for each member, the loss by which members are compared.
+        weights: for each member, the result of ``shown`` for its model.
     """
     models = [copy_model(model) for _ in weights]
     for member, arrays in zip(models, weights, strict=True):

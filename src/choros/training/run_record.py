@@ -1,4 +1,4 @@
-"""``history.run``: what a run did besides what Keras logs."""
+"""``history.run``: the figures of a run that Keras does not log."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from typing import Any
 
 from choros.training.spec import WorkerStats
 
-_SLOW, _SHORT, _FEW = 1.5, 1.0, 10  # times the others' median; seconds and steps below which nobody is called slow
+# A straggler takes more than 1.5 times the others' median per step, in at least 1 second and 10 steps of training.
+_SLOW, _SHORT, _FEW = 1.5, 1.0, 10
 
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """One worker of a run.
+    """The figures of one worker of a run.
 
     Attributes:
         rank: int.
         steps, rows: int. Optimizer steps done and rows trained.
-        exchanges: int. Times it met the others or the centre.
-        staleness: float. Mean number of merges by others between two of its meetings; 0 where all meet together.
-        exchanging: float. Share (0 to 1) of its training time spent in meetings, waiting included.
-        waiting: float. Share of its training time spent waiting for data.
-        calling: float. Share of it in which this worker alone waited for callbacks.
-        host: str. The machine it ran on.
-        not_finite: (epoch, step), counted from 0, where its own loss, gradients or weights first were not finite, the
-            step -1 where only the epoch is known (then, on rank 0, of whichever rank); None where they never were, or
-            where another's were before.
-        startup, seconds: float. Seconds of start-up (until all were ready, and the first step of each shape, which
-            compiles), and of training.
-        samples_per_second: float. Rows of the other steps over ``seconds``.
+        exchanges: int. Exchanges with the other workers or with the center.
+        staleness: float. Mean number of merges by other workers between two exchanges; 0 if synchronous.
+        exchanging: float. Share (0 to 1) of training time spent in exchanges, waiting included.
+        waiting: float. Share (0 to 1) of training time spent waiting for data.
+        calling: float. Share (0 to 1) of training time in which only this worker waited for callbacks.
+        host: str. The machine of the worker.
+        not_finite: (epoch, step), counted from 0, at which this worker's loss, gradients or weights were first not
+            finite. The step is -1 if only the epoch is known; on rank 0 it may then be the epoch of any rank. None if
+            all were finite, or if another worker's became not finite earlier.
+        startup, seconds: float. Seconds of start-up and of training. Start-up is the time until all workers were ready,
+            and the first step of each batch shape, which compiles.
+        samples_per_second: float. Rows of all other steps, divided by ``seconds``.
     """
 
     rank: int
@@ -48,12 +49,12 @@ class WorkerRecord:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds a step outside meetings and callbacks: computing, and waiting for data."""
+        """Seconds per step without exchanges and callbacks: computing, and waiting for data."""
         return self.seconds * max(0.0, 1 - self.exchanging - self.calling) / max(self.steps, 1)
 
     @classmethod
     def of(cls, tally: WorkerStats) -> WorkerRecord:
-        """Make the record of a worker's tally."""
+        """Return the record of a worker's counts."""
         seconds = max(tally.seconds, 1e-9)
         return cls(
             tally.rank,
@@ -74,12 +75,13 @@ class WorkerRecord:
 
 @dataclass(frozen=True)
 class Restart:
-    """One time that a worker failed and the run went on.
+    """One failure of a worker after which training resumed.
 
     Attributes:
-        rank: int. host, signal, reason: str. Who failed, where, and why; ``signal`` is empty where none ended it.
-        seconds: float. Since the run began.
-        epoch, batch: int. With which training went on, counted from 0.
+        rank: int. The rank of the failed worker.
+        host, signal, reason: str. Its host, the signal that ended it (empty if none did), and the reason.
+        seconds: float. Time from the beginning of the run to the restart.
+        epoch, batch: int. Where training resumed, counted from 0.
     """
 
     rank: int
@@ -93,25 +95,25 @@ class Restart:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A whole run, kept at ``history.run``.
+    """The figures of a whole run, at ``history.run``.
 
     Attributes:
-        algorithm: the bound algorithm (``alpha`` and the like filled in).
-        mode: "sync", "async" or None, as of the algorithm.
-        workers: tuple of WorkerRecord, one a rank.
+        algorithm: the bound algorithm (with ``alpha`` and similar hyper-parameters filled in).
+        mode: "sync", "async" or None, as in ``Trainer``.
+        workers: tuple of WorkerRecord, one per rank.
         startup: float. Seconds of start-up of the slowest worker: processes, imports, loading, compiling.
         seconds: float. Seconds of training of the slowest worker.
-        rows: int. Rows trained by all.
+        rows: int. Rows trained by all workers.
         samples_per_second: float. Sum over the workers.
-        exchanges: int. Meetings, summed over the workers.
-        staleness: float. Mean over meetings.
-        exchanging: float. Mean share of training time spent in meetings.
-        waiting: float. Mean share of training time spent waiting for data.
-        losses: tuple of (seconds of training, compiling left out, epoch, loss), one an epoch.
-        group: str. What the workers met in: "shared memory", "MPI over 2 hosts, sums in each host first",
+        exchanges: int. Sum over the workers.
+        staleness: float. Mean over all exchanges.
+        exchanging: float. Mean share (0 to 1) of training time spent in exchanges.
+        waiting: float. Mean share (0 to 1) of training time spent waiting for data.
+        losses: tuple of (seconds of training without compiling, epoch, loss), one per epoch.
+        group: str. The means of exchange: "shared memory", "MPI over 2 hosts, sums in each host first",
             "torch (gloo) over shared memory", "a center in shared memory", "nothing" ...
-        keeping: float. Seconds of processors, all processes together, that went into keeping and writing the state.
-        restarts: tuple of Restart. Workers that failed, after which the run went on.
+        keeping: float. CPU seconds, summed over all processes, for collecting and writing the state.
+        restarts: tuple of Restart. The failures after which training resumed.
     """
 
     algorithm: Any
@@ -140,7 +142,16 @@ class RunRecord:
         losses: list[tuple[float, int, float]],
         group: str = "nothing",
     ) -> RunRecord:
-        """Sum the workers' tallies."""
+        """Return the record of a run from the workers' counts.
+
+        Args:
+            algorithm: the bound algorithm.
+            mode: "sync", "async" or None.
+            tallies: one for each rank.
+            startup: seconds of start-up in the caller, before that of the workers.
+            losses: (seconds of training, epoch, loss) of each epoch.
+            group: the means of exchange.
+        """
         workers = tuple(WorkerRecord.of(tally) for tally in tallies)
         exchanges = sum(worker.exchanges for worker in workers)
         slowest = max(tally.startup for tally in tallies)
@@ -162,11 +173,11 @@ class RunRecord:
         )
 
     def stragglers(self) -> dict[int, float]:
-        """Return the ranks whose steps take much longer than those of the others.
+        """Return the ranks whose steps take much longer than those of the other ranks.
 
         Returns:
-            By rank, how many times as long as the median of all others it takes for a step, meetings left out, where
-            that is more than 1.5. Empty for runs of less than a second or ten steps, which chance decides.
+            By rank, its time per step divided by the median of the other ranks, without exchanges, if that is more than
+            1.5. A rank with less than one second or ten steps is left out, because its times are too random.
         """
         found = {}
         for worker in self.workers:
@@ -178,7 +189,7 @@ class RunRecord:
         return found
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Return the summary of the run in one line."""
         text = (
             f"choros: {len(self.workers)} worker{'s' if len(self.workers) > 1 else ''}, "
             f"start-up {self.startup:.1f} s, training {self.seconds:.1f} s "

@@ -1,4 +1,4 @@
-"""The messages to a worker, from a worker, and the caller's decisions for workers during training."""
+"""Messages between the caller and its workers: the job, the control messages, the counts, and their channel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choros.algorithms import Algorithm
 
 @dataclass(frozen=True)
 class FitConfig:
-    """One ``fit`` as a worker needs to know it. Everything is JSON; models and arrays travel beside it."""
+    """The configuration of one ``fit`` for workers. All values are JSON; models and arrays are sent separately."""
 
     algorithm: dict[str, Any]
     mode: str | None  # "sync", "async", or None: the ranks never exchange
@@ -23,28 +23,30 @@ class FitConfig:
     steps: int | None = None  # steps_per_epoch, in global batches
     shuffle: bool | str = True
     seed: int = 0
-    fold_seed: int | None = None  # given by the user: also sets the random layers
+    fold_seed: int | None = None  # the user's seed, or None: also sets the state of random layers
     validation_batch_size: int | None = None
     validation_steps: int | None = None
     validation_freq: int | list[int] = 1
     source: dict[str, Any] = field(default_factory=dict)
-    validation: dict[str, Any] | None = None  # None: there is none
+    validation: dict[str, Any] | None = None  # None: no validation
     keras: dict[str, Any] = field(default_factory=dict)  # floatx, image format, dtype policy
-    per_batch: bool = False  # a callback wants each batch: rank 0 reports it, all wait for what it decides
+    per_batch: bool = False  # a callback has batch hooks: rank 0 reports each batch and waits for a control message
     watched: bool = False  # there are user callbacks: they may read the weights of an epoch's end
-    progress: float = 0.0  # seconds between progress reports of rank 0; 0 is none
+    progress: float = 0.0  # seconds between two progress reports of rank 0; 0: no reports
     timeout: float = 300.0
     first_timeout: float = 1800.0
     metric_values: int = 0
-    averaged_metrics: list[int] = field(default_factory=list)  # metric variables that do not add over ranks
-    spin: bool = True  # ranks may spin for a moment while they wait: each has a core of its own
-    devices: list[int] = field(default_factory=list)  # of each worker, where some have several
+    averaged_metrics: list[int] = field(default_factory=list)  # metric variables that must not be summed over ranks
+    spin: bool = True  # ranks may spin briefly while they wait, because each has a core
+    devices: list[int] = field(default_factory=list)  # devices of each worker; empty if all workers have one
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
-    whole_epochs: bool = False  # alone: all meet at an epoch's end, so what is kept of it has each batch exactly once
+    # Asynchronous workers exchange and wait at each epoch's end: a state saved there has each batch exactly once.
+    whole_epochs: bool = False
     validate_average: bool = False  # validate at the optimizer's moving averages (SwapEMAWeights)
-    repeats: bool = False  # under AllReduce a step goes on with updated weights: it is made again with the sum
-    keep: dict[str, Any] | None = None  # when ranks leave their state: "batches", "seconds"; "asks", "signals"
-    counts_on: bool = False  # the run goes on within one fit: the tallies do too
+    # Under AllReduce, train_step uses updated weights after the update: it runs again with the summed gradients.
+    repeats: bool = False
+    keep: dict[str, Any] | None = None  # the schedule of checkpoints: "batches", "seconds"; "asks", "signals"
+    counts_on: bool = False  # the run resumes within one fit: the counts continue too
 
     def json(self) -> dict[str, Any]:
         """Return the job as plain JSON."""
@@ -52,7 +54,7 @@ class FitConfig:
 
     @property
     def together(self) -> bool:
-        """True if all ranks go through the epochs together; one rank always does."""
+        """True if ranks train synchronously; one rank always does."""
         return self.mode == "sync" or self.workers == 1
 
     @property
@@ -62,11 +64,11 @@ class FitConfig:
 
     @property
     def ensemble(self) -> bool:
-        """True if several ranks never exchange: members, each with a shard and a model of its own."""
+        """True if several ranks never exchange: members, each with a separate shard and model."""
         return self.mode is None and self.workers > 1
 
     def validates(self, epoch: int) -> bool:
-        """Tell whether Keras would validate after this epoch (0-based)."""
+        """Return whether Keras would validate after this epoch (counted from 0)."""
         if self.validation is None:
             return False
         if isinstance(self.validation_freq, int):
@@ -76,18 +78,18 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class FitRequest:
-    """One ``fit`` as the process that asked for it knows it.
+    """One ``fit`` with its objects, in the process that called ``fit`` or in a rank.
 
     Attributes:
-        model: the given model, built and compiled.
+        model: the model, built and compiled.
         algorithm: the bound algorithm.
         job: FitConfig.
         source, validation: sources of batches; ``validation`` may be None.
-        conductor: of the callbacks; None in a worker whose driver runs them.
+        conductor: CallbackRunner; None in a worker whose callbacks run in the caller.
         written: PackedModel, for workers.
-        begun: float. ``time.perf_counter()`` when ``fit`` was called.
-        saver: CheckpointManager of what the ranks leave, or None.
-        verbose: bool. Whether this process prints what the ranks did.
+        begun: float. ``time.perf_counter()`` at the call of ``fit``; in a worker, at the arrival of the job.
+        saver: CheckpointManager, or None.
+        verbose: bool. Whether this process prints the record of the run.
     """
 
     model: Any
@@ -104,16 +106,17 @@ class FitRequest:
 
 @dataclass(frozen=True)
 class TrainerControl:
-    """Decisions of the caller's callbacks, for the workers: stop, take a new learning rate, take new weights.
+    """A control message: the changes by the caller's callbacks, for the workers.
 
     Attributes:
         stop: bool. Whether training ends.
-        learning_rate: float. A new one; None where there is none.
-        weights: bool. Whether all ranks take the weights that the callbacks left.
+        learning_rate: float. A new learning rate, or None.
+        weights: bool. Whether all ranks take new weights, which callbacks have set.
         slots: list of int. Indices, in ``optimizer_variables``, of the variables that callbacks have set.
         settings: dict. Other values that callbacks have set, by name; see ``choros.backends.callback_settings``.
         reset: bool. Whether ranks reset their metrics.
-        leave: bool. Whether synchronous training ends after the next batch, as callbacks asked for it before an epoch.
+        leave: bool. Whether synchronous training ends after the next batch: a callback set ``stop_training`` before
+            the epoch, and Keras then still trains one batch.
     """
 
     stop: bool = False
@@ -126,11 +129,11 @@ class TrainerControl:
 
     @property
     def variables(self) -> bool:
-        """True if the orders come with new values of variables, which are sent separately."""
+        """True if the control message comes with new values of variables, which are sent separately."""
         return self.weights or bool(self.slots)
 
     def then(self, later: TrainerControl) -> TrainerControl:
-        """Return these orders with those that came after them."""
+        """Return this control message merged with a later one, whose values take precedence."""
         return TrainerControl(
             self.stop or later.stop,
             self.learning_rate if later.learning_rate is None else later.learning_rate,
@@ -153,20 +156,20 @@ class WorkerStats:
     steps: int = 0
     rows: int = 0
     exchanges: int = 0
-    staleness: float = 0.0
-    exchanging: float = 0.0  # seconds
-    waiting: float = 0.0  # seconds, for data
+    staleness: float = 0.0  # sum over the exchanges
+    exchanging: float = 0.0  # seconds in exchanges
+    waiting: float = 0.0  # seconds of waiting for data
     startup: float = 0.0  # seconds from the job's arrival until all were ready, and the first step of each shape
-    seconds: float = 0.0  # of training, compiling left out
-    first_rows: int = 0  # the rows of those first steps
-    keeping: float = 0.0  # seconds of a processor, to keep the state
-    lost_epoch: int = -1  # in which, and after which step of it, this rank's own numbers first were not finite
+    seconds: float = 0.0  # seconds of training without compiling
+    first_rows: int = 0  # the rows of the first steps of each shape
+    keeping: float = 0.0  # CPU seconds for saving the state
+    lost_epoch: int = -1  # the epoch and the step at which this rank's numbers were first not finite; -1: none
     lost_step: int = -1
-    calling: float = 0.0  # seconds in which it alone waited for callbacks
-    host: str = ""  # last: the one that is no number
+    calling: float = 0.0  # seconds in which only this rank waited for callbacks
+    host: str = ""  # must be last: the only field that is not a number
 
     def json(self) -> dict[str, Any]:
-        """Return the tally as plain JSON."""
+        """Return the counts as plain JSON."""
         return asdict(self)
 
 
@@ -174,52 +177,53 @@ Show = Callable[[], list[float]]
 
 
 class CallbackChannel(Protocol):
-    """The worker's line to whoever drives the callbacks."""
+    """A worker's channel to the process that runs the callbacks."""
 
     def begin(self) -> TrainerControl:
-        """Say that this rank is ready to train; returns when all are."""
+        """Report that this rank is ready to train. Return when all ranks are ready."""
         ...
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
-        """Report a step (logs on rank 0 only); where callbacks want each batch, wait for what they decide.
+        """Report a step (logs on rank 0 only). If callbacks have batch hooks, wait for the control message.
 
-        ``show`` writes the weights where callbacks find them, and is called only if they touch these. It returns what
-        the variables of metrics hold.
+        ``show`` writes the weights for callbacks, and is called only if they touch weights. It returns the values of
+        the metrics' variables.
         """
         ...
 
     def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
-        """Rank 0 reports a step and does not wait; callbacks want each batch. ``show`` as in ``batch``."""
+        """Report a step of rank 0 to batch hooks, without waiting for the result. ``show`` as in ``batch``."""
         ...
 
     def decided(self, show: Show) -> TrainerControl:
-        """Wait for what callbacks decide after the step of ``done``; ``show`` as in ``batch``."""
+        """Wait for the control message after the step of ``done``. ``show`` as in ``batch``."""
         ...
 
     def spread_orders(self, orders: TrainerControl) -> TrainerControl:
-        """Return rank 0's orders; all ranks that are together call it."""
+        """Return rank 0's control message. Collective: every synchronous rank must call it."""
         ...
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
-        """Report the end of an epoch, and the seconds of training until then; together, wait for orders.
+        """Report the end of an epoch, and the seconds of training so far. If synchronous, wait for the control message.
 
-        ``held`` is what the variables of metrics hold.
+        ``held`` has the values of the metrics' variables, flat.
         """
         ...
 
     def keep(self, part: tuple[dict[str, Any], dict[str, list[Any]]], asked: bool) -> None:
-        """Leave this rank's state; ``asked``: somebody asks for the end of this process."""
+        """Save this rank's state; ``asked``: the end of training is requested."""
         ...
 
     def optimizer(self, part: tuple[dict[str, Any], dict[str, list[Any]]]) -> None:
-        """Give the caller what an asynchronous worker's optimizer holds.
+        """Send the optimizer's state of an asynchronous worker to the caller.
 
         Args:
-            part: the "rows" that the worker trained, and the "epoch" that it ends, None at the end of all; of rank 0
-                the variables of the "optimizer", and with ``use_ema`` the worker's moving "average" of the weights.
+            part: the "rows" that the worker trained, and the "epoch" that it ends, or None at the end of training.
+                Arrays: the variables of the "optimizer" (from rank 0, or from all ranks if states are saved), and with
+                ``use_ema`` the moving "average" of the weights.
         """
         ...
 
     def look(self) -> None:
-        """Between two steps of a worker that waits for nobody: run the callbacks of epochs that others have ended."""
+        """Poll between two steps of an asynchronous worker; in a job, rank 0 runs the callbacks of ended epochs."""
         ...

@@ -1,4 +1,4 @@
-"""Arguments of a ``Trainer``, checked before anything starts."""
+"""Checks of a ``Trainer``'s arguments, before any worker starts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from choros.training.executors.executor import ExecutorLauncher
 from choros.training.executors.worker_pool import WorkerPool, each_devices
 from choros.training.worker.setup import several_models
 
-_DRIVING = ("fit", "make_train_function")  # methods by which Keras drives training; a Trainer drives train_step
+_DRIVING = ("fit", "make_train_function")  # methods with Keras' training loop; a Trainer calls train_step itself
 
 
 def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
-    """Return where this process is; inside a job a Trainer starts nothing and joins as that rank."""
+    """Return the place of this process. Inside a job a Trainer starts no worker: this process joins as its rank.
+
+    Raises:
+        InvalidInputError: this process is a worker of a Trainer, or an argument does not fit a job.
+    """
     if os.environ.get("CHOROS_WORKER"):
         raise InvalidInputError(
             "This process is itself a worker of a Trainer: do not train inside a callback or a layer."
@@ -42,7 +46,11 @@ def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) ->
 
 
 def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: Any, pool: WorkerPool | None) -> int:
-    """Return how many workers a launcher starts; refuse what it cannot do."""
+    """Return the number of workers that a launcher starts.
+
+    Raises:
+        InvalidInputError: the launcher cannot start these workers.
+    """
     if place.size > 1:
         raise InvalidInputError(
             f"This process is rank {place.rank} of {place.size} (started by {place.launcher}): launcher= is for one "
@@ -65,7 +73,7 @@ def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: 
 
 
 def check_reach(launcher: Any) -> None:
-    """Refuse a stream where its reader is not beside the workers."""
+    """Refuse a stream with a launcher: this process reads it, and the workers run elsewhere."""
     if launcher is not None:
         raise InvalidInputError(
             "What yields batches is read in this process, and launcher= starts the workers elsewhere: give arrays, "
@@ -74,7 +82,7 @@ def check_reach(launcher: Any) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is not a compiled Keras model."""
+    """Refuse a model that is not a compiled ``keras.Model`` with one learning rate."""
     import keras
 
     if not isinstance(model, keras.Model):
@@ -82,7 +90,7 @@ def check_model(model: Any) -> None:
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise InvalidInputError(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
     check_fit(model)
-    if not hasattr(model.optimizer, "learning_rate"):  # Keras' MultiOptimizer has one for each group of variables
+    if not hasattr(model.optimizer, "learning_rate"):  # as Keras' MultiOptimizer, which has several rates
         raise InvalidInputError(
             f"The model {model.name!r} is compiled with {type(model.optimizer).__name__}, which has no learning rate "
             "of its own and which a Trainer does not support: compile with one optimizer for all variables."
@@ -90,9 +98,9 @@ def check_model(model: Any) -> None:
 
 
 def check_fit(model: Any) -> None:
-    """Refuse a model whose class has its own ``fit`` or ``make_train_function``: what it does would be left out.
+    """Refuse a model whose class overrides ``fit`` or ``make_train_function``, because a Trainer does not call them.
 
-    A KerasHub task whose ``preprocessor`` is None is let through, as its ``fit`` is then that of Keras.
+    A KerasHub task whose ``preprocessor`` is None is accepted, because its ``fit`` is then that of Keras.
     """
     kinds = [kind for kind in type(model).__mro__ if kind.__module__.partition(".")[0] not in ("keras", "choros")]
     names = (*_DRIVING, "preprocess_samples")
@@ -118,11 +126,11 @@ def check_fit(model: Any) -> None:
 
 
 def check_batch_shape(model: Any, replicas: int) -> None:
-    """Refuse a model for batches of a fixed number of rows where a global batch is divided.
+    """Refuse a model that needs a fixed number of rows per batch, or has stateful layers, if batches are divided.
 
     Args:
         model: a compiled model.
-        replicas: how many models a global batch is divided among.
+        replicas: number of model replicas among which a global batch is divided.
     """
     stateful = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False) is True]
     rows = fixed_rows(model)
@@ -140,26 +148,26 @@ def check_batch_shape(model: Any, replicas: int) -> None:
 
 
 def fixed_rows(model: Any) -> int | None:
-    """Return the rows of a batch where the model's inputs have a fixed number of them, else None."""
+    """Return the number of rows per batch if the model's inputs fix it, else None."""
     inputs = getattr(model, "inputs", None) or []
     fixed = [tensor.shape[0] for tensor in inputs if len(tensor.shape) and tensor.shape[0] is not None]
     return int(fixed[0]) if fixed else None
 
 
 def sample_rows(model: Any, batch_size: int) -> int:
-    """Return the rows of the sample that a model is built and checked with."""
+    """Return the number of rows of the sample with which a model is built and checked."""
     return fixed_rows(model) or min(batch_size, 32)
 
 
 def check_layers(model: Any, workers: int) -> None:
-    """Refuse layers that would need the other workers' rows in a step.
+    """Refuse layers that need the rows of other workers in a step.
 
     Args:
         model: keras.Model.
-        workers: int. How many train.
+        workers: int. Number of workers.
 
     Raises:
-        InvalidInputError: several workers, and a ``BatchNormalization(synchronized=True)``.
+        InvalidInputError: there are several workers and a ``BatchNormalization(synchronized=True)``.
     """
     import keras
 
@@ -175,7 +183,7 @@ def check_layers(model: Any, workers: int) -> None:
 
 
 def check_mode(algorithm: Any, mode: str | None) -> str | None:
-    """Return the mode of a fit: that of the algorithm, or the other one that was asked for.
+    """Return the mode of a fit: the requested one, by default that of the algorithm.
 
     Raises:
         InvalidInputError: the algorithm has no such mode.
@@ -195,7 +203,7 @@ def check_mode(algorithm: Any, mode: str | None) -> str | None:
 
 
 def check_distribution() -> None:
-    """Refuse a distribution of Keras that is in force in this process: workers would train without it."""
+    """Refuse an active Keras distribution in this process, because workers would train without it."""
     import keras
 
     distribution = keras.distribution.distribution()
@@ -208,9 +216,9 @@ def check_distribution() -> None:
 
 
 def warn_of_sparse_gradients(model: Any) -> None:
-    """Warn where Keras on TensorFlow treats gradients of an Embedding sparsely, and AllReduce treats them densely.
+    """Warn if Keras on TensorFlow uses sparse gradients of an Embedding, because AllReduce uses dense ones.
 
-    Keras' SGD without clipping gives the same result in both ways.
+    Keras' SGD without clipping gives the same result with both.
     """
     import keras
 
@@ -231,7 +239,7 @@ def warn_of_sparse_gradients(model: Any) -> None:
 
 
 def check_devices(each: list[int], asked: Any, layout: Any) -> dict[str, Any] | None:
-    """Return the layout as JSON, None without one; refuse devices that the workers have not."""
+    """Return the layout as JSON, or None; refuse devices that the workers do not have."""
     import keras
 
     if asked is not None and each != each_devices(asked, len(each)):
@@ -250,7 +258,7 @@ def check_devices(each: list[int], asked: Any, layout: Any) -> dict[str, Any] | 
 
 
 def check_epochs(epochs: Any, initial_epoch: Any, initial_batch: Any) -> None:
-    """Refuse what is not a number of epochs or of batches."""
+    """Refuse values that are not whole numbers of 0 or more, and ``epochs`` that leave nothing to train."""
     given = {"epochs": epochs, "initial_epoch": initial_epoch, "initial_batch": initial_batch}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
@@ -262,9 +270,9 @@ def check_epochs(epochs: Any, initial_epoch: Any, initial_batch: Any) -> None:
 
 
 def go_on(callbacks: Any, initial_epoch: int, initial_batch: int, seed: int | None) -> tuple[int, int]:
-    """Return the epoch and the batch to begin with: those that a ``BeforeTimeLimit`` has saved, else what was given.
+    """Return the epoch and the batch at which to begin: those that a ``BeforeTimeLimit`` saved, else the given ones.
 
-    Without a seed the order of rows is another now, and an epoch begins anew.
+    Without a seed the order of rows differs from that of the last turn, so the saved epoch starts from its first batch.
     """
     for limit in limits_of(callbacks):
         point = limit.point()
@@ -274,27 +282,28 @@ def go_on(callbacks: Any, initial_epoch: int, initial_batch: int, seed: int | No
 
 
 def limits_of(callbacks: Any) -> list[Any]:
-    """Those of the callbacks that know where training is to go on, as ``choros.callbacks.BeforeTimeLimit``."""
+    """Return the callbacks that know where training resumes, such as ``choros.callbacks.BeforeTimeLimit``."""
     return [one for one in listed(callbacks) if hasattr(one, "point") and hasattr(one, "restore")]
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """Return as a list the callbacks that ``fit`` was given: one, several, a ``CallbackList`` or None."""
+    """Return the ``callbacks`` argument of ``fit`` as a list. It may be one, several, a ``CallbackList`` or None."""
     given = getattr(callbacks, "callbacks", callbacks)
     given = given if isinstance(given, (list, tuple)) else [given]
     return [one for one in given if one is not None]
 
 
 def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
-    """Return whether to validate at the moving averages of the weights; refuse what asynchronous workers cannot do.
+    """Return whether to validate at the moving averages of the weights (``SwapEMAWeights``).
 
     Args:
         model: compiled.
-        callbacks: as ``fit`` takes them.
+        callbacks: the argument of ``fit``.
         alone: whether several workers train asynchronously or never exchange.
 
     Raises:
-        InvalidInputError: with the name of the callback or of the optimizer's setting.
+        InvalidInputError: the optimizer keeps no averages, or asynchronous workers do not support the callback or the
+            optimizer's setting, which the message names.
     """
     import keras
 
@@ -321,11 +330,11 @@ def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
 
 
 def check_member_callbacks(callbacks: Any, apart: bool) -> None:
-    """Refuse callbacks that cannot keep what an Ensemble's members hold.
+    """Refuse callbacks that cannot save the state of all members of an Ensemble.
 
     Args:
-        callbacks: as ``fit`` takes them.
-        apart: whether each member has callbacks of its own, in a task elsewhere.
+        callbacks: the argument of ``fit``.
+        apart: whether each member runs copies of the callbacks in a process elsewhere.
 
     Raises:
         InvalidInputError: with the name of the callback.
@@ -347,11 +356,11 @@ def check_member_callbacks(callbacks: Any, apart: bool) -> None:
 
 
 def check_held(model: Any, replicas: int) -> None:
-    """Refuse averages of weights that an optimizer besides the compiled one keeps, where several models have some.
+    """Refuse moving averages of weights in an optimizer beside the compiled one, if there are several replicas.
 
     Args:
         model: compiled and built.
-        replicas: how many models are trained together.
+        replicas: number of model replicas.
 
     Raises:
         InvalidInputError: with the name of the optimizer.
@@ -360,7 +369,7 @@ def check_held(model: Any, replicas: int) -> None:
     from choros.backends.optimizers import held_optimizers
 
     for name, optimizer in held_optimizers(model).items():
-        parts = getattr(optimizer, "optimizers", [optimizer])  # a MultiOptimizer's
+        parts = getattr(optimizer, "optimizers", [optimizer])  # those of a MultiOptimizer
         if replicas > 1 and optimizer.built and any(map(averages_of, parts)):
             raise InvalidInputError(
                 f"Model {model.name!r} holds a second optimizer, {name!r}, with use_ema=True: only the compiled "
@@ -370,18 +379,18 @@ def check_held(model: Any, replicas: int) -> None:
 
 
 def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: Any) -> int:
-    """Restore what a ``BackupAndRestore`` has saved, before the model goes to the workers; return the first epoch.
+    """Restore the state of a ``BackupAndRestore`` before the model is sent to the workers; return the first epoch.
 
-    Keras does so when training begins. The callback does it once more then, which changes nothing.
+    Keras restores it when training begins. The callback then restores it again, which changes nothing.
 
     Args:
-        callbacks: as ``fit`` takes them.
-        model: keras.Model, built: its weights and its optimizer are restored.
-        initial_epoch: the first epoch where nothing is saved.
-        checkpoint: as ``fit`` takes it.
+        callbacks: the argument of ``fit``.
+        model: keras.Model, built. Its weights and its optimizer are restored.
+        initial_epoch: the first epoch if nothing is saved.
+        checkpoint: the argument of ``fit``.
 
     Raises:
-        InvalidInputError: with ``checkpoint=`` there would be two places to go on from.
+        InvalidInputError: ``checkpoint`` is given too, so there would be two states to resume from.
     """
     import keras
 
@@ -401,7 +410,7 @@ def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: A
 
 
 def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
-    """Return how often workers may be started again; refuse what cannot be."""
+    """Return the number of restarts as an int; refuse values and launchers with which restarts cannot work."""
     if isinstance(restarts, bool) or not isinstance(restarts, (int, np.integer)) or restarts < 0:
         raise InvalidInputError(f"restarts={restarts!r}: give a whole number, 0 or more.")
     if restarts and place.size > 1:
@@ -417,7 +426,7 @@ def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
 def check_checkpoint(
     given: Any, resume: Any, restarts: int, source: Any, mode: str | None, each: list[int], launcher: Any
 ) -> Any:
-    """Return the ``Checkpoint``, or None; refuse what cannot be saved."""
+    """Return the ``Checkpoint``, or None; refuse runs whose state cannot be saved."""
     checkpoint = checkpoint_of(given)
     if resume and checkpoint is None:
         raise InvalidInputError("resume=True needs to know from where: give checkpoint= a directory.")
@@ -440,7 +449,7 @@ def check_checkpoint(
 
 
 def check_rest(initial_batch: int, steps: int | None) -> None:
-    """Refuse to begin an epoch behind its end."""
+    """Refuse an ``initial_batch`` past the end of the epoch."""
     if steps is not None and initial_batch >= steps:
         raise InvalidInputError(
             f"initial_batch={initial_batch}, but an epoch has {steps} batches: give fewer, or the next initial_epoch."
@@ -448,7 +457,7 @@ def check_rest(initial_batch: int, steps: int | None) -> None:
 
 
 def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: Any) -> None:
-    """Refuse a seed, a verbosity and settings of validation that have no meaning."""
+    """Refuse invalid values of ``seed``, ``verbose`` and the settings of validation."""
 
     def whole(value: Any, least: int) -> bool:
         return bool(not isinstance(value, bool) and isinstance(value, (int, np.integer)) and value >= least)
@@ -471,7 +480,7 @@ def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: An
 
 @lean()
 def keras_settings() -> dict[str, Any]:
-    """Return this process' Keras settings and the versions of what a pickle depends on, for the workers."""
+    """Return the Keras settings of this process, and the versions on which a pickle depends, for the workers."""
     import keras
 
     return {

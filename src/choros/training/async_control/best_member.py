@@ -1,8 +1,8 @@
-"""The best member of an Ensemble at an epoch's end, whole, kept for callbacks while the members go on.
+"""The complete state of an Ensemble's best member at an epoch's end, saved for callbacks while members continue.
 
-There are two slots, for an epoch and the next one, as ``training/async_control/center_snapshots.py`` has them. A member
-that ends an epoch writes the slot where it is better than those that ended that epoch before. It first waits until the
-callbacks of the epoch before the last one have run.
+There are two slots, for an epoch and the next one, as in ``training/async_control/center_snapshots.py``. A member that
+ends an epoch writes the epoch's slot if it is better than the members that ended the epoch earlier. It first waits
+until the callbacks of the epoch two before have run, because that epoch used the same slot.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from choros.training.async_control.center_snapshots import SLOTS
 from choros.training.async_control.control_block import ControlBlock
 from choros.types import Array
 
-_HEAD = 16  # words: bytes of a slot, then of each slot its epoch + 1, the member's rank and its score
+_HEAD = 16  # words: bytes of a slot; then for each slot its epoch + 1, the member's rank and its score
 _WORDS = 3
 
 
 class Best:
-    """Both slots, in one segment.
+    """The two slots of the best member, in one segment.
 
     Args:
-        segment: Segment. Made by ``create``, or attached.
-        entries: layout of what ``Replica.snapshot`` returns.
+        segment: Segment. Created by ``create``, or attached.
+        entries: layout of the arrays of ``Replica.snapshot``.
         board: ControlBlock, whose lock guards the slots.
 
     Example:
@@ -52,36 +52,36 @@ class Best:
 
     @staticmethod
     def create(nbytes: int) -> Segment:
-        """Make both slots, empty, for a model of so many bytes."""
+        """Create both slots, empty, for a model of ``nbytes`` bytes."""
         each = align(max(nbytes, 1))
         segment = Segment.create(8 * _HEAD + SLOTS * each, "choros-best")
         segment.array(np.float64, _HEAD, 0)[0] = each
         return segment
 
     def put(self, epoch: int, rank: int, score: float, snapshot: Callable[[], list[Array]]) -> None:
-        """Keep a member as it is at an epoch's end, if it is the best of those that have ended it.
+        """Save a member's state at an epoch's end, if it is the best of those that have ended the epoch.
 
         Args:
             epoch: int.
-            rank: int. The member's.
-            score: its loss, of validation where there is one.
-            snapshot: returns all that its model and its optimizer hold; called only where that is kept.
+            rank: int. The rank of the member.
+            score: float. Its validation loss, or its training loss without validation. Lower is better; NaN is worst.
+            snapshot: returns the arrays of its model and its optimizer. Called only if they are saved.
         """
         head = self._place(epoch)
         mine = order(score, rank)
         with self.board.locked():
             if int(head[0]) == epoch + 1 and order(float(head[2]), int(head[1])) <= mine:
                 return
-            head[0] = 0
+            head[0] = 0  # if this process is killed while it writes, the slot stays invalid
             serialization.write(self.entries, snapshot(), self._slots[epoch % SLOTS])
             head[:] = epoch + 1, rank, score
 
     def rank(self, epoch: int) -> int:
-        """Return whose member is kept of an epoch that all have ended."""
+        """Return the rank of the best member of an epoch that all members have ended."""
         return int(self._place(epoch)[1])
 
     def read(self, epoch: int | None) -> list[Array] | None:
-        """Return a copy of what is kept of an epoch, or of the latest one; None where nothing is."""
+        """Return a copy of the state saved for an epoch, or for the latest one (None). Return None if there is none."""
         with self.board.locked():
             if epoch is None:
                 epoch = max(int(self._place(i)[0]) for i in range(SLOTS)) - 1
@@ -101,7 +101,7 @@ class Best:
 
 
 def order(score: float, rank: int) -> tuple[float, int]:
-    """Return by what members are compared: the lowest loss is the best, and what is no number is the worst."""
+    """Return the sort key of a member: the lowest loss is the best, and NaN is the worst."""
     return (math.inf if math.isnan(score) else score), rank
 
 

@@ -1,8 +1,9 @@
-"""The center as it was at an epoch's end, kept for callbacks while workers that wait for nobody go on.
+"""The center at an epoch's end, saved for callbacks while asynchronous workers continue.
 
-There are two slots, for an epoch and the next one. Who ends an epoch writes its slot, validates what is in it and
-reports. Before it writes, it waits until the callbacks of the epoch before the last one have run: so what callbacks
-read is what was validated, and slow callbacks never need more memory than two copies of the vectors.
+There are two slots, for an epoch and the next one. The worker that ends an epoch last writes the epoch's slot,
+validates its content and reports. Before it writes, it waits until the callbacks of the epoch two before have run,
+because that epoch used the same slot. So callbacks read the center that was validated, and slow callbacks never need
+more memory than two copies of the vectors.
 """
 
 from __future__ import annotations
@@ -19,38 +20,38 @@ SLOTS = 2
 
 
 def has_room(board: Any, first: int, epoch: int) -> bool:
-    """Tell whether the slot of an epoch may be written: callbacks have seen what is in it, or never will.
+    """Return whether the slot of an epoch may be written: callbacks have read its old content, or never will.
 
     Args:
         board: ControlBlock.
         first: int. The first epoch of the run.
-        epoch: int. Whose center is to be kept.
+        epoch: int. The epoch whose center will be saved.
     """
     before = epoch - SLOTS
     return before < first or board.opened > before or (board.stopped and epoch >= board.last)
 
 
-_HEAD = 8  # words: length of the vector, of the moving statistics, bytes of a value, then the epoch of each slot + 1
+_HEAD = 8  # words: lengths of the vector and of the moving statistics, bytes of a value; for each slot its epoch + 1
 _EPOCHS = 3
 
 
 class Slots(Protocol):
-    """The calls that a worker makes of ``Snapshots``, on the same host or another."""
+    """The interface of ``Snapshots`` for workers, on the same host or on another one."""
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
-        """Keep the center of an epoch's end."""
+        """Save the center of an epoch's end."""
         ...
 
     def read(self, epoch: int, vector: Array, others: Array) -> bool:
-        """Copy the center of an epoch's end out; False where it is not kept."""
+        """Copy the center of an epoch's end into ``vector`` and ``others``; return False if it is not saved."""
         ...
 
 
 class Snapshots:
-    """Both slots, in one segment.
+    """The two slots of the center, in one segment.
 
     Args:
-        segment: Segment. Made by ``create``, or attached.
+        segment: Segment. Created by ``create``, or attached.
 
     Example:
         >>> kept = Snapshots.create(np.zeros(2), np.zeros(0))
@@ -72,34 +73,34 @@ class Snapshots:
 
     @classmethod
     def create(cls, vector: Array, others: Array) -> Snapshots:
-        """Make both slots, empty, for vectors of these sizes and this dtype (float32 or float64)."""
+        """Create both slots, empty, for vectors of these sizes and this dtype (float32 or float64)."""
         nbytes = 8 * _HEAD + SLOTS * align((vector.size + others.size) * vector.itemsize)
         segment = Segment.create(nbytes, "choros-snapshots")
         segment.array(np.int64, _HEAD, 0)[:3] = vector.size, others.size, vector.itemsize
         return cls(segment)
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
-        """Keep the center of an epoch's end, in place of the one two epochs before; an older one is not taken."""
+        """Save the center of an epoch's end in place of the one two epochs before. Ignore it if the slot is newer."""
         tag = self._head[_EPOCHS + epoch % SLOTS :][:1]
         if int(tag[0]) > epoch + 1:
             return
-        tag[0] = 0
+        tag[0] = 0  # marks the slot as invalid while it is written; ``read`` checks the mark
         fence()
         for mine, given in zip(self._slots[epoch % SLOTS], (vector, others), strict=True):
             mine[:] = given
-        fence()
+        fence()  # the content must be complete before the mark
         tag[0] = epoch + 1
 
     def read(self, epoch: int, vector: Array, others: Array) -> bool:
-        """Copy the center of an epoch's end into ``vector`` and ``others``; False where it is not kept."""
+        """Copy the center of an epoch's end into ``vector`` and ``others``; return False if it is not saved."""
         if int(self._head[_EPOCHS + epoch % SLOTS]) != epoch + 1:
             return False
-        fence()
+        fence()  # the content must be read after the mark
         vector[:], others[:] = self._slots[epoch % SLOTS]
         return True
 
     def blank(self) -> tuple[Array, Array]:
-        """Return memory of the vectors' sizes, for ``read``."""
+        """Return empty arrays of the vectors' sizes, for ``read``."""
         vector, others = self._slots[0]
         return np.empty_like(vector), np.empty_like(others)
 
@@ -110,32 +111,32 @@ class Snapshots:
 
 
 class FarSnapshots:
-    """The slots of another host.
+    """The slots in the memory of another host.
 
     Args:
-        line: Channel to the host that has them.
+        line: connection with the host that has the slots.
     """
 
     def __init__(self, line: Any) -> None:
         self._line = line
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
-        """Keep the center of an epoch's end there."""
+        """Save the center of an epoch's end on the other host."""
         self._line.request({"op": "put snapshot", "epoch": epoch}, [vector, others])
 
     def read(self, epoch: int, vector: Array, others: Array) -> bool:
-        """Copy the center of an epoch's end out; False where it is not kept."""
+        """Copy the center of an epoch's end into ``vector`` and ``others``; return False if it is not saved."""
         head, arrays = self._line.request({"op": "read snapshot", "epoch": epoch})
         if head["kept"]:
             vector[:], others[:] = arrays
         return bool(head["kept"])
 
     def close(self) -> None:
-        """Hold nothing: the channel is the center's."""
+        """Do nothing: the connection belongs to the center."""
 
 
 def answer(kept: Snapshots, head: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
-    """Answer one question of ``FarSnapshots``; None where it is none of its own."""
+    """Return the reply to a request of ``FarSnapshots``; None for other requests."""
     if head["op"] == "put snapshot":
         kept.put(int(head["epoch"]), *arrays)
         return {}, []

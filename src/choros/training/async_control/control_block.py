@@ -1,7 +1,8 @@
-"""The noticeboard: one small shared segment through which a run's ranks and its caller keep in touch.
+"""The control block: a small shared segment through which ranks and the caller communicate.
 
-It holds each rank's heartbeat (steps done), the caller's latest orders for workers that never wait, and the sums of
-metrics that workers in different epochs leave behind: the worker that completes an epoch's sum knows it is the last.
+It holds each rank's heartbeat (a count of steps), the caller's latest control message for asynchronous workers, and the
+metric states of each rank and epoch. Asynchronous workers may be in different epochs. The worker whose metrics complete
+an epoch is the last one of that epoch, and reports it.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ from choros.errors import CommTimeoutError
 from choros.training.spec import TrainerControl
 from choros.types import Array
 
-# Before the heartbeats: version, stop, learning rate, mail, last epoch, asked, left, opened epoch, halt, has a rate
+# Before the heartbeats: version, stop, learning rate, bytes of the epoch log, last epoch, end requested, exit code + 1,
+# opened epoch, halt, whether there is a rate
 _HEAD = 16
-_LAST = 2  # of the rank that ended an epoch last; the others have a 1
-_NOW = 16  # values before a rank's metric state: epoch, batch, iterations of the optimizer, tally
-DONE = float(1 << 52)  # at rest for good
+_LAST = 2  # mark of the rank that ended an epoch last; the mark of the others is 1
+_NOW = 16  # values before a rank's metric state: epoch, batch, iterations of the optimizer, counts
+DONE = float(1 << 52)  # halt number of a rank that makes no more exchanges
 
 
 class ControlBlock:
-    """A view of the board's segment.
+    """A view of the control block's segment.
 
     Args:
-        segment: Segment. Made by ``ControlBlock.create``.
-        workers: int. Ranks.
-        epochs: int. Rows of the tables.
-        values: int. Metric values of one rank, or more: a model that was compiled again may keep metrics that the
-            workers' do not have.
+        segment: Segment. Created by ``ControlBlock.create``.
+        workers: int. Number of ranks.
+        epochs: int. Number of epochs of the run.
+        values: int. Most metric values of one rank. It may be more than a worker has: the caller's model may keep
+            metrics of an earlier compile, which the workers' models do not have.
 
     Attributes:
-        timeout: float. Seconds to wait for the lock, which is held for microseconds.
+        timeout: float. Seconds to wait for the lock, which is held for microseconds. Defaults to 60.
     """
 
     def __init__(self, segment: Segment, workers: int, epochs: int, values: int) -> None:
@@ -62,184 +64,200 @@ class ControlBlock:
 
     @classmethod
     def create(cls, workers: int, epochs: int, values: int) -> ControlBlock:
-        """Make a board, all zeros."""
+        """Create a control block, all zeros."""
         return cls(Segment.create(8 * cls._count(workers, epochs, values), "choros-notices"), workers, epochs, values)
 
     # -- heartbeats
     def beat(self, rank: int) -> None:
-        """Say that ``rank`` has done a step, of training or validation."""
+        """Count a step of ``rank``, of training or validation."""
         self._beats[rank] += 1
 
     def beaten(self, rank: int, count: int) -> None:
-        """Say how many steps a rank of another host has done."""
+        """Set the number of steps of a rank on another host."""
         self._beats[rank] = count
 
     def beats(self) -> Array:
-        """Steps done by each rank."""
+        """Return the number of steps of each rank."""
         return self._beats.copy()
 
-    # -- orders
+    # -- control messages
     def order(self, orders: TrainerControl, epoch: int | None = None) -> None:
-        """Give orders to workers that look when they meet the centre.
+        """Publish a control message for asynchronous workers, which poll the control block.
 
         Args:
             orders: TrainerControl.
-            epoch: int. Where they stop in the middle of an epoch, which: its end is still reported.
+            epoch: int. If training stops in the middle of an epoch, that epoch: its end is still reported.
         """
         if orders.stop:
-            self._head[4] = 0 if epoch is None else epoch + 1
+            self._head[4] = 0 if epoch is None else epoch + 1  # set first: workers read it once they see the stop
             self._head[1] = 1.0
         if orders.learning_rate is not None:
             self._head[2] = orders.learning_rate
-            self._head[9] = 1.0  # zero is a rate too
+            self._head[9] = 1.0  # 0 is a valid rate, so a flag shows that there is one
         if orders != TrainerControl():
-            self._head[0] += 1
+            self._head[0] += 1  # last: ``rate`` reads the version before the values
 
     @property
     def post(self) -> Array:
-        """The fill level of the mail of epochs' logs (a view of one value, to be changed under the lock)."""
+        """Number of bytes in the epoch log: a view of one value. Change it only under the lock."""
         return self._head[3:4].reshape(())
 
     @property
     def stopped(self) -> bool:
-        """True if the caller asked to stop."""
+        """True if the caller has requested to stop."""
         return bool(self._head[1])
 
     @property
     def asked(self) -> bool:
-        """True if somebody asks for a checkpoint and the end of this process."""
+        """True if a checkpoint and the end of this process are requested."""
         return bool(self._head[5])
 
     def ask(self) -> None:
-        """Ask for a checkpoint and the end."""
+        """Request a checkpoint and the end of training."""
         self._head[5] = 1.0
 
     @property
     def code(self) -> int | None:
-        """With which code ranks that wait for nobody are to end their process; None: they are not."""
+        """Exit code with which asynchronous ranks must end their process; None if they continue."""
         return int(self._head[6]) - 1 if self._head[6] else None
 
     def leave_with(self, code: int) -> None:
-        """Have all ranks end their process with this code."""
+        """Make all asynchronous ranks end their process with this exit code."""
         self._head[6] = code + 1
 
     @property
     def last(self) -> int:
-        """After a stop, the first epoch whose end is not reported."""
+        """First epoch whose end is not reported after a stop."""
         return int(self._head[4])
 
     def open(self, epoch: int) -> None:
-        """Say that the callbacks of all epochs before this one have run; who waits for all may begin it."""
+        """Record that the callbacks of all epochs before this one have run, so waiting workers may begin it."""
         self._head[7] = max(epoch, self._head[7])
 
     @property
     def opened(self) -> int:
-        """The latest epoch that may begin, of workers that wait for all at an epoch's end."""
+        """Latest epoch that may begin, if workers wait for each other at an epoch's end."""
         return int(self._head[7])
 
-    # -- a moment in which nobody is at the centre
+    # -- pauses without exchanges, in which a center on several hosts is saved
     def halt(self, number: int) -> None:
-        """Have all ranks rest until ``number`` is another one; 0: go on."""
+        """Request a pause: all ranks stop between two steps until the number changes. 0 ends the pause."""
         self._head[8] = number
 
     @property
     def halted(self) -> int:
-        """The number of the rest that is asked for, or 0."""
+        """Number of the requested pause, or 0."""
         return int(self._head[8])
 
     def rest(self, rank: int, number: float) -> None:
-        """Say that a rank does not go to the centre before the halt of this number is over."""
+        """Record that a rank makes no exchange before the pause of this number is over."""
         self._rests[rank] = number
 
     def rests(self, rank: int) -> float:
-        """Return of which halt a rank said so last."""
+        """Return the number of the last pause that a rank has joined."""
         return float(self._rests[rank])
 
     def rate(self) -> float | None:
-        """Return the learning rate of orders given since this process last looked, or None."""
+        """Return the latest learning rate if there was a control message since the last call, else None."""
         version = float(self._head[0])
         if version == self._version:
             return None
         self._version = version
-        fence()  # the rate is read after the version that it came with
+        fence()  # the rate must be read after the version with which it was written
         return self.ordered_rate
 
     @property
     def ordered_rate(self) -> float | None:
-        """The learning rate of the latest orders that have one, or None."""
+        """Learning rate of the latest control message that has one, or None."""
         rate = float(self._head[2])
         return rate if self._head[9] and math.isfinite(rate) else None
 
     def head(self) -> list[float]:
-        """Return the orders as they stand, for who reads them elsewhere."""
+        """Return a copy of the header, for ranks on other hosts."""
         return [float(value) for value in self._head]
 
     # -- sums of metrics
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
-        """Add a rank's metric state to its epoch; True for the rank that completes it, also when it adds once more."""
+        """Add a rank's metric state to an epoch.
+
+        A second call for the same rank and epoch changes nothing, and returns the same result as the first one.
+
+        Args:
+            epoch: int. Counted from the first epoch of the run.
+            rank: int.
+            train: metric state of training, at most ``values`` values.
+            validation: figures of validation, at most ``values`` values.
+
+        Returns:
+            Whether this rank was the last one to end the epoch.
+        """
         with self.locked():
             if not self._ended[epoch, rank]:
                 self._parts[epoch, rank, 0, : len(train)] = train
                 self._parts[epoch, rank, 1, : len(validation)] = validation
                 others = np.delete(self._ended[epoch], rank)
-                self._ended[epoch, rank] = _LAST if others.all() else 1  # now: one killed before it has added nothing
+                # Written last: a rank that is killed before this line has added nothing.
+                self._ended[epoch, rank] = _LAST if others.all() else 1
             return bool(self._ended[epoch, rank] == _LAST)
 
     def ended(self, epoch: int, rank: int) -> bool:
-        """Tell whether a rank has added to an epoch."""
+        """Return whether a rank has ended an epoch, by ``add``."""
         return bool(self._ended[epoch, rank])
 
     def epochs_ended(self, rank: int) -> int:
-        """Return how many epochs a rank has added to."""
+        """Return the number of epochs that a rank has ended."""
         return int(np.count_nonzero(self._ended[:, rank]))
 
     def complete(self, epoch: int) -> bool:
-        """Tell whether all ranks have added to an epoch."""
+        """Return whether all ranks have ended an epoch."""
         return bool(self._ended[epoch].all())
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
-        """Return an epoch's sums: metric states of training, and figures of validation."""
+        """Return an epoch's sums over ranks: metric states of training, and figures of validation."""
         train, validation = self._parts[epoch].sum(axis=0)
         return train, validation
 
     def part(self, epoch: int, rank: int) -> tuple[Array, Array]:
-        """Return what a rank has added to an epoch: its metric state, and its figures of validation."""
+        """Return a rank's metric state and its figures of validation for an epoch."""
         train, validation = self._parts[epoch, rank].copy()
         return train, validation
 
-    # -- what a rank would need to begin anew
+    # -- the state from which a restarted rank resumes
     def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
-        """Leave a rank's tally and metric state of the epoch in which it is; one that was killed here left the last.
+        """Save a rank's counts and its metric state of the current epoch.
+
+        There are two copies per rank. The new one becomes valid at the end, so if the rank is killed in this call, the
+        previous one stays valid.
 
         Args:
             rank: int.
-            place: its epoch, and how many of the epoch's batches are done.
-            iterations: its optimizer's count of steps.
-            tally: figures of its ``WorkerStats``.
-            state: of its metrics.
+            place: the epoch, and the number of its batches that are done.
+            iterations: the optimizer's count of steps.
+            tally: numbers of the rank's ``WorkerStats``.
+            state: the metric state.
         """
         turn = int(self._turns[rank])
         spare = self._left[rank, 1 - turn % 2]
         spare[:3], spare[3 : 3 + len(tally)] = (*place, iterations), tally
         spare[_NOW : _NOW + len(state)] = state
-        fence()
+        fence()  # the copy must be complete before the turn that makes it valid
         self._turns[rank] = turn + 1
 
     def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
-        """Return what a rank left last: its place, iterations, tally and metric state; None where it left nothing."""
+        """Return a rank's last saved position, iterations, counts and metric state; None if it has saved none."""
         turn = int(self._turns[rank])
         if not turn:
             return None
-        fence()  # what was left is read after the turn that says where it is
+        fence()  # the copy must be read after the turn that selects it
         own = self._left[rank, turn % 2]
         return (int(own[0]), int(own[1])), int(own[2]), own[3:_NOW].copy(), own[_NOW:].copy()
 
     def whole(self, epoch: int) -> list[Array]:
-        """Return copies of all that ranks left and added, from this epoch on."""
+        """Return copies of the ranks' saved states, and of their metrics from this epoch on, for a checkpoint."""
         return [self._turns.copy(), self._left.copy(), self._ended[epoch:].copy(), self._parts[epoch:].copy()]
 
     def put_back(self, whole: list[Array]) -> None:
-        """Put back what ``whole`` gave; this board begins with that epoch."""
+        """Restore the result of ``whole``. This control block must begin with the epoch that was passed there."""
         turns, left, ended, parts = whole
         self._turns[:], self._left[:] = turns, left
         count = min(len(ended), len(self._ended))
@@ -247,10 +265,10 @@ class ControlBlock:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock; the kernel frees it when its holder dies.
+        """Hold the lock within this context. The kernel releases it when its holder dies.
 
         Raises:
-            CommTimeoutError: another process holds it, alive but stopped.
+            CommTimeoutError: another process has held it for ``timeout`` seconds: it is alive, but stopped.
         """
         limit = time.monotonic() + self.timeout
         while True:
@@ -270,6 +288,6 @@ class ControlBlock:
             fcntl.lockf(self.segment.fd, fcntl.LOCK_UN, 1)
 
     def close(self) -> None:
-        """Let the segment go."""
+        """Release the segment."""
         del self._head, self._beats, self._rests, self._turns, self._left, self._ended, self._parts
         self.segment.close()

@@ -1,4 +1,4 @@
-"""The logs of epochs that asynchronous workers leave for rank 0, in one shared segment."""
+"""The logs of epochs that asynchronous workers write for rank 0, in one shared segment."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from choros.training.async_control.control_block import ControlBlock
 
 LINE = 1 << 14  # bytes for the logs of an epoch
 Line = tuple[int, dict[str, float], float, list[float]]
-_FEW = 256  # values of metrics go along, no more
+_FEW = 256  # most metric values that are written with the logs
 
 
 class EpochLog:
-    """Logs of epochs, left by whichever rank ended an epoch last, taken by rank 0.
+    """Logs of epochs. The rank that ends an epoch last writes them; rank 0 reads them.
 
     Args:
-        segment: Segment. For the logs.
-        board: ControlBlock.
-        snapshots: Snapshots of the center at epochs' ends, or None where no callback reads them.
+        segment: Segment. Memory for the logs, one JSON line per epoch.
+        board: ControlBlock. Its lock guards the memory.
+        snapshots: Snapshots of the center at epochs' ends, or None if no callback reads them.
     """
 
     def __init__(self, segment: Segment, board: ControlBlock, snapshots: Snapshots | None = None) -> None:
@@ -31,21 +31,21 @@ class EpochLog:
         self.taken = 0
 
     def leave(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
-        """Leave one line.
+        """Write the line of an epoch.
 
         Args:
-            epoch: int. Which has ended.
+            epoch: int. The epoch that has ended.
             logs: its logs.
-            seconds: of training until then.
-            held: what the variables of metrics hold; left out where it is much.
+            seconds: seconds of training so far.
+            held: values of the metrics' variables. Not written if there are more than 256.
 
         Raises:
-            OverflowError: the logs of all epochs are longer than was foreseen.
+            OverflowError: the logs need more memory than was set aside.
         """
         self.put(json.dumps([epoch, logs, seconds, held if len(held) <= _FEW else []]).encode() + b"\n")
 
     def put(self, line: bytes) -> None:
-        """Leave one line as it is."""
+        """Append a line to the segment."""
         with self.board.locked():
             end = int(self.board.post.item())
             if end + len(line) > len(self.area):
@@ -57,18 +57,18 @@ class EpochLog:
             self.board.post[()] = end + len(line)
 
     def take(self) -> list[Line]:
-        """Return what has come since the last time."""
+        """Return the lines written since the last call."""
         text = self.since(self.taken)
         self.taken += len(text)
         return read_lines(text)
 
     def since(self, taken: int) -> bytes:
-        """Return all that has come but for the first bytes."""
+        """Return the content after the first ``taken`` bytes."""
         with self.board.locked():
             return self.area[taken : int(self.board.post.item())].tobytes()
 
     def close(self) -> None:
-        """Let the segment go."""
+        """Release the segment."""
         self.area = np.empty(0, np.uint8)
         self.segment.close()
         if self.snapshots is not None:
@@ -76,7 +76,7 @@ class EpochLog:
 
 
 def read_lines(text: bytes) -> list[Line]:
-    r"""Return epochs, their logs, the seconds of training until then, and what the variables of metrics held.
+    r"""Return for each line the epoch, its logs, the seconds of training so far, and the metrics' variables.
 
     Example:
         >>> read_lines(b'[0, {"loss": 0.5}, 1.5, [4.0, 8.0]]\n')

@@ -1,4 +1,8 @@
-"""Detection of hung workers where workers do not wait for each other, so that the others' steps do not show a hang."""
+"""Detection of hung asynchronous workers by their heartbeats.
+
+Synchronous workers wait for each other, so a hang stops all of them. Asynchronous workers continue, so each heartbeat
+is checked.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +20,32 @@ from choros.errors import CommTimeoutError
 from choros.training.async_control.center_snapshots import has_room
 from choros.types import Array
 
-_OFTEN = 1.0  # seconds between two looks, but for callbacks
+_OFTEN = 1.0  # seconds between two polls of the heartbeats; callbacks may delay them
 
 
 class Hangs:
-    """The times of the workers' last steps, by the heartbeats on the noticeboard.
+    """The times of the workers' last steps, by the heartbeats in the control block.
 
-    A worker that has yet to do its first step is starting up, and none of these. Nor is one that waits: for all to end
-    an epoch, where that is asked for, or, in an Ensemble, for callbacks of an epoch that others have yet to end.
+    A worker before its first step is starting up, and does not count as hung. A waiting worker does not count either:
+    it may wait for all workers to end an epoch (``whole_epochs``). In an Ensemble it may wait for callbacks of an
+    epoch that other members have not ended.
 
     Args:
-        board: ControlBlock.
+        board: ControlBlock or RemoteControlBlock.
         job: FitConfig.
     """
 
     def __init__(self, board: Any, job: Any) -> None:
         self.board, self.job = board, job
-        self.starting: set[int] = set()  # ranks whose new processes have yet to do a step
+        self.starting: set[int] = set()  # restarted ranks before the first step of the new process
         self.looked = time.monotonic()
         self.beats, self.moved = board.beats(), np.full(job.workers, self.looked)
 
     def look(self) -> None:
-        """Read the heartbeats.
+        """Poll the heartbeats.
 
-        What passed while nobody looked, as in a long callback, does not count: ranks that ended meanwhile have yet to
-        be heard.
+        If the last poll was long ago, for example because of a long callback, the time between does not count: messages
+        of ranks that ended in that time are not read yet.
         """
         now, beats = time.monotonic(), self.board.beats()
         self.moved += max(now - self.looked - _OFTEN, 0.0)
@@ -51,16 +56,16 @@ class Hangs:
         self.starting -= set(np.flatnonzero(fresh).tolist())
 
     def late(self, seconds: float, done: Collection[int]) -> list[int]:
-        """Return the ranks that have done no step for so long, but for those that are done."""
+        """Return the ranks that have done no step for ``seconds``, without those that are ``done`` or starting."""
         stepping = set(np.flatnonzero(self.beats).tolist()) - self.starting - set(done)
         return [rank for rank in sorted(stepping) if time.monotonic() - self.moved[rank] > seconds]
 
     def forgive(self, rank: int | None = None) -> None:
-        """Count from now for one rank, or for all: it may have waited for callbacks."""
+        """Restart the clock of one rank, or of all ranks (None): they may have waited for callbacks."""
         self.moved[slice(None) if rank is None else rank] = time.monotonic()
 
     def began_anew(self, rank: int) -> None:
-        """Have a rank start up: it has a new process."""
+        """Record that a rank has a new process, which is starting up."""
         self.beats[rank] = self.board.beats()[rank]
         self.starting.add(rank)
         self.forgive(rank)
@@ -76,18 +81,19 @@ class Hangs:
             index = max(board.opened - job.initial_epoch, 0)
             over = index >= job.epochs - job.initial_epoch
             return [] if over else [rank for rank in range(job.workers) if board.ended(index, rank)]
-        if not job.ensemble:  # of others only who ends an epoch last waits for callbacks, which come next
+        if not job.ensemble:  # else only the rank that ends an epoch last waits, for callbacks that run next
             return []
         ending = (job.initial_epoch + board.epochs_ended(rank) for rank in range(job.workers))
         return [rank for rank, epoch in enumerate(ending) if not has_room(board, job.initial_epoch, epoch)]
 
 
 def hung_rank(beats: Array, group: Segment | None) -> int:
-    """Return the rank that hangs, where ranks wait for each other.
+    """Return the rank that most likely hangs, if no rank makes progress.
 
     Args:
-        beats: steps done by each rank.
-        group: the segment of their group. None without one: then the rank with the fewest steps.
+        beats: number of steps of each rank.
+        group: the segment of the ranks' group, whose barriers show the missing rank. If it is None, or its barriers
+            show nothing, the result is the rank with the fewest steps.
     """
     last = None if group is None else last_at_barriers(group, len(beats))
     return int(np.argmin(beats)) if last is None else last
@@ -106,10 +112,10 @@ class JobHangs:
     def __init__(self, board: Any, job: Any, rank: int, hosts: Sequence[str]) -> None:
         self.hangs, self.board, self.job, self.rank, self.hosts = Hangs(board, job), board, job, rank, hosts
         self._begun = self._looked = time.monotonic()
-        self._stopped: float | None = None  # when this rank first saw that training is to stop
+        self._stopped: float | None = None  # when this rank first saw the request to stop
 
     def check(self) -> None:
-        """Look at the heartbeats, if the last look was a second ago.
+        """Poll the heartbeats, at most once per second.
 
         Raises:
             CommTimeoutError: a rank hangs; ``missing`` holds its number.
@@ -119,10 +125,10 @@ class JobHangs:
 
     @contextmanager
     def watching(self, give_up: Callable[[str], None]) -> Iterator[None]:
-        """Look at the heartbeats in a thread, while this rank waits for the others to end.
+        """Poll the heartbeats in a thread, while this rank waits for the others to end.
 
         Args:
-            give_up: has this rank's wait raise an error with that text.
+            give_up: makes the wait of this rank raise an error with the given text.
         """
         ended = threading.Event()
 
@@ -138,10 +144,10 @@ class JobHangs:
             yield
         finally:
             ended.set()
-            thread.join(self.job.timeout)  # it may be asking the host of the board, whose line is not for two threads
+            thread.join(self.job.timeout)  # it may use the connection with the board's host, which is not thread-safe
 
     def _late(self) -> list[int]:
-        """Return the ranks that hang. Ranks that end early, as training stops, have ``first_timeout`` seconds."""
+        """Return the ranks that hang. After a request to stop, ranks have ``first_timeout`` seconds to end."""
         self._looked = now = time.monotonic()
         self.hangs.look()
         finished = {*self.hangs.finished(), self.rank}

@@ -1,8 +1,8 @@
 """The optimizers' state of asynchronous workers at epochs' ends, for the callbacks of these epochs.
 
-It is where callbacks run. A worker may be ahead of them by many epochs, where another one is slow. So the epoch that
-callbacks see next and the one after it are kept whole, and later ones as long as there is room; of all others the
-counts of steps are kept.
+The process that runs the callbacks holds it. If one worker is slow, another one may be many epochs ahead of the
+callbacks. So the complete state is held for the next two epochs of the callbacks, and for later ones while there is
+room. For all other epochs, only rank 0's counts of steps are held.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from choros.training.async_control.center_snapshots import SLOTS
 from choros.training.checkpoint.snapshot import Part
 from choros.types import Array
 
-_ROOM = 1 << 28
+_ROOM = 1 << 28  # bytes
 
 
 class EpochOptimizerStates:
-    """The state by rank and epoch, and the latest.
+    """The optimizers' state by rank and epoch, and the latest state of each rank.
 
     Args:
-        room: int. Bytes for later epochs than the next two.
+        room: int. Most bytes of all states, if epochs after the next two are held. Defaults to 256 MiB.
 
     Example: see ``tests/training/test_optimizer_seen.py``.
     """
@@ -26,17 +26,18 @@ class EpochOptimizerStates:
     def __init__(self, room: int = _ROOM) -> None:
         self._room = room
         self._kept: dict[int, dict[int, Part]] = {}
-        self._counts: dict[int, dict[int, Array]] = {}  # by epoch: place and value of rank 0's counts of steps
+        self._counts: dict[int, dict[int, Array]] = {}  # by epoch: index and value of rank 0's counts of steps
         self._latest: dict[int, tuple[int, Part]] = {}
 
     def put(self, rank: int, epoch: int, part: Part, seen: int) -> None:
-        """Take what a rank left at the end of an epoch.
+        """Take a rank's state at the end of an epoch, and drop the states of epochs before ``seen``.
 
         Args:
             rank: int.
             epoch: int.
-            part: "rows" that it trained; of rank 0 the "optimizer" variables, and the "average" of the weights if any.
-            seen: the epoch whose end callbacks see next.
+            part: the "rows" that the rank trained; "optimizer" variables (of rank 0, at least) and the moving "average"
+                of the weights, or empty lists.
+            seen: the next epoch whose end callbacks will see.
         """
         self._kept = {at: parts for at, parts in self._kept.items() if at >= seen}
         self._counts = {at: counts for at, counts in self._counts.items() if at >= seen}
@@ -49,13 +50,13 @@ class EpochOptimizerStates:
             self._counts[epoch] = {at: array for at, array in arrays if array.dtype.kind in "iu" and array.size == 1}
 
     def last(self, rank: int) -> int:
-        """Return the latest epoch whose end a rank has told of; -1 is none."""
+        """Return the latest epoch for which a rank has sent its state; -1 if there is none."""
         return self._latest[rank][0] if rank in self._latest else -1
 
     def optimizer(self, epoch: int) -> list[Array] | None:
-        """Return rank 0's optimizer variables at the end of an epoch; None where it has not told of that.
+        """Return rank 0's optimizer variables at the end of an epoch; None if it has not sent them.
 
-        Where it was too far ahead, they are the latest, with that epoch's counts of steps.
+        If rank 0 was too far ahead, they are its latest variables, with that epoch's counts of steps.
         """
         if epoch not in self._counts:
             return None
@@ -63,7 +64,10 @@ class EpochOptimizerStates:
         return [self._counts[epoch].get(at, array) for at, array in enumerate(kept[1]["optimizer"])]
 
     def averages(self, epoch: int) -> dict[int, tuple[int, Array]]:
-        """Return by rank the rows trained and the moving average of the weights, at the end of an epoch or later."""
+        """Return, by rank, the rows trained and the moving average of the weights at the end of an epoch.
+
+        For a rank whose state of that epoch is not held, they are its latest ones.
+        """
         kept = self._kept.get(epoch, {})
         parts = {rank: kept.get(rank, latest) for rank, (_, latest) in self._latest.items()}
         return {

@@ -1,4 +1,7 @@
-"""Keeping a centre between hosts: all ranks rest for a moment, between two steps, while rank 0 takes every part."""
+"""Saving a center that is divided among hosts: all ranks pause between two steps while rank 0 reads every part.
+
+Without the pause, an exchange could change one part after rank 0 has read it and another part before.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from choros.errors import CommTimeoutError
 from choros.training.async_control.control_block import DONE
 from choros.training.async_control.supervisor import AsyncCheckpointer
 
-_LOOK = 0.01  # seconds between two looks
-_COME = 60.0  # seconds in which all are at rest: a step or a validation may be going on
-_GO = 5.0  # seconds in which all have seen that they are to end
+_LOOK = 0.01  # seconds between two polls
+_COME = 60.0  # seconds to wait until all ranks pause; each first ends its step or validation
+_GO = 5.0  # seconds to wait until all ranks have seen the exit code
 
 
 class ShardedCheckpointer(AsyncCheckpointer):
-    """Rank 0's. Where the others do not come to rest in time, nothing is kept this time, which is told."""
+    """Checkpoints by rank 0. If other ranks do not pause in time, save nothing, and report that on stderr once."""
 
     number, told = 0, False
 
     def keep(self, asked: bool = False) -> None:
-        """Keep the state as it is now; where somebody asked for the end, all rest until they are told to."""
+        """Save the current state. If the end is requested (``asked``), the ranks stay paused until they end."""
         if self.saver.checkpoint is None:
             return
         self.number += 1
@@ -37,11 +40,11 @@ class ShardedCheckpointer(AsyncCheckpointer):
             self.board.halt(0)
 
     def let_go(self) -> None:
-        """All have been told to end: return when they have seen it, as this rank's host tells them."""
+        """Wait until all ranks have seen the exit code, because this rank's host serves the control block to them."""
         self._late(DONE, _GO)
 
     def _late(self, number: float, seconds: float) -> list[int]:
-        """Wait for the others; return those that have not come."""
+        """Wait until the other ranks have joined the pause; return the ranks that have not joined in time."""
         end = time.monotonic() + seconds
         while True:
             late = [rank for rank in range(1, self.job.workers) if self.board.rests(rank) < number]
@@ -51,22 +54,22 @@ class ShardedCheckpointer(AsyncCheckpointer):
 
 
 class QuiesceClient:
-    """The work of the other ranks.
+    """The part of the other ranks in a pause.
 
     Args:
         board: ControlBlock, or RemoteControlBlock.
         rank: int. This rank.
-        timeout: float. Seconds that a rest may take.
+        timeout: float. Most seconds of a pause.
     """
 
     def __init__(self, board: Any, rank: int, timeout: float) -> None:
         self.board, self.rank, self.timeout = board, rank, timeout
 
     def look(self) -> None:
-        """Rest, if that is asked for.
+        """Pause if that is requested.
 
         Raises:
-            CommTimeoutError: it does not end.
+            CommTimeoutError: the pause does not end within ``timeout`` seconds.
         """
         number, end = self.board.halted, time.monotonic() + self.timeout
         if not number:
@@ -78,5 +81,5 @@ class QuiesceClient:
             time.sleep(_LOOK)
 
     def done(self) -> None:
-        """Go to the centre no more."""
+        """Record that this rank makes no more exchanges, so no pause waits for it."""
         self.board.rest(self.rank, DONE)

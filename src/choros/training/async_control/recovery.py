@@ -1,4 +1,4 @@
-"""A worker that trains alone and begins anew: from its last exchange, with what it had counted until then."""
+"""Recovery of an asynchronous worker: its new process resumes from its last exchange, with the counts of that time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from choros.training.worker.context import WorkerContext
 
 
 def leave(run: WorkerContext, place: tuple[int, int]) -> None:
-    """Leave on the board what a new process would need, before the first step and right after each exchange.
+    """Save in the control block the state that a new process would need.
+
+    Called before the first step and right after each exchange.
 
     Args:
         run: WorkerContext.
-        place: the epoch, and how many of its batches are done.
+        place: the epoch, and the number of its batches that are done.
     """
     begun = time.thread_time()
     figures = list(astuple(run.counted()))[1:-1]
@@ -28,11 +30,14 @@ def leave(run: WorkerContext, place: tuple[int, int]) -> None:
 
 
 def take_up(run: WorkerContext) -> bool:
-    """Begin where the last exchange was, or where the run begins; True where metrics of that epoch go on.
+    """Resume at the last exchange, or at the beginning of the run.
 
-    What was trained after that exchange was never brought to the centre, and is trained again. The optimizer's count
-    of steps goes on from the same place. Its slots are those that it left itself at the end of its last epoch; in a
-    job, and of ranks that a launcher started, they are rank 0's.
+    Batches after that exchange never reached the center, so they are trained again. The optimizer's count of steps
+    continues from the same position. Its slots are those that the rank saved at the end of its last epoch. In a job,
+    and for ranks that a launcher started, they are those of rank 0.
+
+    Returns:
+        Whether the metrics of the current epoch were restored.
     """
     run.begin = state_of(run.centre).position_of(run.centre, run.rank) or run.begin
     left = run.board.left(run.rank)
@@ -54,7 +59,10 @@ def take_up(run: WorkerContext) -> bool:
 
 
 def between(run: WorkerContext, start: tuple[int, int], end: tuple[int, int]) -> int:
-    """Return the steps from one place to another: a worker may have ended between its exchange and ``leave``."""
+    """Return the number of steps from one position to another.
+
+    They differ if the worker ended after an exchange, but before ``leave``. Then the center's position is newer.
+    """
     steps = run.job.steps or run.source.steps(run.job.batch_size)
     if start[0] != end[0] and not steps:
         return 0
@@ -62,7 +70,7 @@ def between(run: WorkerContext, start: tuple[int, int], end: tuple[int, int]) ->
 
 
 def begin_average(replica: Any) -> None:
-    """Begin the moving average at the weights, where the optimizer has none yet: Keras does so at step 0 only."""
+    """Set the moving average to the weights if it is still zero. Keras does so at step 0 only."""
     average, weights = np.empty(replica.size, replica.dtype), np.empty(replica.size, replica.dtype)
     replica.get_average(average)
     if not average.any():
@@ -71,5 +79,5 @@ def begin_average(replica: Any) -> None:
 
 
 def state_of(centre: Any) -> Any:
-    """Return what takes and puts back a centre's state: ``centre_state``, or the same for one between hosts."""
+    """Return the module that exports and imports a center's state, on one host or divided among hosts."""
     return snapshot if isinstance(centre, SharedMemoryParameterServer) else sharded_snapshot

@@ -1,6 +1,7 @@
-"""The noticeboard and the mail of a run as ranks of other hosts see them: through the host that has them.
+"""The control block and the epoch log for ranks on other hosts, by requests to the host that holds them.
 
-Each question may be asked twice, as the server may end before it has answered: then nothing is added or left twice.
+A request may be sent twice, because the server may end before it has replied. So requests are idempotent: a repeated
+one adds nothing and writes no second line.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
 
-_FRESH = 0.05  # seconds for which the orders that were read hold
+_FRESH = 0.05  # seconds for which a header that was read is used again
 _NONE = np.zeros(0)
 
 
 class RemoteControlBlock:
-    """A ``ControlBlock`` for a worker of another host, over a channel.
+    """A ``ControlBlock`` for a worker on another host.
 
     Args:
-        line: Channel to the host that has the board.
+        line: connection with the host that holds the control block.
     """
 
     def __init__(self, line: Any) -> None:
         self._line, self._version, self._read = line, 0.0, 0.0
         self._head: list[float] = []
         self._rank, self._beats, self._asks = 0, 0, False
-        self._own: tuple[tuple[int, int], int, list[float], Array] | None = None  # what ``leave`` was given last
+        self._own: tuple[tuple[int, int], int, list[float], Array] | None = None  # the last arguments of ``leave``
 
     def _orders(self, fresh: bool = False) -> list[float]:
         if fresh or not self._head or time.monotonic() - self._read > _FRESH:
@@ -41,37 +42,43 @@ class RemoteControlBlock:
         return self._head
 
     def beat(self, rank: int) -> None:
-        """Count a step, which is told with the next question."""
+        """Count a step. The next request sends the count."""
         self._rank, self._beats = rank, self._beats + 1
 
     def ask(self) -> None:
-        """Ask for a checkpoint and the end, with the next question: this is called within a signal's handler."""
+        """Request a checkpoint and the end of training.
+
+        The next request sends it, because a signal handler calls this and must not use the connection.
+        """
         self._asks = True
 
     @property
     def code(self) -> int | None:
-        """With which code ranks are to end their process; None: they are not."""
+        """Exit code with which ranks must end their process; None if they continue."""
         code = self._orders()[6]
         return int(code) - 1 if code else None
 
     @property
     def halted(self) -> int:
-        """The number of the rest that is asked for, or 0."""
+        """Number of the requested pause, or 0."""
         return int(self._orders()[8])
 
     def rest(self, rank: int, number: float) -> None:
-        """Say that this rank does not go to the centre before that halt is over, and where it is; look anew then."""
+        """Record that this rank makes no exchange before the pause of this number is over, and send its saved state.
+
+        The next access reads a new header.
+        """
         place, iterations, tally, state = self._own or ((-1, 0), 0, [], _NONE)
         told = {"op": "rest", "rank": rank, "number": number, "place": place, "tally": tally, "iterations": iterations}
         self._line.request(told, [state])
         self._read = 0.0
 
     def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
-        """Keep what ``ControlBlock.leave`` takes of this rank for the next rest."""
+        """Hold the arguments of ``ControlBlock.leave`` until ``rest`` sends them."""
         self._own = place, iterations, tally, np.array(state, np.float64)
 
     def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
-        """Return what this rank left last, in another process."""
+        """Return the state that this rank saved last, in an earlier process; see ``ControlBlock.left``."""
         told, arrays = self._line.request({"op": "left", "rank": rank})
         if not arrays:
             return None
@@ -79,36 +86,36 @@ class RemoteControlBlock:
         return (int(epoch), int(batch)), int(told["iterations"]), arrays[0].copy(), arrays[1].copy()
 
     def ended(self, epoch: int, rank: int) -> bool:
-        """Tell whether a rank has added to an epoch."""
+        """Return whether a rank has ended an epoch."""
         return bool(self._line.request({"op": "ended", "epoch": epoch, "rank": rank})[0]["ended"])
 
     def complete(self, epoch: int) -> bool:
-        """Tell whether all ranks have added to an epoch."""
+        """Return whether all ranks have ended an epoch."""
         return bool(self._line.request({"op": "complete", "epoch": epoch})[0]["complete"])
 
     def beats(self) -> Array:
-        """Steps done by each rank, as far as the host of the board knows."""
-        self._orders(fresh=True)  # brings this rank's own
+        """Return the number of steps of each rank, as far as the host of the control block knows it."""
+        self._orders(fresh=True)  # sends the steps of this rank first
         beats: Array = self._line.request({"op": "beats"})[1][0].copy()
         return beats
 
     @property
     def stopped(self) -> bool:
-        """True if rank 0's callbacks asked to stop."""
+        """True if rank 0's callbacks have requested to stop."""
         return bool(self._orders()[1])
 
     @property
     def last(self) -> int:
-        """After a stop, the first epoch whose end is not reported."""
+        """First epoch whose end is not reported after a stop."""
         return int(self._orders()[4])
 
     @property
     def opened(self) -> int:
-        """The latest epoch that may begin, of workers that wait for all at an epoch's end."""
+        """Latest epoch that may begin, if workers wait for each other at an epoch's end."""
         return int(self._orders()[7])
 
     def rate(self) -> float | None:
-        """Return the learning rate of orders given since this process last looked, or None."""
+        """Return the latest learning rate if there was a control message since the last call, else None."""
         head = self._orders()
         if head[0] == self._version:
             return None
@@ -116,24 +123,24 @@ class RemoteControlBlock:
         return head[2] if head[9] else None
 
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
-        """Add a rank's metric state to its epoch; True for the rank that makes the sum complete."""
+        """Add a rank's metric state to an epoch. Return True for the last rank to end it; see ``ControlBlock.add``."""
         return bool(self._line.request({"op": "add", "epoch": epoch, "rank": rank}, [train, validation])[0]["complete"])
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
-        """Return an epoch's sums: metric states of training, and figures of validation."""
+        """Return an epoch's sums over ranks: metric states of training, and figures of validation."""
         train, validation = self._line.request({"op": "sums", "epoch": epoch})[1]
         return train.copy(), validation.copy()
 
     def close(self) -> None:
-        """Hold nothing: the channel is the centre's."""
+        """Do nothing: the connection belongs to the center."""
 
 
 class RemoteEpochLog:
-    """A ``EpochLog`` for a worker of another host.
+    """An ``EpochLog`` for a worker on another host.
 
     Args:
-        line: Channel to the host that has it.
-        watched: bool. Whether callbacks read the center of epochs' ends.
+        line: connection with the host that holds the log.
+        watched: bool. Whether callbacks read the center of epochs' ends. Defaults to False.
     """
 
     def __init__(self, line: Any, watched: bool = False) -> None:
@@ -141,27 +148,27 @@ class RemoteEpochLog:
         self.snapshots = FarSnapshots(line) if watched else None
 
     def leave(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
-        """Leave one line."""
+        """Write the line of an epoch; see ``EpochLog.leave``."""
         self._line.request({"op": "leave", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held})
 
     def take(self) -> list[Line]:
-        """Return what has come since the last time."""
+        """Return the lines written since the last call."""
         text = str(self._line.request({"op": "since", "taken": self._taken})[0]["text"]).encode()
         self._taken += len(text)
         return read_lines(text)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing: the connection belongs to the center."""
 
 
 def answer(board: ControlBlock, mail: EpochLog, head: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
-    """Answer one question of a ``RemoteControlBlock`` or a ``RemoteEpochLog``; None where it is none of theirs.
+    """Return the reply to a request of a ``RemoteControlBlock`` or a ``RemoteEpochLog``; None for other requests.
 
     Args:
-        board: this host's.
-        mail: this host's.
-        head: what is asked.
-        arrays: of a metric's sums.
+        board: the control block of this host.
+        mail: the epoch log of this host.
+        head: the request; "op" is its name.
+        arrays: the arrays of the request: metric states, or the center and the moving statistics of a snapshot.
     """
     op = head["op"]
     if op == "head":
@@ -192,7 +199,8 @@ def answer(board: ControlBlock, mail: EpochLog, head: dict[str, Any], arrays: li
     if op == "sums":
         return {}, list(board.sums(int(head["epoch"])))
     if op == "leave":
-        if all(line[0] != head["epoch"] for line in read_lines(mail.since(0))):  # one rank leaves an epoch's
+        # The request may be a repeated one. Only one rank writes the line of an epoch.
+        if all(line[0] != head["epoch"] for line in read_lines(mail.since(0))):
             mail.leave(int(head["epoch"]), head["logs"], float(head["seconds"]), head["held"])
         return {}, []
     if op == "since":

@@ -1,8 +1,9 @@
 """A host's server of its part of the center: ``python -m choros.training.async_control.shard_server``.
 
-The host's first rank starts it. It is a process of its own, so that it answers while that rank computes: a thread would
-wait for Python's lock. It maps the same memory as the ranks of the host, and ends with the rank that started it. If it
-ends before, that rank starts another one: its whole state lies in that memory, and the rank keeps the port open.
+The host's first rank starts it. It is a separate process, so it can reply while that rank computes; a thread would wait
+for Python's global lock. It maps the same memory as the ranks of the host, and ends with the rank that started it. If
+it ends earlier, that rank starts another server. No state is lost, because the whole state is in the shared memory and
+the rank keeps the listening port open.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import EpochLog
 from choros.training.async_control.remote_control import answer
 
-_ENDS = 5.0  # seconds in which a server ends
-_LOOK = 1.0  # seconds between two looks whether it lives, where its pipe does not tell
-_AGAIN = 3  # how often another one is started
+_ENDS = 5.0  # seconds to wait for the end of a server
+_LOOK = 1.0  # seconds between two polls of the process, if its pipe shows no end
+_AGAIN = 3  # number of restarts
 
 
 class ShardServerProcess:
-    """The server of this host, as the rank that started it holds it; another one, where that has died.
+    """The server process of this host, in the rank that starts it and restarts it after a failure.
 
     Args:
-        told: JSON of what it is to do.
-        fds: descriptors that it inherits.
-        rank: int. Who starts it.
+        told: the configuration of the server, as JSON values.
+        fds: descriptors that the server inherits.
+        rank: int. The rank that starts the server. Defaults to 0.
 
     Attributes:
-        place: str. Where the others reach it, also the next one.
+        place: str. Address and port of the server. They stay the same after a restart.
 
     Raises:
-        PeerLostError: it could not start; what it said is above.
+        PeerLostError: the server could not start; its output has the reason.
     """
 
     def __init__(self, told: dict[str, Any], fds: Sequence[int], rank: int = 0) -> None:
@@ -59,7 +60,7 @@ class ShardServerProcess:
         self._told, self._fds = {**told, "heard": self._heard}, [*fds, self._heard]
         self._lock, self._closing = threading.Lock(), False
         self._process = self._start()
-        assert self._process.stdout is not None  # noqa: S101 - a pipe, as asked
+        assert self._process.stdout is not None  # noqa: S101 - a pipe, as requested
         if not self._process.stdout.readline():
             self.close()
             raise PeerLostError(
@@ -75,14 +76,14 @@ class ShardServerProcess:
             pass_fds=self._fds,
             env={**os.environ, "CHOROS_WORKER": "server"},
         )
-        assert process.stdin is not None  # noqa: S101 - a pipe, as asked
-        with suppress(BrokenPipeError):  # it has died already
+        assert process.stdin is not None  # noqa: S101 - a pipe, as requested
+        with suppress(BrokenPipeError):  # the process has already died
             process.stdin.write(json.dumps(self._told).encode() + b"\n")
             process.stdin.flush()
         return process
 
     def _watch(self) -> None:
-        """Wait for its end; where that was not wanted, start another one, but not for ever."""
+        """Wait for the end of the server, and restart it unless it was closed. The number of restarts is limited."""
         for turn in range(1, _AGAIN + 2):
             if not self._has_died():
                 return
@@ -98,7 +99,7 @@ class ShardServerProcess:
                 return
 
     def _next(self, turn: int) -> str:
-        """Start another one, if there may be so many; returns what was done, in words."""
+        """Restart the server if restarts are left; return a description for the message."""
         why = f"another one was started {_AGAIN} times"
         try:
             if turn <= _AGAIN:
@@ -110,15 +111,15 @@ class ShardServerProcess:
         return f"{why}, so the job ends: see what ends the servers on this host"
 
     def _has_died(self) -> bool:
-        """Wait until it has ended; False where it was to."""
+        """Wait until the server has ended; return False if it was closed."""
         with self._lock:
             if self._closing:
                 return False
             process, poll = self._process, select.poll()
-            assert process.stdout is not None  # noqa: S101 - a pipe, as asked
+            assert process.stdout is not None  # noqa: S101 - a pipe, as requested
             poll.register(process.stdout.fileno(), select.POLLHUP)
         while not self._closing:
-            if poll.poll(_LOOK * 1e3):  # its end of the pipe was closed
+            if poll.poll(_LOOK * 1e3):  # the server's end of the pipe was closed
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_ENDS)
                     return True
@@ -128,13 +129,13 @@ class ShardServerProcess:
         return False
 
     def _give_up(self) -> None:
-        """Hear no more: who asks then knows that nobody will answer."""
+        """Close the listening socket, so that new connections are refused."""
         if self._heard >= 0:
             os.close(self._heard)
             self._heard = -1
 
     def close(self) -> None:
-        """End it; all workers have left."""
+        """End the server, after all workers have closed their connections."""
         with self._lock:
             self._closing = True
             self._give_up()
@@ -158,7 +159,7 @@ def _shut(process: subprocess.Popen[bytes]) -> None:
 
 
 def _fate(code: int) -> str:
-    """Return how a process ended, in words.
+    """Return a description of how a process ended.
 
     Example:
         >>> _fate(1)
@@ -172,13 +173,13 @@ def _fate(code: int) -> str:
 
 
 def main() -> int:
-    """Serve until the rank that started this process closes its end.
+    """Serve until the rank that started this process closes its end of the pipe.
 
     Returns:
         0.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # what is sent to a whole job is for its ranks to judge
+        signal.signal(number, signal.SIG_IGN)  # a scheduler signals the whole job; only its ranks react
     raise_descriptors()
     told = json.loads(sys.stdin.buffer.readline())
     if told["cores"]:
@@ -197,7 +198,7 @@ def main() -> int:
 
         def reply(head: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
             if notes is not None:
-                with lock:  # the board's own lock keeps processes apart, not threads
+                with lock:  # the control block's file lock excludes other processes, but not threads of this process
                     said, back = answer(*notes, head, arrays)
                 if said is not None:
                     return said, back
@@ -214,11 +215,11 @@ def main() -> int:
 
     door = AuthListener(
         told["address"], bytes.fromhex(told["secret"]), listen_fd=told["heard"]
-    )  # never closed: the rank's too
+    )  # never closed: the socket also belongs to the rank that started this process
     threading.Thread(target=welcome, args=(door,), daemon=True).start()
     print(door.place, flush=True)
     sys.stdin.buffer.read()
-    os._exit(0)  # guests of a job that was given up may still be there
+    os._exit(0)  # threads with open connections, of a job that has failed, must not delay the exit
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The caller's care for workers that train alone: those that die begin anew; what all need to go on is kept."""
+"""Checkpoints of asynchronous runs, and the caller's supervisor, which restarts asynchronous workers that fail."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from choros.training.checkpoint.manager import kept_rate
 from choros.training.checkpoint.snapshot import Part, Snapshot, to_blobs
 from choros.training.spec import TrainerControl
 
-_HUNG = 0.8  # of the timeout: before others give up waiting for the centre that one holds
+_HUNG = 0.8  # share of the timeout: a hung worker that holds the center's lock must end before others time out
 
 
 class AsyncCheckpointer:
-    """Keeps what workers that train alone need to go on; they are not stopped but for a copy of the centre.
+    """Checkpoints of an asynchronous run. Workers continue, but cannot exchange while the center is copied.
 
     Args:
-        centre: a hold on the centre, of a controller or of rank 0; no worker has met it yet.
+        centre: the parameter server, as the caller or rank 0 sees it, before the first exchange.
         board: ControlBlock.
         saver: CheckpointManager.
         job: FitConfig.
-        conductor: of the callbacks.
+        conductor: CallbackRunner.
     """
 
     def __init__(self, centre: Any, board: Any, saver: Any, job: Any, conductor: Any) -> None:
         self.centre, self.board, self.saver, self.job, self.conductor = centre, board, saver, job, conductor
         self.kept, self.steps = time.monotonic(), 0.0
-        self.slots_of: Callable[[int], Part] | None = None  # gives what a rank left of its optimizers
-        self.ranks = range(1)  # those that it knows of
+        self.slots_of: Callable[[int], Part] | None = None  # returns the optimizer's state of a rank
+        self.ranks = range(1)  # the ranks whose optimizer's state is saved
         if saver.latest is None:
             state_of(centre).set_positions(centre, job.initial_epoch, job.initial_batch)
         else:
@@ -45,7 +45,7 @@ class AsyncCheckpointer:
             board.order(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
 
     def look(self) -> None:
-        """Keep the state, if it is time."""
+        """Save the state if a checkpoint is due by seconds or batches."""
         if self.saver.checkpoint is None:
             return
         rule, now = self.job.keep or {}, time.monotonic()
@@ -55,12 +55,12 @@ class AsyncCheckpointer:
             self.keep()
 
     def ended(self) -> None:
-        """An epoch has ended, and its callbacks have run."""
+        """Save the state after the callbacks of an epoch's end, unless the schedule is in seconds."""
         if "seconds" not in (self.job.keep or {}):
             self.keep()
 
     def keep(self, asked: bool = False) -> None:
-        """Keep the state as it is now."""
+        """Save the current state; ``asked``: because the end of training is requested."""
         if self.saver.checkpoint is None:
             return
         begun = time.thread_time()
@@ -79,15 +79,17 @@ class AsyncCheckpointer:
         self.saver.busy += time.thread_time() - begun
 
     def let_go(self) -> None:
-        """All have been told to end."""
+        """Wait until the ranks have seen the exit code. Nothing to do on one host."""
 
 
 class AsyncSupervisor(AsyncCheckpointer):
-    """Of one run. Nobody waits for a worker that dies: its new process goes on from what it last brought to the centre.
+    """The supervisor of one local asynchronous run. A failed worker is restarted while the other workers continue.
+
+    The new process resumes from the worker's last exchange.
 
     Args:
-        engine: ``LocalRun``, its segments made and no worker told of them.
-        centre: a controller's hold on the centre.
+        engine: ``LocalRun``, with its segments created and no job sent yet.
+        centre: the parameter server, as the caller sees it.
     """
 
     def __init__(self, engine: Any, centre: SharedMemoryParameterServer) -> None:
@@ -96,10 +98,10 @@ class AsyncSupervisor(AsyncCheckpointer):
         self.slots_of, self.ranks = engine.slots_of, engine.ranks
         self.engine, self.mender = engine, engine.mender
         self.hangs = engine.hangs
-        self.hung: dict[int, str] = {}  # ranks that were ended here, and why
+        self.hung: dict[int, str] = {}  # ranks that this supervisor has ended, with the reason
 
     def revive(self, rank: int, event: dict[str, Any]) -> bool:
-        """Start a new process in the place of a worker that failed; False where the run is to end with it."""
+        """Replace a failed worker by a new process. Return False if the run must end because of the failure."""
         self.mender.judge(event)
         if not self.mender.retry:
             return False
@@ -119,10 +121,10 @@ class AsyncSupervisor(AsyncCheckpointer):
         return True
 
     def watch(self, done: dict[int, Any]) -> None:
-        """End workers that hang, where they may begin anew; keep the state, if it is time.
+        """End a worker that hangs, if a restart is left, and save the state if a checkpoint is due.
 
         Raises:
-            SystemExit: this process was asked to end.
+            SystemExit: the end of this process was requested; the state is saved.
         """
         limit = _HUNG * self.job.timeout
         late = self.hangs.late(limit, done)

@@ -1,4 +1,4 @@
-"""The collection of the ranks' states: kept in memory, and written by a thread while training goes on."""
+"""The collection of the ranks' states: held in memory, and written by a thread while training continues."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from choros.training.checkpoint.snapshot import Part, Snapshot
 from choros.training.spec import FitConfig
 from choros.types import Array
 
-# Of a job, what must not change.
+# Fields of a job that must be the same when training resumes.
 _SAME = ("algorithm", "mode", "workers", "batch_size", "steps", "shuffle", "metric_values")
 _WORDS = {"metric_values": "numbers that its metrics keep"}
-_WRITTEN = 600.0  # seconds in which a state is on the disk
+_WRITTEN = 600.0  # seconds to wait until a state is on disk
 
 
 class CheckpointManager:
-    """One fit's. The state in which all ranks left off last is at ``latest``.
+    """The states of one fit. ``latest`` is the last complete state of all ranks.
 
     Args:
-        checkpoint: Checkpoint, or None: states are kept in memory only.
+        checkpoint: Checkpoint, or None: states are held in memory only.
 
     Attributes:
         latest: Snapshot, or None.
-        asked: bool. Whether the latest state is the one with which this process was asked to end.
-        busy: float. Seconds of a processor that writing took.
+        asked: bool. Whether the latest state was saved because the end of training was requested.
+        busy: float. CPU seconds spent on receiving and writing states.
     """
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
@@ -59,18 +59,18 @@ class CheckpointManager:
     def begin(
         self, job: FitConfig, facts: Callable[[], dict[str, Any]], resume: bool, restarts: int, lead: bool = True
     ) -> FitConfig:
-        """Return the job as it is to be run: what is kept when, and from where it goes on.
+        """Return the job with its schedule of checkpoints and the position at which it resumes.
 
         Args:
-            job: as it was asked for.
-            facts: gives, of model and data, what must be the same when training goes on.
-            resume: whether to go on from the newest checkpoint.
-            restarts: how often workers may be started again.
-            lead: whether this process writes, and says what is done.
+            job: the job as requested.
+            facts: returns the properties of model and data that must be the same when training resumes.
+            resume: whether to resume from the newest checkpoint.
+            restarts: number of restarts of workers.
+            lead: whether this process writes checkpoints, and prints messages on stderr.
 
         Raises:
-            InvalidInputError: the checkpoint is another training's.
-            CheckpointError: none can be written.
+            InvalidInputError: the checkpoint is that of another training.
+            CheckpointError: checkpoints cannot be written or read.
         """
         if self.checkpoint is None and not restarts:
             return job
@@ -111,7 +111,7 @@ class CheckpointManager:
         """Refuse a checkpoint of another training.
 
         Raises:
-            InvalidInputError: names what differs.
+            InvalidInputError: a property differs; the message names it.
         """
         for name, now in self._run.items():
             if name == "layers":
@@ -128,7 +128,7 @@ class CheckpointManager:
                 )
 
     def onward(self, job: FitConfig, again: bool = True) -> FitConfig:
-        """Return the job that goes on from the latest state."""
+        """Return the job that resumes from the latest state."""
         if self.latest is None:
             return job
         facts = self.latest.facts
@@ -136,12 +136,12 @@ class CheckpointManager:
         return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=again)
 
     def optimizer(self, rank: int = 0) -> list[Array]:
-        """Return a rank's optimizer variables in the latest state of an asynchronous run; [] where it has none."""
+        """Return a rank's optimizer variables in the latest state of an asynchronous run; [] if there are none."""
         latest = None if self.latest is None else self.latest.parts.get(rank)
         return [] if latest is None else latest[1].get("optimizer", [])
 
     def averages(self) -> dict[int, tuple[int, Array]]:
-        """Return the rows trained and the moving average of the weights of each rank that has one in that state."""
+        """Return, by rank, the rows trained and the moving average of the weights, from the latest state."""
         parts = {} if self.latest is None else self.latest.parts
         return {
             rank: (facts["rows"], groups["average"][0])
@@ -150,21 +150,21 @@ class CheckpointManager:
         }
 
     def show(self, model: Any) -> bool:
-        """Put the latest state into the caller's model: weights and optimizer, where rank 0 left them.
+        """Load the latest state of rank 0 into the caller's model: weights and optimizer.
 
         Args:
-            model: keras.Model, of which the callbacks are.
+            model: keras.Model. The model of the callbacks.
 
         Returns:
-            Whether it has what callbacks do at the beginning of its epoch.
+            Whether the state includes what callbacks do at the beginning of its epoch.
         """
-        assert self.latest is not None  # noqa: S101 - only what goes on is shown
+        assert self.latest is not None  # noqa: S101 - only called if training resumes
         facts, (_, groups) = self.latest.facts, self.latest.parts[0]
         rate = model.optimizer.learning_rate
         if "model" in groups:
             for variable, value in zip(model_variables(model), groups["model"], strict=True):
                 variable.assign(value)
-        elif (kept := kept_rate(facts)) is not None and hasattr(rate, "assign"):  # none where it follows a schedule
+        elif (kept := kept_rate(facts)) is not None and hasattr(rate, "assign"):  # a schedule has no assign
             rate.assign(kept)
         if optimizer := self.optimizer():
             assign_optimizer(model, optimizer)
@@ -176,7 +176,7 @@ class CheckpointManager:
 
     # -- while training
     def take(self, rank: int, part: Part, asked: bool, workers: int) -> bool:
-        """Take what a rank left; True when that makes a state whole."""
+        """Take the state of a rank. Return True if the states of all ranks for this position are now present."""
         place = part[0]["epoch"], part[0]["batch"]
         coming = self._coming.setdefault(place, {})
         coming[rank] = part
@@ -188,17 +188,18 @@ class CheckpointManager:
         return True
 
     def forget(self) -> None:
-        """Forget what came of a state that will never be whole."""
+        """Drop incomplete states, which restarted workers will not complete."""
         self._coming = {}
 
     def kept(self, state: Snapshot, asked: bool = False) -> None:
-        """Keep a whole state, and have it written.
+        """Hold a complete state as the latest one, and pass it to the writing thread.
 
         Raises:
-            CheckpointError: an earlier one could not be written.
+            CheckpointError: an earlier state could not be written.
         """
         self.look()
-        state.facts.setdefault("begun", state.facts["epoch"] < self._epochs)  # callbacks were told of that epoch
+        # The callbacks for the beginning of that epoch have run, if there is such an epoch.
+        state.facts.setdefault("begun", state.facts["epoch"] < self._epochs)
         self.latest, self.asked = state, asked
         if self.checkpoint is None:
             return
@@ -206,11 +207,11 @@ class CheckpointManager:
             self._thread = threading.Thread(target=self._write, name="choros-checkpoint", daemon=True)
             self._thread.start()
         with self._wake:
-            self._waiting = state  # in the place of one that is still waiting
+            self._waiting = state  # replaces an older state that is not written yet
             self._wake.notify_all()
 
     def look(self) -> None:
-        """Raise what the writing thread met."""
+        """Raise the error of the writing thread, if there was one."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -235,10 +236,10 @@ class CheckpointManager:
             self.busy += time.thread_time() - begun
 
     def flush(self) -> None:
-        """Return when all is written.
+        """Wait until all states are written, for at most 600 seconds.
 
         Raises:
-            CheckpointError: it could not be.
+            CheckpointError: a state could not be written.
         """
         with self._wake:
             self._ending = True
@@ -253,7 +254,7 @@ class CheckpointManager:
 
     @contextmanager
     def listening(self, then: Any = lambda: None) -> Iterator[None]:
-        """Listen to the signals of the checkpoint, if there is one, and write all to the end."""
+        """Handle the signals of the checkpoint within this context, and write all states at its end."""
         if self.checkpoint is None:
             yield
             return
@@ -267,8 +268,8 @@ class CheckpointManager:
         self.flush()
 
     def leave(self) -> SystemExit:
-        """Return what ends this process, once the state is on the disk."""
-        assert self.checkpoint is not None  # noqa: S101 - only a checkpoint asks for it
+        """Write all states, and return the ``SystemExit`` that ends this process."""
+        assert self.checkpoint is not None  # noqa: S101 - only the signals of a checkpoint request it
         self.flush()
         facts = self.latest.facts if self.latest is not None else {"epoch": 0, "batch": 0}
         where = self.checkpoint.store.directory
@@ -278,10 +279,10 @@ class CheckpointManager:
 
 
 def mean_of(averages: dict[int, tuple[int, Array]]) -> Array:
-    """Return the mean of the workers' moving averages, weighted by the rows that each trained.
+    """Return the mean of the workers' moving averages, weighted by the rows that each worker trained.
 
     Args:
-        averages: by rank: rows trained, moving average.
+        averages: by rank, the rows trained and the moving average.
     """
     rows = np.array([count for count, _ in averages.values()], np.float64)
     mean: Array = np.average([average for _, average in averages.values()], 0, rows if rows.any() else None)
@@ -289,7 +290,7 @@ def mean_of(averages: dict[int, tuple[int, Array]]) -> Array:
 
 
 def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
-    """Return what differs of two that do: of lists as long as each other the first place, with its name.
+    """Return the name of the first difference between two unequal JSON values, and both values there.
 
     Example:
         >>> unlike("variables", [[3], [4, 5]], [[3], [4, 6]])
@@ -313,7 +314,7 @@ def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
 
 
 def facts_of(model: Any, source: Any) -> dict[str, Any]:
-    """Return what must be the same of model and data when training goes on."""
+    """Return the properties of model and data that must be the same when training resumes."""
     facts = {
         "layers": layers_of(model),
         "rows": source.rows,
@@ -322,7 +323,7 @@ def facts_of(model: Any, source: Any) -> dict[str, Any]:
         "optimizer": optimizer_of(model.optimizer),
         "loss": named(model.loss),
     }
-    if isinstance(source, ArraySource):  # what else yields batches may do so at random
+    if isinstance(source, ArraySource):  # other sources may yield batches in random order
         facts["first rows"] = digest(source.sample(32))
     return facts
 
@@ -334,10 +335,10 @@ def _backend() -> str:
 
 
 def kept_rate(facts: dict[str, Any]) -> float | None:
-    """Return the learning rate that callbacks had set when the state was kept, or None.
+    """Return the learning rate that callbacks had set when the state was saved, or None.
 
     Args:
-        facts: of a checkpoint; older ones have 0 under another name where no rate was set.
+        facts: metadata of a checkpoint. In older ones the key is "rate", and 0 means that no rate was set.
     """
     rate: float | None = facts.get("ordered_rate", facts.get("rate") or None)
     return rate

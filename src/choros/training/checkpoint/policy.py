@@ -20,20 +20,20 @@ from choros.training.checkpoint.store import CheckpointStore
 
 
 class Checkpoint:
-    """Writes checkpoints of ``Trainer.fit`` to a directory. ``fit(resume=True)`` resumes from the newest one.
+    """Checkpoints of ``Trainer.fit`` in a directory. ``fit(resume=True)`` resumes from the newest one.
 
-    For a synchronous run, a checkpoint holds the model, every worker's optimizer and random state, the algorithm's
-    state, the position in the epoch and the metrics up to there. A resumed run ends with the same bits as one that was
-    never stopped, on the same backend, with the same settings and data. For an asynchronous run it holds the center
-    variable, the algorithm's state, its clock and each worker's position. The workers' optimizers then start from their
-    initial state.
+    For a synchronous run, a checkpoint holds the model, every worker's optimizer and random state, and the algorithm's
+    state. It also holds the position in the epoch and the metrics up to there. A resumed run ends with the same bits as
+    one that was never stopped, on the same backend, with the same settings and data. For an asynchronous run it holds
+    the center variable, the algorithm's state, its clock and each worker's position. It also holds optimizer states:
+    with local workers that of each one at the end of its last epoch, else that of rank 0, from which all ranks resume.
 
     A scheduler's warning (SIGTERM, SIGUSR1, SIGUSR2, or the time in ``CHOROS_STOP_AT``) makes ``fit`` write a
     checkpoint and raise ``SystemExit``: with code 0 if the job's script requeues the job (``CHOROS_REQUEUE``), else
     with 75.
 
     Args:
-        directory: str or path. Used by this training alone. In a job, all ranks must see it.
+        directory: str or path. Used by this training only. In a job, all ranks must see it.
         every: "epoch"; or an int, a number of global batches (also at each epoch's end); or a ``datetime.timedelta``.
             A checkpoint is always written at the end of training. Defaults to "epoch".
         keep: int. The number of checkpoints to keep. Defaults to 3.
@@ -79,8 +79,9 @@ class Checkpoint:
     def listening(self, then: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Handle the signals within this context, and call ``then`` at each of them.
 
-        Python handles signals in the main thread alone: elsewhere this has no effect. At the end the earlier handlers
-        are installed again. A handler that a C library had installed cannot be: the signal gets its default action.
+        Python handles signals only in the main thread; in other threads this has no effect. At the end the earlier
+        handlers are installed again. This is not possible for a handler of a C library: the signal then gets its
+        default action.
         """
         self._told = False
 
@@ -100,7 +101,7 @@ class Checkpoint:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def code(self) -> int:
-        """Return the exit code of a process that was asked to end. Create the file that makes the script requeue."""
+        """Return the exit code for a requested end. Create the file that makes the job's script requeue the job."""
         script = os.environ.get("CHOROS_REQUEUE", "")
         if not script:
             return AGAIN

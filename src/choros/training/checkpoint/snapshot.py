@@ -29,7 +29,7 @@ class Snapshot:
     parts: dict[int, Part] = field(default_factory=dict)
 
     def of_rank(self, rank: int) -> Part:
-        """Return a rank's state. The groups "model" and "meeting" are rank 0's if the rank has none of its own."""
+        """Return a rank's state. The groups "model" and "meeting" are rank 0's if the rank has saved none."""
         facts, groups = self.parts[rank]
         shared = {name: arrays for name, arrays in self.parts[0][1].items() if name in ("model", "meeting")}
         return facts, {**shared, **groups}
@@ -96,7 +96,7 @@ def raw(arrays: list[Array]) -> list[Any]:
 
 
 def read_raw(blobs: list[Any], kinds: list[Any]) -> list[Array]:
-    """Return the arrays of which ``raw`` and ``kinds_of`` gave bytes and types, as views of the bytes."""
+    """Return the arrays from the bytes of ``raw`` and the types of ``kinds_of``, as views of the bytes."""
     return [
         np.frombuffer(blob, np.uint8).view(dtype_of(kind)).reshape(shape)
         for blob, (kind, shape) in zip(blobs, kinds, strict=True)
@@ -112,7 +112,7 @@ def cut(whole: Array, head: dict[str, Any]) -> list[Array]:
 
 
 def from_blobs(head: dict[str, Any], blobs: list[Any]) -> Part:
-    """Return the rank's state that ``to_blobs`` gave; its arrays are views of the buffers."""
+    """Return the rank's state that ``to_blobs`` packed; its arrays are views of the buffers."""
     arrays = read_raw(blobs, head["kinds"])
     return nested({name: value for name, value in head.items() if name != "kinds"}, arrays)
 

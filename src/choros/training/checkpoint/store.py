@@ -1,7 +1,7 @@
 """Checkpoint files in a directory, written atomically and read with a checksum.
 
-A file has a magic line, the length of a JSON header, the header, the arrays at offsets that are multiples of 64 bytes,
-and a digest of everything before it. It holds no code, and reading it runs none.
+A file has a magic line, the length of a JSON header, and the header. Then come the arrays, at offsets that are
+multiples of 64 bytes, and a digest of everything before it. It holds no code, and reading it runs none.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CheckpointStore:
     and write the files (0600).
 
     Args:
-        directory: str or path. Used by this training alone. The first write creates it.
+        directory: str or path. Used by this training only. The first write creates it.
         keep: int. The number of files to keep. Defaults to 3.
 
     Raises:
@@ -161,7 +161,7 @@ class CheckpointStore:
         return self.directory / f".checkpoint-{number:08}.{os.uname().nodename}.{os.getpid()}.new"
 
     def _remove_stale(self) -> None:
-        """Remove temporary files that killed processes left, and none of another live process."""
+        """Remove temporary files of killed processes, but none of another live process."""
         for path in self.directory.iterdir():
             if match := _TEMPORARY.fullmatch(path.name):
                 with contextlib.suppress(OSError):  # another process has removed it, or it is another user's
@@ -216,7 +216,7 @@ def read(path: Path) -> StoredCheckpoint:
         if size < start + _DIGEST or file.read(len(_MAGIC)) != _MAGIC:
             raise CheckpointError("it is not a whole checkpoint of Choros, or it has another version")
         file.seek(0)
-        whole = np.empty(size, np.uint8)  # np.fromfile would take a disk error for the end of the file
+        whole = np.empty(size, np.uint8)  # np.fromfile would treat a disk error as the end of the file
         rest = whole.data
         while len(rest) and (count := file.readinto(rest)):
             rest = rest[count:]
@@ -229,7 +229,7 @@ def read(path: Path) -> StoredCheckpoint:
         arrays = []
         for kind, shape, offset in header["arrays"]:
             if dtype_of(kind).hasobject:
-                raise TypeError(f"{kind} is not a type of numbers")  # its bytes would be taken for memory addresses
+                raise TypeError(f"{kind} is not a type of numbers")  # its bytes would be read as memory addresses
             if offset < 0:
                 raise ValueError(f"an array begins at {offset}")  # numpy would read memory before the buffer
             array = np.ndarray(tuple(shape), dtype_of(kind), content, offset)
@@ -242,7 +242,7 @@ def read(path: Path) -> StoredCheckpoint:
 
 def _others(pid: int) -> bool:
     """Return whether a process of this host lives and is not this one."""
-    if pid == os.getpid():  # this process writes one file at a time: an earlier process had the same number
+    if pid == os.getpid():  # this process writes one file at a time: an earlier process had this number
         return False
     try:
         os.kill(pid, 0)

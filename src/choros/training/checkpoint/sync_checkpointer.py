@@ -1,4 +1,4 @@
-"""The state of a rank that trains synchronously: when it is kept, what is kept, and going on from it."""
+"""Checkpoints of a synchronous rank: their schedule, their content, and resuming from them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from choros.backends import replica_state
 from choros.training.checkpoint.snapshot import Part
 from choros.training.spec import WorkerStats
 
-_LOOK = 0.25  # seconds between two times that the ranks tell each other whether it is time
-_MOST = 1 << 16
+_LOOK = 0.25  # seconds between two collective checks whether a checkpoint is due
+_MOST = 1 << 16  # most steps between two such checks
 
 
 class SyncCheckpointer:
-    """Leaves this rank's state at places at which all the others leave theirs.
+    """Checkpoints of this rank's state, at the same positions as on all other ranks.
 
-    After so many batches, and at the end of an epoch, all know by themselves that it is time. The clock is rank 0's and
-    a signal may have come to any rank: so now and then, where they have just met anyway, all tell each other.
+    For a schedule in batches or epochs, each rank knows the positions without communication. A schedule in seconds
+    uses the clock of rank 0, and a signal may reach any rank only. So from time to time, after an exchange, the ranks
+    compare both in a collective call (``look``).
 
     Args:
         loop: ``SyncLoop``.
@@ -33,7 +34,7 @@ class SyncCheckpointer:
         self.wait = self.waited = 1
 
     def stepped(self, epoch: int, batch: int) -> None:
-        """So many batches of the epoch are done: leave the state, if it is time."""
+        """Save the state if a checkpoint is due after ``batch`` batches of the epoch."""
         each = self.rule.get("batches")
         if each is not None and batch % each == 0:
             self.leave(epoch, batch)
@@ -45,24 +46,27 @@ class SyncCheckpointer:
                     self.leave(epoch, batch, asked=asked)
 
     def due(self, batch: int) -> bool:
-        """Tell whether ``stepped`` may leave the state after so many batches; the same on all ranks."""
+        """Return whether ``stepped`` may save the state after ``batch`` batches. The result is equal on all ranks."""
         each = self.rule.get("batches")
         by_clock = bool(self.asks or self.seconds) and self.wait <= 1
         return by_clock or (each is not None and batch % each == 0)
 
     def ended(self, epoch: int, over: bool) -> None:
-        """An epoch is done, and its callbacks have run: leave the state, if it is time.
+        """Save the state at an epoch's end, after its callbacks, if a checkpoint is due.
 
         Args:
-            epoch: which.
-            over: whether a callback has ended the training.
+            epoch: the epoch that has ended.
+            over: whether a callback has ended training.
         """
         due, asked = self.look() if self.asks or self.seconds else (False, False)
         if due or asked or over or not self.seconds or epoch + 1 == self.run.job.epochs:
             self.leave(epoch + 1, 0, over, asked)
 
     def look(self) -> tuple[bool, bool]:
-        """All tell each other: whether rank 0's clock says that it is time, and whether anyone was asked to end."""
+        """Return whether a checkpoint is due by rank 0's clock, and whether any rank has a request to end training.
+
+        Collective: every rank must call it. Rank 0 also sets the number of steps until the next call.
+        """
         now, begun = time.monotonic(), time.thread_time()
         each = (now - self.looked) / self.waited
         self.looked = now
@@ -75,15 +79,15 @@ class SyncCheckpointer:
         return said[0][0], any(asked for _, asked, _ in said)
 
     def leave(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
-        """Leave the state of which training goes on with this batch of this epoch."""
+        """Save the state from which training resumes at this batch of this epoch."""
         self.saved, begun = time.monotonic(), time.thread_time()
-        if batch and self.run.group.size > 1:  # at an epoch's end they have just been compared
+        if batch and self.run.group.size > 1:  # at an epoch's end the ranks have just compared their weights
             self.loop.same(epoch, batch - 1)
         self.run.reporter.keep(self.part(epoch, batch, over), asked)
         self.run.tally.keeping += time.thread_time() - begun
 
     def part(self, epoch: int, batch: int, over: bool) -> Part:
-        """Return all that this rank holds, but for what rank 0 has too."""
+        """Return this rank's state, without the arrays that are equal on all ranks and saved by rank 0."""
         loop, run = self.loop, self.run
         facts, groups = replica_state.take(
             loop.replica, whole=not (loop.gradients and run.rank), ahead=bool(run.algorithm.momentum)
@@ -91,7 +95,7 @@ class SyncCheckpointer:
         if loop.meeting is not None and run.rank == 0:
             held = loop.meeting.state()
             groups["meeting"] = [held["centre"], held["seen"], *held["memory"]]
-            if not batch and loop.trial is not None:  # callbacks saw this center, and find it again after a resume
+            if not batch and loop.trial is not None:  # callbacks saw this center, so a resumed run shows it to them
                 groups["shown"] = [loop.trial]
         tally = run.counted()
         place = {
@@ -108,11 +112,11 @@ class SyncCheckpointer:
 
     @staticmethod
     def go_on(loop: Any, part: Part, rate: float | None) -> None:
-        """Go on from a part.
+        """Resume from a saved state.
 
         Args:
-            loop: ``SyncLoop``, at its beginning.
-            part: what this rank left.
+            loop: ``SyncLoop``, before its first epoch.
+            part: this rank's state.
             rate: the learning rate that callbacks have set since, or None.
         """
         facts, groups = part

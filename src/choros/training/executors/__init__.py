@@ -1,1 +1,1 @@
-"""Executors of a fit: local workers, remote ranks, a job that runs already."""
+"""Executors of a fit: on local workers, on ranks that a launcher starts, and inside a running job."""

@@ -1,9 +1,9 @@
-"""Two pipes by which rank 0 reports the logs of each batch to the caller's process, and learns that it may go on.
+"""A fast channel of two pipes between rank 0 and the caller: logs of each batch, and permission to continue.
 
-A frame over the socket costs both sides a tenth of a millisecond of JSON and system calls. With callbacks of each batch
-that is paid in every step. Nearly all batches have logs of the same names and are answered by "go on", so their numbers
-travel as one record of a pipe and the answer as one byte. All else goes over the socket: the first logs, which bring
-the names, logs of other names, orders, and requests for weights.
+A message over the socket costs both sides a tenth of a millisecond of JSON and system calls. With batch hooks, every
+step pays this. Nearly all batches have logs of the same names, and the reply is "continue". So their numbers are sent
+as one record through a pipe, and the reply is one byte. All other messages use the socket: the first logs, which bring
+the names, logs of other names, control messages, and requests for weights.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from choros.launch.process.worker_connection import WorkerConnection
 
 Logs = dict[str, float]
 
-_MOST = 256  # numbers in a record: fewer bytes than a pipe takes whole (PIPE_BUF is 512 or more, 4096 on Linux)
+_MOST = 256  # most numbers in a record: 2048 bytes, which Linux writes to a pipe atomically (PIPE_BUF is 4096)
 _GO_ON = b"\x00"
 
 
 class BatchLine:
-    """The end of the caller's process.
+    """The caller's end of the batch channel.
 
     Attributes:
-        records: int. The descriptor that is readable when a record has come.
-        names: tuple of str. The names of the logs that came last; the worker keeps the same ones.
+        records: int. The descriptor that is readable when a record has arrived.
+        names: tuple of str. The names of the last logs from the socket. The worker holds the same names.
 
     Example:
         >>> line = BatchLine()
@@ -43,36 +43,36 @@ class BatchLine:
 
     @property
     def fds(self) -> list[int]:
-        """The worker's ends, which it gets copies of."""
+        """The worker's two descriptors, of which it gets copies: for records, and for replies."""
         return [self._write_record, self._read_answer]
 
     def learn(self, logs: Logs) -> None:
-        """Take the names of logs that came over the socket, as ``WorkerBatchLine.report`` does."""
+        """Store the names of logs from the socket, as ``WorkerBatchLine.report`` does on the other side."""
         self.names = tuple(logs)
         self._format = _format(len(self.names))
 
     def read(self) -> tuple[int, int, Logs]:
-        """Return the record that has come: epoch, batch and logs."""
+        """Return the epoch, the batch and the logs of the next record."""
         epoch, step, *values = self._format.unpack(os.read(self.records, self._format.size))
         return int(epoch), int(step), dict(zip(self.names, values, strict=True))
 
     def go_on(self) -> None:
-        """Answer that callbacks have decided nothing."""
+        """Send the reply "continue": callbacks have changed nothing."""
         os.write(self._answers, _GO_ON)
 
     def close(self) -> None:
-        """Close all four ends; the worker has its own copies."""
+        """Close all four ends. The worker's copies stay open."""
         for end in (self.records, self._write_record, self._read_answer, self._answers):
             with suppress(OSError):
                 os.close(end)
 
 
 class WorkerBatchLine:
-    """The end of rank 0.
+    """Rank 0's end of the batch channel.
 
     Args:
-        link: WorkerConnection. The connection with the caller's process.
-        fds: two descriptors, as ``BatchLine.fds`` has them; closed by ``close``.
+        link: WorkerConnection. The socket connection with the caller.
+        fds: the two descriptors of ``BatchLine.fds``. ``close`` closes them.
     """
 
     def __init__(self, link: WorkerConnection, fds: list[int]) -> None:
@@ -85,7 +85,7 @@ class WorkerBatchLine:
         self._poll.register(link.fileno(), select.POLLIN)
 
     def report(self, epoch: int, step: int, logs: Logs) -> bool:
-        """Send a record; False where these logs have to go over the socket, which teaches both ends their names."""
+        """Send a record. Return False if these logs must be sent over the socket, for example if a name is new."""
         names, floats = tuple(logs), set(map(type, logs.values())) == {float}
         if names != self._names:
             self._names = names if len(names) + 2 <= _MOST and floats else ()
@@ -97,9 +97,9 @@ class WorkerBatchLine:
         return True
 
     def may_go_on(self) -> bool:
-        """Wait for an answer; False where it comes over the socket."""
+        """Wait for the reply. Return True for "continue", False if the reply arrives over the socket."""
         while not self._link.pending:
-            with suppress(BlockingIOError):  # it mostly has come, while gradients were calculated
+            with suppress(BlockingIOError):  # usually the reply has arrived while gradients were calculated
                 if os.read(self._answers, 1):
                     return True
             self._poll.poll()
@@ -108,11 +108,11 @@ class WorkerBatchLine:
         return False
 
     def close(self) -> None:
-        """Close this process' copies."""
+        """Close the descriptors of this process."""
         os.close(self._records)
         os.close(self._answers)
 
 
 def _format(count: int) -> struct.Struct:
-    """Return the layout of a record of so many numbers, behind its epoch and its batch."""
+    """Return the layout of a record: epoch, batch and ``count`` numbers, all float64."""
     return struct.Struct(f"={2 + count}d")

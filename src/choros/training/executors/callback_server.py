@@ -1,4 +1,4 @@
-"""The line by which rank 0, elsewhere, reaches the callbacks of the process that called ``fit``."""
+"""The caller's server for ranks that a launcher started: it runs the callbacks for rank 0, and serves all ranks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ Told = tuple[dict[str, Any], list[Any]]
 
 
 class CallbackServer(ABC):
-    """The caller's end. Ranks are spoken with in threads; what is for the callbacks waits for ``next`` and ``obey``.
+    """The caller's end of the connections with ranks. One thread serves each connection.
+
+    Callbacks run in the thread that called ``fit``, which takes events from a queue (``next``, ``obey``).
 
     Args:
-        model: the given model.
+        model: the model given to the Trainer.
         job: FitConfig.
-        conductor: of the callbacks.
+        conductor: CallbackRunner.
 
     Attributes:
-        latest: list. The weights that came last, as ``shown`` made them.
-        hosts: dict. The hosts of the ranks that have come.
+        latest: list. The last weights received, as ``shown`` returns them.
+        hosts: dict. By rank, the hosts of the ranks that have connected.
         begun: bool. Whether training has begun.
     """
 
@@ -47,15 +49,16 @@ class CallbackServer(ABC):
         self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = queue.Queue()
         self.begun = False
         self._later: deque[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = deque()
-        self._asking: queue.Queue[Told | None] | None = None  # rank 0's, where it can be asked for its weights
+        # The reply queue of rank 0, while it waits and can send its weights.
+        self._asking: queue.Queue[Told | None] | None = None
         conductor.fetch = self.fetch
 
     def fetch(self, epoch: int | None) -> None:
-        """Bring into the model the weights that came last; in the middle of an epoch rank 0 is asked for them.
+        """Load the last received weights into the model. Within an epoch (None), request them from rank 0 first.
 
         Raises:
-            PeerLostError: it has gone.
-            CommTimeoutError: it does not answer.
+            PeerLostError: rank 0 has ended.
+            CommTimeoutError: rank 0 does not reply.
         """
         if epoch is None and self._asking is not None:
             self._asking.put(({"show": True}, []))
@@ -76,7 +79,12 @@ class CallbackServer(ABC):
 
     @contextmanager
     def opened(self, network: str, here: bool) -> Iterator[dict[str, Any]]:
-        """Let ranks in, some of them on this host or not; gives what they need to come: place, secret and timeout."""
+        """Accept connections of ranks within this context. Yield what they need to connect: place, secret, timeout.
+
+        Args:
+            network: the network to listen on, as in ``Trainer``; empty for the default.
+            here: whether some of the ranks run on this host.
+        """
         secret = secrets.token_bytes(32)
         self.hosts, self._came = {}, queue.Queue()
         with AuthListener(head_address(network, here), secret) as door:
@@ -104,7 +112,7 @@ class CallbackServer(ABC):
                 return self.tell(head["ask"], rank)
             back: queue.Queue[Told | None] = queue.Queue()
             came.put((rank, head, [np.array(array) for array in arrays], back))
-            if came is not self._came:  # nobody reads these any more
+            if came is not self._came:  # no code reads this queue any more
                 self._dismiss(came)
             try:
                 told = back.get(timeout=threading.TIMEOUT_MAX)
@@ -119,7 +127,7 @@ class CallbackServer(ABC):
             came.put((rank, {"event": "gone"}, [], queue.Queue()))
 
     def dismiss(self) -> None:
-        """Answer no rank any more: those that wait for an answer, or ask later, hear that the run has ended."""
+        """Stop replying to ranks: waiting and later requests fail with the error that the run has ended."""
         came, self._came = self._came, queue.Queue()
         while self._later:
             self._later.popleft()[3].put(None)
@@ -134,14 +142,19 @@ class CallbackServer(ABC):
 
     @abstractmethod
     def tell(self, what: str, rank: int) -> Told:
-        """Answer what a rank asks for before it trains."""
+        """Return the reply to a request of a rank outside of callbacks, such as for its job.
+
+        Args:
+            what: the name of the request.
+            rank: the rank that sent it.
+        """
 
     def heard(self, rank: int, text: str) -> None:
-        """Show a line that a rank printed."""
+        """Print a line of a rank's output, with its rank."""
         print(f"[{rank}] {text}", flush=True)
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
-        """Return what a rank says next: its number, what, arrays, and where to answer; None where none does."""
+        """Return the next event: rank, metadata, arrays, queue for the reply. Return None after ``timeout`` seconds."""
         return self._later.popleft() if self._later else self._hear(timeout)
 
     def _hear(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
@@ -151,12 +164,12 @@ class CallbackServer(ABC):
             return None
 
     def obey(self, head: dict[str, Any], arrays: list[Any], back: queue.Queue[Told | None]) -> None:
-        """Run the callbacks of an event, and answer what they decided.
+        """Run the callbacks of an event, and reply with the control message.
 
         Args:
-            head: what has happened.
-            arrays: the weights, if they came along.
-            back: where rank 0 waits for the answer.
+            head: the event.
+            arrays: the weights, if the event includes them.
+            back: the queue on which rank 0's thread waits for the reply.
         """
         self.latest = arrays or self.latest
         if head["event"] == "begin":
@@ -172,7 +185,7 @@ class CallbackServer(ABC):
         back.put((told, shown(self.model) if orders.variables else []))
 
     def last(self) -> list[Any]:
-        """Return the last weights that came, else the given ones: those of ``model.trainable_variables``."""
+        """Return the values of ``model.trainable_variables`` in the last received weights, else in the given ones."""
         if not self.latest:
             return to_host(self.model.trainable_variables)
         before = shown(self.model)

@@ -1,4 +1,4 @@
-"""The seam between ``Trainer`` and the processes that train: one ``Executor`` for each place where ranks run."""
+"""The interface between ``Trainer`` and the processes that train: one ``Executor`` for each way to run ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class FitResult:
 
 
 class Executor(Protocol):
-    """Runs the fits of one ``Trainer``.
+    """The interface to the processes that run the fits of one ``Trainer``.
 
     Attributes:
-        packs_model: bool. Whether ``FitRequest.written`` must hold the model, as the ranks are other processes.
+        packs_model: bool. Whether ``FitRequest.written`` must hold the model, because the ranks are other processes.
         remote_members: bool. Whether the members of an Ensemble run copies of the callbacks in processes elsewhere.
     """
 
@@ -49,7 +49,7 @@ class Executor(Protocol):
 
 @runtime_checkable
 class ExecutorLauncher(Protocol):
-    """A launcher with an executor of its own, as ``choros.Spark``; the others start ranks for ``RemoteExecutor``."""
+    """A launcher with an executor, such as ``choros.Spark``. Other launchers start ranks for ``RemoteExecutor``."""
 
     def executor(self, preferences: LaunchPreferences) -> Executor:
         """Return the executor."""

@@ -1,8 +1,7 @@
-"""A Trainer inside a job: the ranks were started by ``choros run`` (or a scheduler), and each joins as what it is.
+"""A Trainer inside a job: ``choros run`` or a scheduler has started the ranks, and each process joins as its rank.
 
-Nothing is started. Every rank runs the same script with the same model; rank 0's weights are the ones that count, and
-rank 0 drives the callbacks. Ranks of one host meet in its memory, and those of several as
-``training/worker/comm_setup.py`` says.
+This module starts no process. Every rank runs the same script with the same model. All ranks take the weights of rank
+0, which runs the callbacks. ``training/worker/comm_setup.py`` connects the ranks, by shared memory on one host.
 """
 
 from __future__ import annotations
@@ -50,42 +49,45 @@ from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import met_in, rank_devices
 from choros.types import Array
 
-_STALL = 60.0  # seconds after which a rank that waits for another one says so
+_STALL = 60.0  # seconds of waiting for another rank, after which a rank warns
 _CALLBACKS = 7 * 86400.0  # seconds that ranks wait for callbacks at an epoch's end, or for slower ranks that make steps
-_LOOK = 0.05  # seconds between two looks of rank 0 at what other ranks have left for it
-_REST = 5.0  # seconds without a step of any rank of this host, after which rank 0 waits for all as the others do
+_LOOK = 0.05  # seconds between two polls by rank 0 of the other ranks' epoch logs
+_REST = 5.0  # seconds without a heartbeat of any rank, after which rank 0 waits in the barrier as the others do
 RankResult = tuple[list[WorkerStats], list[tuple[float, int, float]], str]  # see ``run``
 
 
 class InJobCallbackChannel:
-    """Rank 0 runs the user's callbacks and tells the others what they decided; every rank keeps the history."""
+    """The channel to callbacks inside a job. Rank 0 runs them, and sends control messages to the other ranks.
+
+    Every rank keeps the history.
+    """
 
     def __init__(
         self, run: WorkerContext, conductor: CallbackRunner, base: Group, mail: Any, saver: CheckpointManager
     ) -> None:
         self.saver = saver
-        self.keeper: AsyncCheckpointer | None = None  # rank 0's, of the centre
-        self.resting: QuiesceClient | None = None  # another rank's, where the centre is between hosts
+        self.keeper: AsyncCheckpointer | None = None  # on rank 0, saves the center
+        self.resting: QuiesceClient | None = None  # on other ranks, if the center is divided among hosts
         self.hangs: JobHangs | None = None  # of asynchronous ranks
         self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
-        self.held: Held | None = None  # what this rank trains, while callbacks have the model
-        self.metrics: list[Array] = []  # likewise what its metrics hold
-        self.show: Show | None = None  # writes the weights of the middle of an epoch
-        self.set: list[Array] = []  # rank 0's variables as the callbacks left them
-        self.orders = TrainerControl()  # what the callbacks of the last batch decided
+        self.held: Held | None = None  # a copy of this rank's training state, while callbacks use the model
+        self.metrics: list[Array] = []  # likewise the values of its metrics' variables
+        self.show: Show | None = None  # writes the weights within an epoch
+        self.set: list[Array] = []  # rank 0's variables after the callbacks
+        self.orders = TrainerControl()  # the control message of the last batch's callbacks
         self.looked = 0.0
-        self.ended = EpochOptimizerStates()  # what rank 0's optimizer held at epochs' ends
+        self.ended = EpochOptimizerStates()  # rank 0's optimizer state at epochs' ends
 
     def begin(self) -> TrainerControl:
-        """All are ready: training begins."""
+        """Run the callbacks for the beginning of training, and return rank 0's control message."""
         with self.aside():
             orders = self.conductor.begin(self.run.job.initial_epoch)
         return self.spread_orders(orders)
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
-        """Rank 0 has done a step; together, where callbacks want each, all do what they decide."""
+        """Run the callbacks of rank 0's step. With batch hooks, all synchronous ranks take the control message."""
         orders = TrainerControl()
         if logs is not None:
             self.done(epoch, step, logs, show)
@@ -105,15 +107,15 @@ class InJobCallbackChannel:
         self.show = None
 
     def decided(self, show: Show) -> TrainerControl:
-        """Return what they decided."""
+        """Return the control message of the callbacks that ``done`` ran."""
         return self.orders
 
     def spread_orders(self, orders: TrainerControl) -> TrainerControl:
-        """Take rank 0's orders, and return them."""
+        """Broadcast rank 0's control message, apply its variables, and return it. Collective."""
         return self.obey(self.spread([vars(orders), None])[0])
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
-        """An epoch has ended: together all wait for the orders, alone the logs are left for all to read."""
+        """Report the end of an epoch: if synchronous, wait for the control message; else write the logs for rank 0."""
         if not self.together:
             if logs is not None:
                 self.mail.leave(epoch, logs, seconds, held)
@@ -129,7 +131,7 @@ class InJobCallbackChannel:
         return self.obey(told)
 
     def record(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> TrainerControl:
-        """Keep an epoch's loss, and run the callbacks of its end."""
+        """Record an epoch's loss, and run the callbacks of its end."""
         if "loss" in logs:
             self.losses.append((seconds, epoch, logs["loss"]))
         with self.aside():
@@ -137,10 +139,12 @@ class InJobCallbackChannel:
 
     @contextmanager
     def aside(self, lazy: bool = False) -> Iterator[None]:
-        """Let callbacks have the model, which is this rank's own too: keep what they set, and put back what was.
+        """Lend the model to callbacks within this context, because rank 0 also trains with it.
+
+        At the end, store the variables that the callbacks have set, and restore this rank's training state.
 
         Args:
-            lazy: whether they may leave it alone; then it is held when they touch it.
+            lazy: whether to copy the training state only when a callback touches the model.
         """
         if not (self.lead and self.conductor.user):
             yield
@@ -163,18 +167,19 @@ class InJobCallbackChannel:
         import keras
 
         self.held = self.run.hold()
-        if keras.backend.backend() != "jax":  # there a replica keeps them outside of the model, whose arrays are gone
+        # On JAX the replica holds the metrics' values outside of the model, whose own arrays are no longer valid.
+        if keras.backend.backend() != "jax":
             self.metrics = to_host(self.run.replica.model.metrics_variables)
 
     def fetching(self) -> None:
-        """Callbacks are about to touch the model: hold what this rank trains, and write the weights for them."""
+        """Copy this rank's training state and write the weights, before callbacks touch the model."""
         if self.held is None:
             self._hold()
             if self.show is not None:
                 self.conductor.show_metrics(self.show())
 
     def command(self, orders: TrainerControl) -> None:
-        """Give rank 0's orders to those who wait for nobody."""
+        """Publish rank 0's control message for asynchronous ranks. New weights replace the center."""
         if orders.weights and self.run.centre is not None:
             with self.run.aside():
                 self.run.take(self.set, orders)
@@ -182,7 +187,7 @@ class InJobCallbackChannel:
         self.run.board.order(orders, self.conductor.epoch)
 
     def read_mail(self) -> None:
-        """Run the callbacks of epochs whose logs have come."""
+        """Record the epochs whose logs have arrived, and run their callbacks on rank 0."""
         for epoch, logs, seconds, held in self.mail.take():
             orders = self.record(epoch, logs, seconds, held)
             if self.lead:
@@ -192,10 +197,10 @@ class InJobCallbackChannel:
                     self.keeper.ended()
 
     def keep(self, part: Part, asked: bool) -> None:
-        """Bring each rank's state to rank 0, and to no other; where somebody asked for the end, end when written.
+        """Collect the states of all ranks on rank 0. Collective. If the end is requested, end after they are written.
 
         Raises:
-            SystemExit: on every rank, if asked.
+            SystemExit: on every rank, if ``asked``.
         """
         group = self.run.group
         parts = collect(group, packed(part))
@@ -208,12 +213,16 @@ class InJobCallbackChannel:
             raise Leaving(code)
 
     def optimizer(self, part: Part) -> None:
-        """Rank 0 holds the caller's model itself: it keeps what callbacks are to see of an epoch's end."""
+        """Hold rank 0's optimizer state of an epoch's end for callbacks, which run in this process."""
         epoch = part[0]["epoch"]
         self.ended.put(0, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
 
     def look(self) -> None:
-        """Rank 0 runs the callbacks of epochs that have ended: whoever ended one last has only left its logs."""
+        """Poll, on an asynchronous rank, at most every 0.05 seconds.
+
+        Rank 0 runs the callbacks of ended epochs, because the rank that ends an epoch only writes its logs. It also
+        checks for hangs and saves due checkpoints. The other ranks join a pause. All ranks end on a request to end.
+        """
         if self.together or time.monotonic() - self.looked <= _LOOK:
             return
         self.looked = time.monotonic()
@@ -225,7 +234,7 @@ class InJobCallbackChannel:
             self.keeper.look()
             if self.run.board.asked:
                 self.keeper.keep(asked=True)
-                code = self.saver.leave().code
+                code = self.saver.leave().code  # first writes the state: no rank may end before
                 self.run.board.leave_with(code if isinstance(code, int) else 1)
                 self.keeper.let_go()
         if self.resting is not None:
@@ -233,10 +242,10 @@ class InJobCallbackChannel:
         self.leave()
 
     def leave(self) -> None:
-        """End this process, where all that wait for nobody are to.
+        """End this process if all asynchronous ranks must end.
 
         Raises:
-            SystemExit: they are.
+            SystemExit: the control block has an exit code.
         """
         code = self.run.board.code if self.saver.checkpoint is not None else None
         if code is not None:
@@ -245,10 +254,13 @@ class InJobCallbackChannel:
             raise Leaving(code)
 
     def see_out(self) -> None:
-        """Rank 0 has done its steps: run the callbacks of the epochs that others end, until all have ended or rest."""
+        """Run the callbacks of epochs that other ranks end, after rank 0's last step.
+
+        Return when all epochs have ended, or when the heartbeats have stopped for some time.
+        """
         moved, beats, job = time.monotonic(), b"", self.run.job
         while not self.run.board.stopped and self.conductor.epoch is not None:
-            room = self.conductor.epoch + SLOTS >= job.epochs  # no other rank will have to wait for callbacks
+            room = self.conductor.epoch + SLOTS >= job.epochs  # then no other rank has to wait for callbacks
             if time.monotonic() - moved > (_REST if room else job.timeout):
                 break
             latest = self.run.board.beats().tobytes()
@@ -269,9 +281,9 @@ class InJobCallbackChannel:
             self.base.barrier()
 
     def spread(self, mine: list[Any]) -> list[Any]:
-        """Return what rank 0 says, after its callbacks, which may take as long as they like.
+        """Return rank 0's values. Collective. Other ranks wait for up to seven days, because callbacks may be slow.
 
-        Its death is noticed at once. Callbacks that never return are not: a warning says which rank is waited for.
+        The death of rank 0 is noticed at once. Callbacks that never return only cause a warning, which names the rank.
         """
         group = self.run.group if self.together else self.base
         with _patient(group):
@@ -279,7 +291,7 @@ class InJobCallbackChannel:
         return said
 
     def obey(self, told: dict[str, Any]) -> TrainerControl:
-        """Take the variables that rank 0's orders are about, and return the orders, of which the loop does the rest."""
+        """Take the new variables of rank 0's control message, and return the message. The loop applies the rest."""
         orders = TrainerControl(**told)
         if orders.variables:
             group = self.run.group if self.together else self.base
@@ -294,7 +306,7 @@ class InJobCallbackChannel:
 
 @contextmanager
 def _patient(group: Group) -> Iterator[None]:
-    """Let waits in a group last as long as callbacks may take."""
+    """Raise the timeout of a group within this context, because callbacks may be slow."""
     before, group.timeout = group.timeout, _CALLBACKS
     try:
         yield
@@ -303,23 +315,27 @@ def _patient(group: Group) -> Iterator[None]:
 
 
 def fit(plan: FitRequest, rank: int, replica: Replica | None = None) -> RunRecord:
-    """Train as one rank of a job; every rank ends with the same weights in its model, and the record of the run.
+    """Train as one rank of a job. Every rank ends with the same weights in its model, and returns the run's record.
 
     Args:
-        plan: what this rank was asked for.
+        plan: the request.
         rank: int.
-        replica: what a job of one rank trains with, kept by the caller; None makes it.
+        replica: a built replica for a job of one rank, which the caller keeps. None builds one.
     """
     tallies, losses, met = run(plan, rank, replica)
     return RunRecord.of(plan.algorithm, plan.job.mode, tallies, 0.0, losses, met)
 
 
 def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResult:
-    """Train as ``fit``; returns what each rank did, (seconds, epoch, loss) of each epoch, and what they met in."""
+    """Train as ``fit`` does.
+
+    Returns:
+        The counts of each rank, (seconds, epoch, loss) of each epoch, and the means of exchange.
+    """
     saver = plan.saver or CheckpointManager(None)
     base, job = _join(plan, rank)
     state = None
-    if saver.latest is not None:  # an asynchronous rank takes the optimizer's state of rank 0
+    if saver.latest is not None:  # in a job only rank 0's optimizer state is saved if asynchronous
         state = saver.latest.parts.get(0) if job.alone else saver.latest.of_rank(rank)
 
     def connect(replica: Replica) -> CommHandles:
@@ -366,7 +382,7 @@ def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
 
 
 def _keep_states(reporter: InJobCallbackChannel, centre: Any) -> None:
-    """Have rank 0 write checkpoints of the center; begin at the latest one, where there is one."""
+    """Set up checkpoints of the center by rank 0, and load the latest one if there is one. Collective."""
     context, saver = reporter.run, reporter.saver
     between = not isinstance(centre, SharedMemoryParameterServer)
     if context.rank == 0:
@@ -384,7 +400,7 @@ def _keep_states(reporter: InJobCallbackChannel, centre: Any) -> None:
 
 
 def _fetch(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array], epoch: int | None) -> None:
-    """Bring the weights of an epoch's end into the model for callbacks, or the latest ones for None."""
+    """Load the weights of an epoch's end, or the latest ones for None, into the model for callbacks."""
     context = reporter.run
     reporter.fetching()
     if context.centre is not None:
@@ -400,7 +416,7 @@ def _fetch(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Arr
 
 
 def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
-    """Wait until all ranks have trained; rank 0 runs callbacks meanwhile."""
+    """Wait until all ranks have trained. Rank 0 runs callbacks until then."""
     if reporter.resting is not None:
         reporter.resting.done()
     if reporter.run.job.alone and reporter.lead:
@@ -413,7 +429,7 @@ def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
 
 
 def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array]) -> list[WorkerStats]:
-    """Leave the trained weights and the history in every rank; return the tallies of all ranks."""
+    """Set the trained weights and the history in every rank; return the counts of all ranks. Collective."""
     context, base, saver = reporter.run, reporter.base, reporter.saver
     replica, centre = context.replica, context.centre
     if centre is not None:
@@ -428,12 +444,12 @@ def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array
         if replica.averages:
             replica.set_average(mean_average(replica, base, context.tally.rows))
             replica.finish()
-        if (rate := context.board.rate()) is not None:  # of callbacks that ran after this rank's last exchange
+        if (rate := context.board.rate()) is not None:  # set by callbacks after this rank's last exchange
             replica.learning_rate = rate
     for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
         variable.assign(value)
     code = _ending(reporter.conductor)
-    for variable in model_variables(model):  # a callback may have set them at the end
+    for variable in model_variables(model):  # a callback may have set them in on_train_end
         variable.assign(base.broadcast(np.array(to_host([variable])[0])))
     _share_history(base, reporter.conductor)
     if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
@@ -442,12 +458,12 @@ def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array
 
 
 class Leaving(SystemExit):
-    """All ranks end, as somebody asked them to, with all that was learnt saved."""
+    """The requested end of all ranks, after the state was saved."""
 
 
 @contextmanager
 def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
-    """Have a rank that ends in the middle of training by ``sys.exit`` end as one that fails: others wait for it."""
+    """Treat ``sys.exit`` within this context as a failure of the rank, because the other ranks wait for it."""
     try:
         yield
     except Leaving:
@@ -459,12 +475,12 @@ def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
             file=sys.stderr,
             flush=True,
         )
-        sys.excepthook(SystemExit, ending, ending.__traceback__)  # Python would not
+        sys.excepthook(SystemExit, ending, ending.__traceback__)  # Python does not call it for SystemExit
         raise
 
 
 def _ending(conductor: CallbackRunner) -> int | None:
-    """Run the last callbacks; return the code with which one of them ends this process, for all ranks to do alike."""
+    """Run the last callbacks. If one of them raises ``SystemExit``, return its code, so that all ranks end with it."""
     try:
         conductor.end()
     except SystemExit as ending:
@@ -473,7 +489,7 @@ def _ending(conductor: CallbackRunner) -> int | None:
 
 
 def _share_history(base: Group, conductor: Any) -> None:
-    """Give every rank rank 0's history: its callbacks may have stopped, or added to the logs."""
+    """Copy rank 0's history to every rank, because its callbacks may have stopped training or added logs."""
     own = getattr(conductor, "history", None)
     said = json.dumps(None if own is None else [own.epoch, own.history], default=float)
     told = json.loads(base.gather(said.encode())[0])
@@ -482,7 +498,7 @@ def _share_history(base: Group, conductor: Any) -> None:
 
 
 def decode_together(group: Group, source: Any) -> None:
-    """Give all ranks of a host what the first of them has decoded of files, and decodes."""
+    """Share decoded files among the ranks of a host: the first rank's cache is used by all. Collective."""
     source = getattr(source, "inner", source)
     files = isinstance(source, FileSource)
     said = group.gather(source.spill.path.encode() if files else b"")

@@ -1,4 +1,4 @@
-"""The caller's side of a run on worker processes: send the job, follow it, bring the result home."""
+"""The caller's side of a run on local workers: send the job, process the workers' events, collect the result."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from choros.types import Array
 
 # Errors that only report another rank's failure.
 _SECOND_HAND = ("choros.errors.PeerLostError", "choros.errors.CommTimeoutError")
-_LOOK = 0.25  # seconds between two looks at heartbeats while records of batches come
+_LOOK = 0.25  # seconds between two polls of the heartbeats while records of batches arrive
 
 
 class LocalRun:
     """One fit on local workers. ``run`` is called once.
 
     Args:
-        plan: what to do, its job knowing where the parts of its sources are.
+        plan: FitRequest, whose job describes its sources.
         cargo: FitPayload.
         pool: WorkerPool with at least ``job.workers`` workers.
-        restarts: how often failed workers may be started again.
+        restarts: int. Number of restarts after failures. Defaults to 0.
     """
 
     def __init__(self, plan: FitRequest, cargo: FitPayload, pool: WorkerPool, restarts: int = 0) -> None:
@@ -70,27 +70,27 @@ class LocalRun:
         self.stream = plan.source if isinstance(plan.source, StreamSource) else None
         self.members: dict[int, tuple[float, list[Array]]] = {}
         self.losses: dict[int, tuple[float, int, float]] = {}
-        self.slots: dict[int, list[Array]] = {}  # by rank, of asynchronous ones: their optimizers' variables
+        self.slots: dict[int, list[Array]] = {}  # by asynchronous rank: its optimizer variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
-        self.ended = EpochOptimizerStates()  # the slots and averages, as they were at epochs' ends
-        self.goes_on = False  # from a checkpoint
+        self.ended = EpochOptimizerStates()  # the slots and averages at epochs' ends
+        self.goes_on = False  # True if it resumes from a saved state
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
         self.mender = RestartPolicy(restarts, plan.job.workers)
         self.given: list[Array] = []
-        self.kept = False  # whether ``given`` stays as it is when the model changes
+        self.kept = False  # whether ``given`` is unaffected by changes of the model
         self.nurse: AsyncSupervisor | None = None
-        self.hangs: Hangs | None = None  # where workers do not wait for each other
+        self.hangs: Hangs | None = None  # if workers do not wait for each other
         self.ready: set[int] = set()
-        self.tallies: dict[int, WorkerStats] = {}  # of ranks that have done their work
+        self.tallies: dict[int, WorkerStats] = {}  # of ranks that have finished
         self.begun_training = False
-        self.receiving = 0.0  # time of this thread when it began to receive the last event
-        self.asking: int | None = None  # the rank that waits for what callbacks of a batch decide
-        self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events that came while weights were fetched
-        self.departed: list[tuple[int, dict[str, Any], Any]] = []  # deaths of workers whose work was done
+        self.receiving = 0.0  # CPU time of this thread when it began to receive the last event
+        self.asking: int | None = None  # the rank that waits for the control message after a batch
+        self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events received while weights were fetched
+        self.departed: list[tuple[int, dict[str, Any], Any]] = []  # deaths of workers that had finished
 
     # -- the segments
     def open(self) -> None:
-        """Make the segments: board, weights, data, and the group's or the centre's."""
+        """Create the segments: control block, weights, data, and that of the group or the center."""
         self.asking = None
         self.later.clear()
         self.departed.clear()
@@ -101,7 +101,7 @@ class LocalRun:
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         self.places = [place[id(variable)] for variable in optimizer_variables(self.model)]
         initial = [now[index] for index in self.places]
-        if job.alone:  # a rank's own are kept until it sends others, and on PyTorch a view changes with its variable
+        if job.alone:  # copied, because on PyTorch a view changes with its variable
             initial = [np.array(array) for array in initial]
         self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
         self.averages = self.saver.averages()
@@ -130,7 +130,7 @@ class LocalRun:
         self.best = Best(Best.create(self.weights.nbytes), self.weights.entries, self.board) if job.ensemble else None
 
     def close(self) -> None:
-        """Let the segments go."""
+        """Release the segments."""
         if self.line is not None:
             self.pool.unwatch(self.line.records)
         parts = (self.feeder, self.centre, self.snapshots, self.best, self.line, self.board, self.weights, self.data)
@@ -140,14 +140,14 @@ class LocalRun:
 
     # -- the run
     def run(self) -> RunRecord:
-        """Train; returns the record of the run, with the model trained.
+        """Train the model, and return the record of the run.
 
         Raises:
-            WorkerFailedError: a worker raised, died or hung.
+            WorkerFailedError: a worker raised, died or hung, and no restart was left.
         """
         with self.workers.lent(), self.saver.listening(self.ask):
             self.conductor.fetch = self.fetch
-            self.conductor.lazy.stays = True  # the workers have models of their own
+            self.conductor.lazy.stays = True  # no other code in this process uses the model: workers have copies
             while True:
                 try:
                     self.pool = self.mender.start(self.workers)
@@ -157,11 +157,11 @@ class LocalRun:
                         raise
 
     def ask(self) -> None:
-        """Have the workers leave their state, with which this process ends."""
+        """Request a checkpoint from the workers, after which this process ends."""
         self.board.ask()
 
     def again(self, error: WorkerFailedError) -> bool:
-        """After a failure: make all ready to go on from where they left their state; False where that cannot be."""
+        """Prepare a restart of all workers from the last saved state. Return False if no restart is possible."""
         if not self.mender.retry:
             return False
         self.saver.forget()
@@ -175,7 +175,7 @@ class LocalRun:
         try:
             self.send()
             tallies = self.follow()
-            self.given = []  # lets each value go when the trained one replaces it
+            self.given = []  # frees each given value when the trained one replaces it
             self.fetch()
             if self.averages:
                 assign_average(self.model, mean_of(self.averages), finalize=True)
@@ -183,7 +183,7 @@ class LocalRun:
             self.kill()
             self.fetch()
             raise
-        except SystemExit:  # asked to end
+        except SystemExit:  # the end was requested
             self.kill()
             self.fetch()
             self.conductor.end()
@@ -191,8 +191,8 @@ class LocalRun:
         except WorkerFailedError:
             if not self.mender.retry:
                 self.workers.kill()
-            for variable, value in zip(self.variables, self.given, strict=False):  # none where all workers have ended
-                variable.assign(value)  # callbacks may have seen later ones
+            for variable, value in zip(self.variables, self.given, strict=False):  # empty if all workers had finished
+                variable.assign(value)  # later weights may have been fetched for callbacks
             raise
         except BaseException:
             self.workers.kill()
@@ -210,7 +210,7 @@ class LocalRun:
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
     def kill(self) -> None:
-        """End the workers: none can be asked for weights any more."""
+        """Kill the workers. No weights can be requested from them any more."""
         self.workers.kill()
         self.asking = None
 
@@ -250,7 +250,7 @@ class LocalRun:
             self.feeder.start()
 
     def follow(self) -> list[WorkerStats]:
-        """Follow the run to its end: start all when all are ready, drive the callbacks, notice who fails or hangs."""
+        """Process events until all ranks have finished: start training, run callbacks, detect failures and hangs."""
         self.ready, self.tallies, self.begun_training = set(), {}, False
         beats, moved, looked = self.board.beats(), time.monotonic(), 0.0
         while len(self.tallies) < self.job.workers:
@@ -274,7 +274,7 @@ class LocalRun:
         return [self.tallies[rank] for rank in self.ranks]
 
     def look(self) -> None:
-        """Notice what comes without an event: a signal, an error of the stream's reader, a rank that hangs."""
+        """Check for conditions without an event: an error of a writer or reader thread, a request to end, a hang."""
         self.saver.look()
         if self.feeder is not None and self.feeder.error is not None:
             raise self.feeder.error
@@ -286,14 +286,14 @@ class LocalRun:
             self.hung(self.hangs.beats, self.job.timeout, late[0])
 
     def check_progress(self, beats: Array, moved: float) -> None:
-        """Fail where no rank has made a step, since the time ``moved``, for longer than ranks wait for each other."""
+        """Fail if no rank has made a step since the time ``moved``, for longer than ranks wait for each other."""
         starting = not beats.all() or (self.hangs is not None and self.hangs.starting)
         limit = self.job.first_timeout if starting else self.job.timeout
-        if time.monotonic() - moved > 1.1 * limit + 2.0:  # the ranks know better which of them hangs, and report first
+        if time.monotonic() - moved > 1.1 * limit + 2.0:  # later than the ranks' limit: they know which rank hangs
             self.hung(beats, limit)
 
     def handle(self, rank: int, message: dict[str, Any], blobs: Any) -> None:
-        """Do what an event of a worker asks for."""
+        """Process an event of a worker."""
         event = message["event"]
         if event in ("failed", "died"):
             self.handle_failure(rank, message, blobs)
@@ -316,14 +316,14 @@ class LocalRun:
                 self.members[rank] = (message["score"], [np.frombuffer(bytes(blob), np.uint8) for blob in blobs])
 
     def handle_failure(self, rank: int, message: dict[str, Any], blobs: Any) -> None:
-        """End the run, unless the worker had done its work or another one takes its place."""
-        if message["event"] == "died" and rank in self.tallies:  # a rank that still needs its process fails
+        """End the run, unless the worker had finished or is replaced."""
+        if message["event"] == "died" and rank in self.tallies:  # recorded: it may be the cause of a later failure
             self.departed.append((rank, message, blobs))
         elif rank in self.tallies or self.nurse is None or not self.nurse.revive(rank, message):
             self.fail(rank, message, self.tallies)
 
     def handle_ready(self, rank: int) -> None:
-        """Let training begin when all ranks are ready; a rank that was started again later begins at once."""
+        """Start training when all ranks are ready. A rank that is restarted later starts at once."""
         self.ready.add(rank)
         if self.begun_training:
             self.tell(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
@@ -341,10 +341,10 @@ class LocalRun:
             self.conductor.batch(message["epoch"], message["step"], message["logs"])
 
     def handle_epoch_end(self, message: dict[str, Any]) -> None:
-        """Run the callbacks of an epoch's end, and open the next epoch to asynchronous ranks."""
+        """Run the callbacks of an epoch's end, and open the next epoch for asynchronous ranks."""
         epoch, logs = message["epoch"], message["logs"]
         if self.job.alone and self.job.per_batch:
-            self.hear_of(epoch)  # rank 0's batches came before this, on another connection than the end of the epoch
+            self.hear_of(epoch)  # rank 0 has sent its batches already, but on another connection than this event
             for event in [each for each in self.later if each[1]["event"] == "batch" and each[1]["epoch"] <= epoch]:
                 self.later.remove(event)
                 self.handle(*event)
@@ -352,24 +352,24 @@ class LocalRun:
             self.losses[epoch] = (message["seconds"], epoch, logs["loss"])
         self.tell(self.conductor.epoch_end(epoch, logs, message["held"]))
         self.board.open(epoch + 1)
-        if self.hangs is not None:  # a rank that waited for these callbacks did not hang
+        if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
             self.hangs.forgive()
         if self.nurse is not None:
             self.nurse.ended()
 
     def record_comes(self) -> bool:
-        """Wait until there is a record to take, and nothing else to do."""
+        """Wait for a record, for at most 0.25 seconds. Return False if none arrived, or other events come first."""
         assert self.line is not None  # noqa: S101 - for the type checker
         return not self.later and self.pool.wait_for(self.line.records, _LOOK)
 
     def record(self) -> float:
-        """Take a record of rank 0's batch line; returns the time."""
-        assert self.line is not None  # noqa: S101 - only a line's records are such events
+        """Process a record of rank 0's batch channel; return the time."""
+        assert self.line is not None  # noqa: S101 - only a batch channel has such events
         self.batch(0, *self.line.read())
         return time.monotonic()
 
     def batch(self, rank: int, epoch: int, step: int, logs: dict[str, float]) -> None:
-        """Run the callbacks of a batch, and answer the rank that waits for what they decide."""
+        """Run the callbacks of a batch, and reply to the rank that waits for the control message."""
         self.asking = None if self.job.alone else rank
         orders = self.conductor.batch(epoch, step, logs)
         self.asking = None
@@ -384,7 +384,7 @@ class LocalRun:
         """Return the next event of any worker, or None.
 
         Raises:
-            PeerLostError: all workers have ended, and nothing is left to be told of them.
+            PeerLostError: all workers have ended, and all their events were returned.
         """
         if self.later:
             return self.later.popleft()
@@ -394,7 +394,7 @@ class LocalRun:
             return None
 
     def tell(self, orders: TrainerControl, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
-        """Give orders: to all who wait for them, and on the board for those who never wait."""
+        """Send a control message to waiting ranks; for asynchronous ranks publish it in the control block."""
         if orders.weights and self.job.ensemble and not everyone:
             raise InvalidInputError(
                 "A callback has set weights of an Ensemble, whose members never take any: set those that all are to "
@@ -411,16 +411,16 @@ class LocalRun:
             self.say(rank, {"orders": vars(orders)})
 
     def say(self, rank: int, message: dict[str, Any]) -> None:
-        """Send a worker a message; where it has ended, its ``died`` event says so, and nothing is raised here."""
+        """Send a worker a message. If it has ended, raise nothing, because its ``died`` event follows."""
         with suppress(PeerLostError):
             self.pool.send(rank, message)
 
     # -- weights
     def fetch(self, epoch: int | None = None) -> None:
-        """Bring weights and rank 0's optimizer variables into the given model.
+        """Load weights and rank 0's optimizer variables into the given model.
 
         Args:
-            epoch: int. Whose end it is: of workers that train alone, the center that was validated then. None is now.
+            epoch: int. If asynchronous, load the center that was validated at this epoch's end. None: the latest.
         """
         self.keep_given()
         if self.centre is not None:
@@ -445,9 +445,9 @@ class LocalRun:
         assign_views([self.variables[index] for index in places], [views[index] for index in places])
 
     def keep_given(self) -> None:
-        """Copy the weights that were given, where they lie in memory that the model is about to change.
+        """Copy the given weights if they share memory with the model, which is about to change (PyTorch).
 
-        Nobody writes the shared memory of frozen ones.
+        Frozen weights are not copied: the shared memory that holds them is never written.
         """
         if self.workers.backend != "torch" or self.kept or not self.given:
             return
@@ -456,7 +456,7 @@ class LocalRun:
         self.kept = True
 
     def show_best(self, best: Best, epoch: int | None) -> None:
-        """Bring into the given model what is kept of an Ensemble's best member; the learning rate stays."""
+        """Load the saved state of an Ensemble's best member into the given model, except the learning rate."""
         found = best.read(max(self.losses, default=None) if epoch is None else epoch) or best.read(None)
         rate = self.model.optimizer.learning_rate
         for variable, value in zip(self.variables, found or [], strict=found is not None):
@@ -464,10 +464,11 @@ class LocalRun:
                 variable.assign(value)
 
     def have_written(self, rank: int) -> None:
-        """Have a rank that waits for orders write its weights for the callbacks that touch them.
+        """Request the weights for callbacks from a rank that waits for a control message, and wait for them.
 
         Raises:
-            WorkerFailedError: it has failed.
+            WorkerFailedError: the rank has failed.
+            CommTimeoutError: the rank does not reply in time.
         """
         for who, event, _ in self.later:
             if who == rank and event["event"] in ("failed", "died"):
@@ -488,9 +489,9 @@ class LocalRun:
         )
 
     def hear_of(self, epoch: int) -> None:
-        """Take off the pipes what optimizers held at an epoch's end: all have sent it before they ended the epoch.
+        """Receive the optimizers' states of an epoch's end. Each rank has sent its state before it ended the epoch.
 
-        Where training goes on from a checkpoint, a rank may have ended that epoch in the run before.
+        If training resumes from a checkpoint, a rank may have ended that epoch in the earlier run.
         """
         wanted = self.ranks if averages_of(self.model.optimizer) else self.ranks[:1]
         limit = time.monotonic() + self.job.timeout
@@ -506,7 +507,7 @@ class LocalRun:
                 if time.monotonic() > limit:
                     return
                 continue
-            except PeerLostError:  # all have ended
+            except PeerLostError:  # all workers have ended
                 return
             if event["event"] == "optimizer":
                 self.take_optimizer(rank, *from_blobs(event["part"], blobs))
@@ -516,7 +517,7 @@ class LocalRun:
                 return
 
     def take_optimizer(self, rank: int, facts: dict[str, Any], groups: Groups) -> None:
-        """Take what an asynchronous worker's optimizer holds: see ``CallbackChannel.optimizer``."""
+        """Store the optimizer's state of an asynchronous worker; see ``CallbackChannel.optimizer``."""
         if groups["average"]:
             self.averages[rank] = (facts["rows"], np.array(groups["average"][0]))
         if groups["optimizer"]:
@@ -527,18 +528,18 @@ class LocalRun:
             self.ended.put(rank, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
 
     def slots_of(self, rank: int) -> Part:
-        """Return what a worker that trains alone left of its optimizers, with which it or its new process goes on."""
+        """Return an asynchronous worker's last optimizer state, for a checkpoint or for its new process."""
         rows, average = self.averages.get(rank, (0, None))
         return {"rows": rows}, {"optimizer": self.slots[rank], "average": [] if average is None else [average]}
 
     def read(self, centre: SharedMemoryParameterServer) -> tuple[Array, Array]:
-        """Return the centre as it is: the trainable vector and the moving statistics."""
+        """Return the current center: the trainable vector and the moving statistics."""
         trainable, others = flat_vectors(self.model)
         centre.read(trainable, others)
         return trainable, others
 
     def last(self) -> list[Array]:
-        """Return the last centre as a list of arrays in the order of ``model.trainable_variables``."""
+        """Return the last center as a list of arrays in the order of ``model.trainable_variables``."""
         if self.centre is not None:
             return split_vector(self.model, self.read(self.centre)[0])
         views = self.weights.views()
@@ -546,7 +547,7 @@ class LocalRun:
         return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
 
     def gather_members(self) -> list[Any]:
-        """Return an Ensemble's models, and give the best one's weights to the given model; [] for all others."""
+        """Return an Ensemble's models, and set the given model to the best one; [] for other algorithms."""
         if not self.members:
             return []
         scores, weights = zip(*(self.members[rank] for rank in self.ranks), strict=True)
@@ -554,21 +555,21 @@ class LocalRun:
 
     # -- failure
     def fail(self, rank: int, message: dict[str, Any], done: Iterable[int] = ()) -> None:
-        """End the run: give ranks that are not done a moment to leave the last center, then raise the first failure."""
+        """End the run: wait at most 5 seconds for unfinished ranks to write the last center, then raise the failure."""
         reason = f"rank {rank} failed"
-        if self.line is not None:  # nobody reads records any more
+        if self.line is not None:  # records are no longer read
             self.pool.unwatch(self.line.records)
         if self.meeting is not None and self.centre is None:
             SharedGroup.abort(self.meeting, reason)
         self.board.order(TrainerControl(stop=True))
         self.later.extend(self.departed)
         first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
-        gone -= {other for other, *_ in self.departed}  # their events are read again: one may be the cause
+        gone -= {other for other, *_ in self.departed}  # their events are read again, because one may be the cause
         died = {rank} if message["event"] == "died" else set()
         while len(gone) < self.job.workers and time.monotonic() < deadline:
             try:
                 found = self.next(0.2)
-            except PeerLostError:  # those that are missing had done their work before they ended
+            except PeerLostError:  # the remaining ranks had finished before they ended
                 break
             if found is None:
                 continue
@@ -586,7 +587,7 @@ class LocalRun:
         raise self.pool.failure(*first, weights=self.last())
 
     def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
-        """Raise for a rank, by default the one for which the others wait."""
+        """Raise for a hung rank, by default the one for which the others wait."""
         rank = hung_rank(beats, self.meeting if self.centre is None else None) if rank is None else rank
         self.mender.unfit = set(self.ranks)
         self.mender.judge({})

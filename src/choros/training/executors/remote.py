@@ -1,4 +1,4 @@
-"""The caller's side of a fit whose ranks a launcher starts: give them their work, run the callbacks, take the end."""
+"""The caller's side of a fit whose ranks a launcher starts: send the job, run the callbacks, collect the result."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from choros.training.payload import HOME, FitPayload, SharedCodeFolder, put, sho
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitRequest, WorkerStats
 
-_CAUSE = 5.0  # seconds in which the rank that failed first is heard of, after one that only lost it
-_ENDS = 10.0  # seconds that ranks take to end when they have done their work
-_SAID = 30  # lines that are kept of what the ranks print
-_POLL = 20.0  # seconds after which rank 0 is told that nobody has asked for the end yet
+_CAUSE = 5.0  # seconds to wait for the first failure after a report of a rank that only lost its peer
+_ENDS = 10.0  # seconds that finished ranks may take to end
+_SAID = 30  # number of lines kept of the ranks' output
+_POLL = 20.0  # seconds until the reply to rank 0 if the end is not requested; rank 0 then asks again
 
 
 class RemoteRun(CallbackServer):
     """One fit on ranks that a launcher starts. ``run`` is called once.
 
     Args:
-        plan: what to do, its job knowing where the parts of its sources are.
+        plan: FitRequest, whose job describes its sources.
         cargo: FitPayload.
-        launcher: what starts the ranks.
-        how: what is wished of it.
-        restarts: int. How often the ranks may be started again.
+        launcher: Launcher. Starts the ranks.
+        how: LaunchPreferences.
+        restarts: int. Number of restarts of all ranks. Defaults to 0.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class RemoteRun(CallbackServer):
         self.asked = threading.Event()
 
     def run(self) -> RunRecord:
-        """Train; returns the record of the run, with the model trained.
+        """Train the model, and return the record of the run.
 
         Raises:
-            WorkerFailedError: a rank raised, died or could not be started; the model is as it was.
+            WorkerFailedError: a rank raised, died or could not be started. The model is unchanged.
         """
         startup = time.perf_counter() - self.plan.begun
         with (
@@ -79,7 +79,7 @@ class RemoteRun(CallbackServer):
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
     def _attempt(self) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
-        """Start the ranks, and follow them to their end."""
+        """Start the ranks, and process their events until they end."""
         self.patience = 0.0
         with self.opened(self.how.network, self.launcher.here) as home:
             process = self.launcher.start(
@@ -92,28 +92,28 @@ class RemoteRun(CallbackServer):
                 put(self.model, self.latest)
                 raise
             except BaseException:
-                put(self.model, self.given)  # callbacks may have seen later ones
+                put(self.model, self.given)  # later weights may have been loaded for callbacks
                 raise
             finally:
                 self.dismiss()
                 process.end(self.patience)
 
     def again(self, error: WorkerFailedError) -> bool:
-        """Make ready to start all ranks again, from the last state; False where that cannot be."""
-        if not (self.mender.retry and self.hosts):  # a launcher that starts none will not do better
+        """Prepare a restart of all ranks from the last state. Return False if no restart is possible."""
+        if not (self.mender.retry and self.hosts):  # if no rank has connected, a restart is not likely to help
             return False
         self.job = self.saver.onward(self.first_job)
         self.mender.count(error, (self.job.initial_epoch, self.job.initial_batch), whole=True)
         return True
 
     def line(self, text: str) -> None:
-        """Keep what a rank printed, and show it where that is wished."""
+        """Store a line of a rank's output for error messages, and print it if ``echo`` is set."""
         self.said.append(text)
         if self.how.echo:
             print(text, flush=True)
 
     def tell(self, what: str, rank: int) -> Told:
-        """Give a rank its work, the data, the model's weights or its state; or tell it that all are to end."""
+        """Return the job, the data, the weights or the state of a rank; or whether the end is requested."""
         if what == "weights":
             return {}, self.given
         if what == "end":
@@ -135,7 +135,7 @@ class RemoteRun(CallbackServer):
         return told, []
 
     def state_of(self, rank: int) -> Told:
-        """Return the state that a rank goes on from: of ranks that train alone, rank 0 alone has it."""
+        """Return the state from which a rank resumes. Of asynchronous ranks only rank 0 gets arrays."""
         latest = self.saver.latest
         if latest is None:
             return {"facts": None, "part": None}, []
@@ -146,7 +146,7 @@ class RemoteRun(CallbackServer):
 
     # -- the run
     def follow(self, process: LaunchedJob) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
-        """Follow the run to its end."""
+        """Process the ranks' events until all have finished; return counts, losses and the means of exchange."""
         done: dict[int, dict[str, Any]] = {}
         begun = time.monotonic()
         while len(done) < self.job.workers:
@@ -188,7 +188,7 @@ class RemoteRun(CallbackServer):
 
     # -- failure
     def fail(self, process: LaunchedJob, rank: int, event: dict[str, Any]) -> None:
-        """Raise for the rank that failed first: not for one that only lost another."""
+        """Raise for the rank that failed first, and not for a rank that only lost its peer."""
         until = time.monotonic() + _CAUSE
         while is_echo(event) and time.monotonic() < until:
             found = self.next(0.2)
@@ -200,7 +200,7 @@ class RemoteRun(CallbackServer):
         raise failure(rank, self.job.workers, event, self.last(), what="worker")
 
     def gone(self, process: LaunchedJob, rank: int) -> None:
-        """Raise for a rank that went without a word."""
+        """Raise for a rank whose connection closed without a report."""
         self.dismiss()
         code = process.wait(_CAUSE)
         event: dict[str, Any] = {"event": "died", "host": self.hosts.get(rank, ""), "output": "\n".join(self.said)}
@@ -212,7 +212,7 @@ class RemoteRun(CallbackServer):
         raise failure(rank, self.job.workers, event, self.last(), what="worker")
 
     def ended(self, process: LaunchedJob, done: dict[int, Any]) -> None:
-        """Raise for a launcher that ended before the ranks had done their work."""
+        """Raise for a launcher that ended before the ranks had finished."""
         said = "\n".join(self.said)
         self.mender.judge({})
         raise WorkerFailedError(

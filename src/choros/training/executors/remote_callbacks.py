@@ -1,4 +1,4 @@
-"""A rank's access to the process that called ``fit``: its callbacks and its checkpoint, over a connection."""
+"""A rank's access to the callbacks and the checkpoint of the process that called ``fit``, over a connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from choros.types import Array
 class RemoteCallbackRunner:
     """A ``CallbackRunner`` for rank 0 whose callbacks run in another process."""
 
-    user = True  # also without callbacks: the model takes the weights of an epoch's end, and then what it trains
+    user = True  # also without callbacks: at an epoch's end the model holds that epoch's weights for a moment
 
     def __init__(self, line: RpcConnection, model: Any, job: FitConfig) -> None:
         self.line, self.model, self.job = line, model, job
@@ -29,24 +29,24 @@ class RemoteCallbackRunner:
         self.held: list[float] = []
 
     def begin(self, epoch: int) -> TrainerControl:
-        """Training begins."""
+        """Request the callbacks for the beginning of training."""
         return self._ask({"event": "begin", "epoch": epoch})
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> TrainerControl:
-        """A step is done."""
+        """Request the callbacks of a step."""
         return self._ask({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
 
     def epoch_end(self, epoch: int, logs: dict[str, float], held: list[float]) -> TrainerControl:
-        """An epoch has ended; its weights go along, so that the caller has them whatever happens."""
+        """Request the callbacks of an epoch's end. The weights are sent too, so the caller has them after a failure."""
         self.fetch(epoch)
         return self._ask({"event": "epoch_end", "epoch": epoch, "logs": logs, "held": held}, True)
 
     def show_metrics(self, held: list[float]) -> None:
-        """Keep what metrics hold, which goes to the callbacks with the weights."""
+        """Store the values of the metrics' variables, which are sent to the callbacks with the weights."""
         self.held = held
 
     def end(self) -> None:
-        """The caller ends training when it has the last weights."""
+        """Do nothing: the caller runs the last callbacks when it has the final weights."""
 
     def _ask(self, head: dict[str, Any], weights: bool = False) -> TrainerControl:
         told, given = self.line.request(head, shown(self.model) if weights else ())
@@ -61,7 +61,7 @@ class RemoteCallbackRunner:
 
 
 class _FarStore:
-    """A ``Store`` for rank 0's ``CheckpointManager`` that sends the states; the caller keeps and writes them."""
+    """A store for rank 0's ``CheckpointManager`` that sends states to the caller, which writes them."""
 
     directory = "the process that called fit"
 
@@ -70,14 +70,14 @@ class _FarStore:
         self._line: RpcConnection | None = None
 
     def save(self, facts: dict[str, Any], arrays: list[Array]) -> None:
-        """Send a state, by a line of its own: the other one is for the callbacks, meanwhile."""
+        """Send a state over a separate connection, because callbacks may use the first one at the same time."""
         if self._line is None:
             self._line = self._dial()
         self._line.request({"event": "state", "facts": facts, "kinds": kinds_of(arrays)}, raw(arrays))
 
 
 class _FarCheckpoint(Checkpoint):
-    """The caller's checkpoint as a rank has it: signals that this process gets count as well as the caller's."""
+    """The caller's checkpoint in a rank. Signals of this process count as well as those of the caller."""
 
     def __init__(self, job: FitConfig, lead: bool, dial: Callable[[], RpcConnection]) -> None:
         rule = job.keep or {}
@@ -87,7 +87,7 @@ class _FarCheckpoint(Checkpoint):
 
     @contextmanager
     def listening(self, then: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Listen; rank 0 also to what the caller was asked for."""
+        """Handle the signals within this context. Rank 0 also polls the caller for a request to end, in a thread."""
         with super().listening(then):
             if self._lead and self._asks:
                 threading.Thread(target=self._hear, args=(then,), name="choros-asked", daemon=True).start()
@@ -96,20 +96,20 @@ class _FarCheckpoint(Checkpoint):
     def _hear(self, then: Callable[[], None]) -> None:
         with suppress(ChorosError, OSError):
             line = self._dial()
-            while not line.request({"ask": "end"})[0]["asked"]:  # the caller takes its time to answer
+            while not line.request({"ask": "end"})[0]["asked"]:  # the caller replies late (long polling)
                 pass
             self._told = True
             then()
 
 
 class RemoteCheckpointManager(CheckpointManager):
-    """A rank's ``CheckpointManager``, of which the states go to the caller.
+    """A rank's ``CheckpointManager`` that sends the states to the caller.
 
     Args:
-        job: FitConfig, which is to keep states.
+        job: FitConfig with a schedule of checkpoints.
         rank: int.
-        dial: makes a line to the caller.
-        latest: the state to go on from, as far as this rank needs it; or None.
+        dial: opens a connection with the caller.
+        latest: the state to resume from, with the parts that this rank needs; or None.
     """
 
     def __init__(self, job: FitConfig, rank: int, dial: Callable[[], RpcConnection], latest: Snapshot | None) -> None:
@@ -117,13 +117,13 @@ class RemoteCheckpointManager(CheckpointManager):
         self.latest, self._run, self._epochs = latest, {"seed": job.seed}, job.epochs
 
     def leave(self) -> SystemExit:
-        """Return what ends this process, once the caller has the state."""
+        """Send all states to the caller, and return the ``SystemExit`` that ends this process."""
         self.flush()
         return SystemExit(AGAIN)
 
 
 def take_state(line: RpcConnection, rank: int) -> Snapshot | None:
-    """Return the state to go on from, as far as a rank needs it; None where training begins."""
+    """Return the state to resume from, with the parts that a rank needs; None if training does not resume."""
     told, arrays = line.request({"ask": "state"})
     if told["facts"] is None:
         return None

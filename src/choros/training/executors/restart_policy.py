@@ -23,11 +23,11 @@ _OWN_FAULT = (
 
 
 class RestartPolicy:
-    """Decides whether to restart after a failure, counts the restarts, and replaces failed workers.
+    """The policy of restarts: whether to restart after a failure, the restarts left, the workers to replace.
 
     Args:
-        restarts: int. How many are left.
-        workers: int. How many the run has.
+        restarts: int. Number of restarts left.
+        workers: int. Number of workers of the run.
 
     Attributes:
         done: list of Restart. The restarts so far.
@@ -50,7 +50,7 @@ class RestartPolicy:
         self.retry = self.left > 0 and str(event.get("type", "")).rpartition(".")[2] not in _OWN_FAULT
 
     def count(self, error: WorkerFailedError, place: tuple[int, int] | None, whole: bool) -> None:
-        """Count a restart, and say so on stderr.
+        """Count a restart, and report it on stderr.
 
         Args:
             error: the worker's failure.
@@ -77,12 +77,12 @@ class RestartPolicy:
         """Start the workers, with new processes for ``unfit`` ranks.
 
         Raises:
-            WorkerFailedError: a worker ended during start-up. ``retry`` tells whether another attempt is possible.
+            WorkerFailedError: a worker ended during start-up. ``retry`` is True if another attempt is possible.
         """
         try:
             pool = workers.start(self.unfit)
         except WorkerFailedError:
-            self.judge({})  # processes that start read no input of the user's, so none of these errors repeats itself
+            self.judge({})  # no input of the user is read during start-up, so a restart does not repeat such an error
             raise
         self.unfit = set()
         return pool

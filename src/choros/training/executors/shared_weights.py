@@ -1,8 +1,8 @@
-"""A model's variables in memory that the process that called ``fit`` and its workers map.
+"""A model's variables in shared memory, mapped by the process that called ``fit`` and its workers.
 
-Large variables that training does not change are not copied. They lie in a segment of their own, which the caller
-writes once. Each worker maps it privately, and its model uses this memory: the system copies a page of it only when it
-is written. What changes all the same is found by comparison, and is then written where all other variables lie.
+Large variables that training does not change are not copied. They are in a separate segment, which the caller writes
+once. Each worker maps it privately, and its model uses this memory: the kernel copies a page only when it is written.
+If such a variable changes all the same, a comparison finds it, and it is written to the common segment.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class SharedWeights:
     """All variables of a model, in two segments.
 
     Args:
-        layout: what ``self.layout`` of the process that made them is; JSON can hold it.
-        common: Segment. A byte for each variable, not 0 where a frozen one has changed, and then all variables. Memory
-            of frozen ones is taken only when they change.
-        frozen: Segment. The values that frozen variables were given.
+        layout: ``layout`` of the process that created the segments; JSON values.
+        common: Segment. One byte for each variable, not 0 once ``write`` has written it, and then all variables. Memory
+            for frozen variables is allocated only when they change.
+        frozen: Segment. The initial values of the frozen variables.
 
     Example:
         >>> weights = SharedWeights.create([np.zeros(3), np.ones(2)], frozen=[1])
@@ -54,11 +54,11 @@ class SharedWeights:
 
     @classmethod
     def create(cls, arrays: Sequence[Array], frozen: Sequence[int] = ()) -> Self:
-        """Make the segments, and write all variables.
+        """Create the segments, and write all variables.
 
         Args:
             arrays: the values.
-            frozen: places of those that training is not expected to change.
+            frozen: indices of variables that training is not expected to change.
         """
         changing = [index for index in range(len(arrays)) if index not in set(frozen)]
         order = [*changing, *frozen]
@@ -77,17 +77,17 @@ class SharedWeights:
 
     @classmethod
     def attach(cls, layout: dict[str, Any], common: int, frozen: int) -> Self:
-        """Map the segments whose descriptors this process inherited; the frozen one privately."""
+        """Map the segments by the descriptors that this process inherited; the frozen one privately."""
         return cls(layout, Segment.attach(common), Segment.attach(frozen, private=True))
 
     def given(self) -> dict[int, Array]:
-        """Return the values that frozen variables were given, by their places; without a copy."""
+        """Return the initial values of frozen variables, by index, without a copy."""
         return {index: serialization.at(entry, self._given) for index, entry in self._places.items()}
 
     def lend(self) -> tuple[list[Array], list[int]]:
-        """Return all variables as they were written last, and the places of those whose memory a model may use.
+        """Return the last written values of all variables, and the indices of those whose memory a model may use.
 
-        They are the frozen ones that nobody has changed. The memory is this process' own where it was attached.
+        These are the frozen variables that no process has changed. In an attached process that memory is private.
         """
         arrays, given = self.views(), self.given()
         lent = [index for index in given if not self._flags[index]]
@@ -96,7 +96,7 @@ class SharedWeights:
         return arrays, lent
 
     def views(self) -> list[Array]:
-        """Return all variables as they were written last, read-only and without a copy."""
+        """Return the last written values of all variables, read-only and without a copy."""
         arrays = serialization.views(self.entries, self._values)
         for index, array in self.given().items():
             if not self._flags[index]:
@@ -105,11 +105,11 @@ class SharedWeights:
         return arrays
 
     def changed(self) -> list[int]:
-        """Return the places of all variables but frozen ones that have the value they were given."""
+        """Return the indices of all variables, without frozen ones that have their initial value."""
         return [index for index in range(len(self.entries)) if index not in self._places or self._flags[index]]
 
     def write(self, arrays: Sequence[Array]) -> None:
-        """Write all variables but frozen ones that have the value they were given."""
+        """Write all variables, without frozen ones that have their initial value."""
         for index, array in enumerate(arrays):
             place = self._places.get(index)
             if place is not None and not self._flags[index] and self._as_given(place, array):
@@ -118,7 +118,7 @@ class SharedWeights:
             self._flags[index] = 1
 
     def _as_given(self, place: dict[str, Any], array: Array) -> bool:
-        """Tell whether a frozen variable has the bits that were given; a private mapping may have been written."""
+        """Return whether a frozen variable has its initial bits. A private mapping may have been written."""
         begin = serialization.at(place, self._given)
         if array.ctypes.data == begin.ctypes.data and not self.frozen.written(place["offset"], begin.nbytes):
             return True
@@ -132,7 +132,7 @@ class SharedWeights:
         return True
 
     def close(self) -> None:
-        """Free the segments; a model that uses this memory keeps it."""
+        """Release the segments. A model that uses their memory keeps it alive."""
         self._flags = self._values = self._given = np.empty(0, np.uint8)
         self.common.close()
         self.frozen.close()

@@ -1,4 +1,4 @@
-"""The executors of local workers, of ranks that a launcher starts, and of a job that runs already."""
+"""The executors for local workers, for ranks that a launcher starts, and for a running job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from choros.training.spec import FitRequest
 
 
 def make_executor(launcher: Launcher | ExecutorLauncher, preferences: LaunchPreferences, restarts: int) -> Executor:
-    """Return the executor of a launcher."""
+    """Return the executor for a launcher."""
     if isinstance(launcher, ExecutorLauncher):
         return launcher.executor(preferences)
     return RemoteExecutor(launcher, preferences, restarts)
@@ -23,13 +23,13 @@ def make_executor(launcher: Launcher | ExecutorLauncher, preferences: LaunchPref
 
 @dataclass
 class LocalExecutor:
-    """Worker processes of this machine.
+    """Executor on worker processes of this machine.
 
     Attributes:
         pool: WorkerPool.
-        restarts: int. How often failed workers are started again, in all.
-        owned: bool. Whether the workers end with a fit, unless ``kept``.
-        kept: bool. Whether the workers stay until ``close``.
+        restarts: int. Total number of restarts after failures. Defaults to 0.
+        owned: bool. Whether this executor may end the workers: after each fit, unless ``kept``. Defaults to False.
+        kept: bool. Whether the workers stay until ``close``. Defaults to False.
     """
 
     pool: WorkerPool
@@ -51,19 +51,19 @@ class LocalExecutor:
         return result
 
     def close(self) -> None:
-        """End the workers that were started for this executor."""
+        """End the workers if this executor owns them."""
         if self.owned:
             self.pool.close()
 
 
 @dataclass(frozen=True)
 class RemoteExecutor:
-    """Ranks that a launcher starts, here or on other hosts.
+    """Executor on ranks that a launcher starts, on this host or on others.
 
     Attributes:
         launcher: Launcher.
         preferences: LaunchPreferences.
-        restarts: int. How often all ranks are started again after a failure.
+        restarts: int. Number of restarts of all ranks after failures. Defaults to 0.
     """
 
     launcher: Launcher
@@ -79,12 +79,12 @@ class RemoteExecutor:
         return FitResult(record)
 
     def close(self) -> None:
-        """Do nothing: the ranks have ended with the fit."""
+        """Do nothing: the ranks end with each fit."""
 
 
 @dataclass(frozen=True)
 class InJobExecutor:
-    """This process, a rank of a job that runs already.
+    """Executor in this process, a rank of a running job.
 
     Attributes:
         rank: int.
@@ -94,7 +94,7 @@ class InJobExecutor:
     packs_model, remote_members = False, False
 
     def run(self, request: FitRequest) -> FitResult:
-        """Train; see ``Executor``. All ranks call it."""
+        """Train; see ``Executor``. Collective: every rank must call it."""
         return FitResult(in_job.fit(request, self.rank))
 
     def close(self) -> None:

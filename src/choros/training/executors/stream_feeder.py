@@ -1,4 +1,4 @@
-"""Batches of a stream, read by the caller in a thread and handed to the workers through shared memory."""
+"""Batches of a stream, read by a thread of the caller and passed to the workers through shared memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from choros.data.tree import map_leaves
 from choros.training.spec import FitConfig
 from choros.types import Array, Batch
 
-_LEAST, _TIMES = 1 << 26, 16  # bytes of a slot, and how many times the first batch; memory is taken when written
+# A slot has at least 64 MiB and at least 16 times the first batch. Pages are allocated only when they are written.
+_LEAST, _TIMES = 1 << 26, 16
 _HEAD = 64
 
 
 class StreamFeeder:
-    """The caller's end: reads epochs of a stream, a few batches ahead of the workers.
+    """The caller's end of a stream. It reads the epochs, a few batches ahead of the workers.
 
     Args:
         source: StreamSource.
         job: FitConfig.
 
     Attributes:
-        error: what reading the stream raised, or None.
+        error: the exception that reading the stream raised, or None.
     """
 
     def __init__(self, source: StreamSource, job: FitConfig) -> None:
@@ -41,7 +42,7 @@ class StreamFeeder:
         self._thread = threading.Thread(target=self._run, name="choros-feeder", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the reading thread."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -74,7 +75,7 @@ class StreamFeeder:
             raise _Stopped
 
     def close(self) -> None:
-        """Stop reading; a stream that does not come back from its next batch is left to itself."""
+        """Stop reading. If the stream blocks for 5 more seconds, leave the thread and the ring as they are."""
         self._stopped = True
         if self._thread.is_alive():
             self._thread.join(5.0)
@@ -87,14 +88,14 @@ class _Stopped(Exception):
 
 
 class StreamReader:
-    """A worker's end: a source of what the caller reads.
+    """A worker's end of a stream: a source of the batches that the caller reads.
 
     Args:
-        sample: Batch. The first one, to build a model from.
+        sample: Batch. The first batch, to build a model.
         ring: Ring.
-        rank: int. This reader.
+        rank: int. This worker.
         timeout: float. Seconds to wait for a batch.
-        ahead: int. Batches to be made ready ahead of their steps.
+        ahead: int. Number of batches to prepare before their steps. Defaults to 0.
     """
 
     rows: int | None = None
@@ -104,7 +105,7 @@ class StreamReader:
         self._sample, self._ring, self._rank, self._timeout, self.ahead = sample, ring, rank, timeout, ahead
 
     def sample(self, batch_size: int = 0) -> Batch:
-        """The stream's first batch."""
+        """Return the stream's first batch."""
         return self._sample
 
     def steps(self, batch_size: int = 0) -> None:
@@ -130,5 +131,5 @@ class StreamReader:
             self._ring.let_go(self._rank)
 
     def close(self) -> None:
-        """Let the ring go."""
+        """Release the ring."""
         self._ring.close()

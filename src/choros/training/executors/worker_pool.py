@@ -1,4 +1,4 @@
-"""The workers: processes on this machine with their cores, threads and backend set before any import."""
+"""Worker processes on this machine. Cores, threads and backend of each are set before any import."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ class WorkerPool:
     """Worker processes that several Trainers may use one after the other.
 
     Args:
-        workers: int. How many. Defaults to one for each GPU that the installed build of the backend can use (or for
-            each ``devices_per_worker`` of them), else min(4, physical cores).
+        workers: int. Number of workers. Defaults to one for each GPU that the installed build of the backend can use
+            (or for each ``devices_per_worker`` of them), else min(4, physical cores).
         backend: str. "jax", "torch" or "tensorflow". Defaults to the caller's Keras backend.
         threads: int. Threads of each worker. Defaults to its number of cores.
-        bind: bool. Whether each worker is bound to cores of its own. Defaults to True.
-        devices: str. "auto": GPUs where the backend can use one, else the CPU. "gpu": GPUs, also where
-            ``JAX_PLATFORMS`` or ``KERAS_TORCH_DEVICE`` keeps this process on the CPU. "cpu". "shared": GPUs, and
-            several workers on one where there are fewer than workers, which "auto" and "gpu" refuse. Defaults to
-            "auto".
-        devices_per_worker: int, or one for each worker. Devices that each has: GPUs, or logical ones of its CPU.
-            Defaults to 1.
-        echo: bool. Whether what workers print is shown, marked with their rank. Defaults to True.
+        bind: bool. Whether each worker is bound to separate cores. Defaults to True.
+        devices: str. "auto": GPUs if the backend can use one, else the CPU. "gpu": GPUs, even if ``JAX_PLATFORMS`` or
+            ``KERAS_TORCH_DEVICE`` keeps this process on the CPU. "cpu": the CPU. "shared": GPUs; if there are fewer
+            GPUs than workers, several workers share one, which "auto" and "gpu" refuse. Defaults to "auto".
+        devices_per_worker: int, or one for each worker. Number of devices of each worker: GPUs, or logical devices of
+            its CPU. Defaults to 1.
+        echo: bool. Whether the workers' output is shown, marked with their rank. Defaults to True.
 
     Raises:
-        InvalidInputError: settings that cannot work.
+        InvalidInputError: an argument that cannot work.
 
     Example:
         >>> import choros
@@ -69,7 +68,7 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the pool without its processes: a model may hold the Trainer that trains it."""
+        """Return the pool without its processes. A pool is pickled if a model holds the Trainer that trains it."""
         return {name: value for name, value in vars(self).items() if name not in ("_pool", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -85,17 +84,18 @@ class WorkerPool:
 
     @property
     def started(self) -> bool:
-        """True if the processes run."""
+        """True if the processes were started."""
         return self._pool is not None
 
     def start(self, unfit: Collection[int] = ()) -> Pool:
-        """Start the processes, if they do not all run, and return the engine that holds them.
+        """Start the processes unless all of them run, and return the ``Pool`` that holds them.
 
         Args:
             unfit: ranks that get a new process in any case.
 
         Raises:
-            WorkerFailedError: a worker ended while it started.
+            WorkerFailedError: a worker ended during start-up.
+            InvalidInputError: there are fewer GPUs than the workers need.
         """
         if self._pool is not None and not all(map(self._pool.alive, set(range(self.size)) - set(unfit))):
             self.kill()
@@ -124,10 +124,10 @@ class WorkerPool:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """For a while, be one ``fit``'s alone.
+        """Reserve the pool for one ``fit`` within this context.
 
         Raises:
-            InvalidInputError: another one has it.
+            InvalidInputError: another ``fit`` uses the pool.
         """
         if not self._lock.acquire(blocking=False):
             raise InvalidInputError(
@@ -140,10 +140,10 @@ class WorkerPool:
             self._lock.release()
 
     def gpus(self) -> list[list[Gpu]]:
-        """Return each worker's GPUs, none for the CPU.
+        """Return each worker's GPUs; an empty list means the CPU.
 
         Raises:
-            InvalidInputError: fewer GPUs than workers take.
+            InvalidInputError: there are fewer GPUs than the workers need.
         """
         ends = list(itertools.accumulate(self.per_worker, initial=0))
         spans = list(itertools.pairwise(ends))
@@ -157,7 +157,7 @@ class WorkerPool:
         return [[] for _ in spans]
 
     def _too_few(self, usable: int, needed: int) -> str:
-        """Say what is wrong with a number of GPUs, and what to do."""
+        """Return the error message for too few GPUs, with the remedy."""
         each = f" with {needed} devices" if needed > self.size else ""
         if not usable:
             return (
@@ -171,7 +171,7 @@ class WorkerPool:
         )
 
     def kill(self) -> None:
-        """End the processes at once; the next fit starts new ones."""
+        """Kill the processes. The next fit starts new ones."""
         if self._pool is not None:
             self._pool.kill()
             self._pool.close()
@@ -199,22 +199,22 @@ def default_workers(backend: str, devices: str = "auto", per_worker: int | Seque
 
 
 def gpus_for(backend: str, devices: str) -> tuple[Gpu, ...]:
-    """Return the GPUs that workers may use, where these devices were asked for."""
+    """Return the GPUs that workers may use with this ``devices`` argument."""
     if devices == "cpu":
         return ()
-    hidden = JAX_PLATFORM_NAMES if devices == "gpu" else ()  # they may keep the caller alone on the CPU
+    hidden = JAX_PLATFORM_NAMES if devices == "gpu" else ()  # they may keep only the caller on the CPU
     return usable_gpus(backend, {name: value for name, value in os.environ.items() if name not in hidden})
 
 
 def check_workers(workers: Any) -> int:
-    """Return ``workers``, or say why it cannot be."""
+    """Return ``workers``; refuse values that are not whole numbers of 1 or more."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise InvalidInputError(f"workers={workers!r}: give a whole number of workers, 1 or more.")
     return workers
 
 
 def each_devices(given: int | Sequence[int], workers: int) -> list[int]:
-    """Return how many devices each worker has, or say why it cannot be."""
+    """Return the number of devices of each worker; refuse invalid ``devices_per_worker``."""
     several = list(given) if isinstance(given, Sequence) else [given] * workers
     if len(several) != workers or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in several):
         raise InvalidInputError(
@@ -224,20 +224,20 @@ def each_devices(given: int | Sequence[int], workers: int) -> list[int]:
 
 
 def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:
-    """Return the environment that gives a worker its GPUs, or keeps it on the CPU."""
+    """Return the environment variables that give a worker its GPUs, or keep it on the CPU."""
     if not gpus:
-        # HIP takes an empty variable for one that is not set.
+        # HIP treats an empty variable as one that is not set.
         hidden = {"HIP_VISIBLE_DEVICES": "-1"} if gpu_vendor(backend) == AMD else {}
         return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", **hidden}
     vendor = gpu_vendor(backend, {})
-    # What keeps the caller's process on the CPU is not for its workers.
+    # Settings that keep the caller on the CPU must not apply to its workers.
     kept = {name: "" for name in JAX_PLATFORM_NAMES if "cpu" in os.environ.get(name, "").lower()}
     torch = {"KERAS_TORCH_DEVICE": "xpu" if vendor == INTEL else "cuda"} if "KERAS_TORCH_DEVICE" in os.environ else {}
-    # A worker whose backend does not use them after all says so; Intel's are not listed there.
+    # A worker with GIVEN checks that its backend lists a GPU. Intel's GPUs are not listed, so they are not checked.
     given = {} if vendor == INTEL else {GIVEN: str(len(gpus))}
     return {"KERAS_BACKEND": backend, **showing(vendor, gpus), **given, **kept, **torch}
 
 
 def show(rank: int, line: str) -> None:
-    """Show a line that a worker printed."""
+    """Print a line of a worker's output, with its rank."""
     print(f"[{rank}] {line}", file=sys.stdout, flush=True)

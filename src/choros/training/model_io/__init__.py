@@ -1,1 +1,1 @@
-"""Models as they travel to workers."""
+"""Serialization of models for workers, and redrawing of initial weights."""

@@ -1,4 +1,4 @@
-"""Weights drawn anew: each member of an ensemble trains from weights of its own."""
+"""Redrawing of initial weights, so that each member of an ensemble starts from different weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from choros.errors import NotSerializableError, brief
 
 @lean()
 def redraw(model: Any) -> None:
-    """Draw the trainable variables of a model anew, and set its optimizer to what it is before the first step.
+    """Draw the trainable variables of a model again, and reset its optimizer to the state before the first step.
 
-    Each layer that has such variables is made and built once more from its configuration. All other weights stay:
-    frozen layers, moving statistics, what ``Normalization`` was adapted to.
+    Each layer with trainable variables is created and built again from its configuration. All other variables keep
+    their values: frozen layers, moving statistics, the statistics of an adapted ``Normalization``.
 
     Args:
         model: keras.Model, compiled and built.
 
     Raises:
-        NotSerializableError: a layer cannot be made from its configuration, so nothing knows how to draw its weights.
+        NotSerializableError: a layer cannot be created from its configuration, so its weights cannot be drawn.
     """
     for layer in _drawing(model):
         try:
@@ -33,7 +33,7 @@ def redraw(model: Any) -> None:
                     fresh.build_from_config(shapes)
             for variable, other in zip(layer._trainable_variables, fresh._trainable_variables, strict=True):
                 variable.assign(other)
-        except Exception as error:  # whatever a user's own class raises
+        except Exception as error:  # a user's class may raise any exception
             raise _refusal(model, layer, error) from error
     optimizer = model.optimizer
     with _configurable(optimizer) as scope, scope:
@@ -45,21 +45,21 @@ def redraw(model: Any) -> None:
 
 @lean()
 def check_redraw(model: Any) -> None:
-    """Refuse a model with a layer that has no configuration.
+    """Refuse a model with a layer whose ``get_config`` fails.
 
     Raises:
-        NotSerializableError: names the layer.
+        NotSerializableError: a layer has no configuration; the message names it.
     """
     for layer in _drawing(model):
         try:
             with _configurable(layer), warnings.catch_warnings(action="ignore"):
                 layer.get_config()
-        except Exception as error:  # whatever a user's own class raises
+        except Exception as error:  # a user's class may raise any exception
             raise _refusal(model, layer, error) from error
 
 
 def _drawing(model: Any) -> list[Any]:
-    """Return the layers that have trainable variables of their own."""
+    """Return the layers that directly hold trainable variables."""
     return [layer for layer in model._flatten_layers() if layer.trainable and layer._trainable_variables]
 
 
@@ -73,9 +73,10 @@ def _refusal(model: Any, layer: Any, error: Exception) -> NotSerializableError:
 
 @contextmanager
 def _configurable(thing: Any) -> Iterator[Any]:
-    """For a while, have no lambda in an object, which weights do not depend on and Keras does not read back.
+    """Replace the lambdas in an object by ``linear`` within this context, because Keras does not deserialize lambdas.
 
-    Gives a scope in which Keras finds the classes and functions that the object holds.
+    Initial weights do not depend on them. Yield a scope in which Keras finds the classes and functions that the object
+    holds.
     """
     import keras
 

@@ -1,9 +1,9 @@
-"""A compiled model for another process: a pickle without weights, and the arrays that belong to it.
+"""A compiled model for another process: a pickle without weights, and arrays.
 
-The values of the model's own variables travel as the weights of the fit do. The pickle goes over the parent's private
-socket pair, through the private folder of a launcher's ranks, or in Spark's closure; never over a socket with an
-address. The versions of Python and of all that the pickle depends on travel as JSON, and are compared before it is
-read.
+The values of the model's variables are sent separately, as the weights of the fit. The pickle is sent over the
+parent's private socket pair, in the private folder for a launcher's ranks, or in Spark's closure. It is never sent over
+a socket with an address. The versions of Python and of the packages on which the pickle depends are sent as JSON. They
+are compared before the pickle is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from choros import pickling
 from choros.errors import NotSerializableError
 from choros.types import Array
 
-_MOST = 64 << 20  # bytes of a model without weights: what is larger holds data
+_MOST = 64 << 20  # most bytes of a model without weights; a larger one holds data
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class PackedModel:
     """A model for another process.
 
     Attributes:
-        code: the pickle, which only this user's own processes may have written.
-        arrays: values of variables that are not the model's own, as those of a teacher that its loss uses.
+        code: the pickle. It must come from a process of this user.
+        arrays: values of variables that do not belong to the model, such as those of a teacher that its loss uses.
     """
 
     code: bytes = b""
@@ -38,13 +38,13 @@ class PackedModel:
 
         Args:
             weights: values of the model's variables, in the order of ``model_variables``. None leaves them at zero.
-            lent: places of those whose memory the model may use; all others are copied.
+            lent: indices of the weights whose memory the model may use. All others are copied.
         """
         return pickling.loads(self.code, self.arrays, weights, lent)
 
 
 def pack_model(model: Any) -> PackedModel:
-    """Return a model as another process reads it.
+    """Return a model packed for another process.
 
     Args:
         model: keras.Model.
@@ -62,12 +62,12 @@ def pack_model(model: Any) -> PackedModel:
             f"{name} would travel to each worker with more than {_MOST >> 20} MB beside its weights: {place}, a "
             f"{type(part).__name__}, brings {much}. Give data to fit, or load them from a file where they are used."
         ) from None
-    except Exception as error:  # whatever an object's own __reduce__ raises
+    except Exception as error:  # an object's __reduce__ may raise any exception
         raise pickling.refusal(name, model, "model", error) from error
 
 
 def copy_model(model: Any) -> Any:
-    """Return a copy of a model, with its weights, its optimizers and all that it holds.
+    """Return a copy of a model, with its weights, its optimizers and all objects that it holds.
 
     Raises:
         NotSerializableError: an object that the model holds cannot be pickled.
@@ -77,7 +77,7 @@ def copy_model(model: Any) -> Any:
 
 
 def pack_with_weights(model: Any) -> tuple[PackedModel, list[Array]]:
-    """Return a model as another process reads it, and the values of its own variables."""
+    """Return a model packed for another process, and the values of its variables."""
     import keras
 
     weights = [np.array(keras.ops.convert_to_numpy(variable)) for variable in _own_variables(model)]
@@ -85,6 +85,6 @@ def pack_with_weights(model: Any) -> tuple[PackedModel, list[Array]]:
 
 
 def _own_variables(model: Any) -> list[Any]:
-    from choros.backends.optimizers import model_variables  # which loads Keras: a task chooses the backend first
+    from choros.backends.optimizers import model_variables  # imported late: it loads Keras, which fixes the backend
 
     return model_variables(model) if getattr(model, "optimizer", None) is not None else list(model.variables)

@@ -1,1 +1,1 @@
-"""A rank of a fit: its set-up, its training loops and its exchanges."""
+"""A rank of a fit: set-up, training loops and exchanges."""

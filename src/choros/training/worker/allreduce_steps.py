@@ -1,13 +1,14 @@
-"""The steps of AllReduce, and callbacks of each batch that decide while the next gradients are calculated.
+"""The steps of AllReduce, and batch hooks that run while the next gradients are calculated.
 
-After a step rank 0 sends the logs to the callbacks and waits for nothing. All ranks calculate the gradients of the next
-batch. Then rank 0 reads what was decided, and notes in the sum of the gradients whether there is anything to take:
+After a step rank 0 sends the logs to the callbacks and does not wait. All ranks calculate the gradients of the next
+batch. Then rank 0 reads the control message, and adds a note on it to the sum of the gradients:
 
-- nothing: the step goes on;
+- no change: the step continues;
 - a new learning rate: it is set before the optimizer runs;
-- a stop or new weights: the gradients are dropped, what their calculation changed is put back, and rank 0 tells all.
+- a stop, new weights or other changes: all ranks drop the gradients, undo the effects of their calculation, and take
+  the control message from rank 0.
 
-So a batch never trains with what callbacks have replaced, and callbacks cost no wait where they replace nothing.
+So no batch trains with values that callbacks have replaced. Callbacks that change nothing cost no extra exchange.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from choros.types import Array, Batch
 
 
 class Reducing:
-    """The steps of one rank.
+    """The AllReduce steps of one rank.
 
     Args:
-        loop: ``SyncLoop``, which adds gradients.
+        loop: ``SyncLoop`` of an algorithm that sums gradients.
 
     Attributes:
-        open: bool. Whether what callbacks decide after the last step has yet to be taken.
+        open: bool. Whether the control message after the last step is still to be taken.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -44,14 +45,14 @@ class Reducing:
             self.replica.repeats = True
         elif not of_keras(type(self.replica.model).train_step):
             self.replica.watches = True
-        self.orders: TrainerControl | None = None  # on rank 0, what callbacks decided
-        self.mark: Any = None  # from before the gradients that may be dropped
+        self.orders: TrainerControl | None = None  # on rank 0, the control message
+        self.mark: Any = None  # the replica's state before the gradients, which may be dropped
         self.summed: Array | None = None
         self.state: Array | None = None  # on rank 0, the sum of the metric states after the last step
-        self.values = 0  # of this rank's metric state
+        self.values = 0  # length of this rank's metric state
 
     def __call__(self, batch: Batch) -> None:
-        """Make one step: gradients into the segment, their sum out of it, one optimizer step."""
+        """Make one step: write the gradients to the group's buffer, sum them over ranks, run the optimizer."""
         if self.loop.recheck is not None:
             self.loop.recheck(batch, self.loop.at[0])
         summed, lost = self._sum(batch)
@@ -68,14 +69,14 @@ class Reducing:
         self.summed = summed
 
     def _take_over(self, batch: Batch) -> None:
-        """Give ranks without rows what the step made again has left on rank 0, which always has rows."""
+        """Copy the outcome of the repeated step from rank 0, which always has rows, to ranks without. Collective."""
         mine = self.replica.outcome()
         given = [self.run.group.broadcast(value) for value in mine]
         if not batch.rows:
             self.replica.set_outcome(given)
 
     def _sum(self, batch: Batch) -> tuple[Array, str | None]:
-        """Return the sum of all gradients, and what of this rank's was not finite."""
+        """Return the sum of all ranks' gradients, and the result of ``NonFiniteDetector.look``. Collective."""
         run, replica, tail, count = self.run, self.replica, self.tail, self.count
         size = count + (0 if tail is None else tail.size)
         slot = run.group.slot(size, replica.dtype)
@@ -94,15 +95,15 @@ class Reducing:
         return summed, lost
 
     def _show(self) -> list[float]:
-        """Write the weights for callbacks, as they and all else were after the last step; return what metrics hold."""
+        """Write the weights for callbacks as they were after the last step; return the metrics' variables, flat."""
         now = self.replica.swap(self.mark)
         held: list[float] = self.loop.show(self.state)
         self.replica.swap(now)
         return held
 
     def _goes_on(self, summed: Array) -> bool:
-        """Take what callbacks decided; False where the gradients do not count."""
-        assert self.tail is not None  # noqa: S101 - nothing is open without
+        """Take the control message from the sum. Return False if the gradients must be dropped."""
+        assert self.tail is not None  # noqa: S101 - nothing is open without a tail
         orders = self.tail.orders(summed[self.count :])
         if orders is None:
             self.replica.swap(self.mark)
@@ -114,14 +115,14 @@ class Reducing:
         return True
 
     def _follow(self) -> TrainerControl:
-        """Do what rank 0 was told; every rank calls it at the same time."""
+        """Take rank 0's control message, and apply it. Collective: every rank must call it."""
         orders: TrainerControl = self.run.reporter.spread_orders(self.orders or TrainerControl())
         self.orders, self.open = None, False
         self.loop.obey(orders)
         return orders
 
     def report(self, epoch: int, step: int) -> None:
-        """Report a step to the callbacks that want each batch; what they decide is taken later."""
+        """Report a step to batch hooks. Their control message is taken later."""
         run, tail = self.run, self.tail
         if tail is None or self.summed is None:
             run.progress(epoch, step)
@@ -129,7 +130,7 @@ class Reducing:
         if not tail.values:
             state = run.group.sum(self.replica.metric_state())
         elif run.rank == 0:
-            # a worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model
+            # A worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model.
             state = tail.metrics(self.summed[self.count :])[: self.values]
         if run.rank == 0:
             self.state = state
@@ -137,7 +138,7 @@ class Reducing:
         self.summed, self.open = None, True
 
     def settle(self) -> TrainerControl:
-        """Take at once what callbacks decide after the last step; every rank calls it at the same time."""
+        """Wait for the control message after the last step, and apply it. Collective: every rank must call it."""
         if not self.open:
             return TrainerControl()
         if self.run.rank == 0:

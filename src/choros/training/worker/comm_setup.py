@@ -1,4 +1,4 @@
-"""The connections of a job's ranks, on one host or on several: group, center, noticeboard and mail."""
+"""The connections of a job's ranks, on one host or on several: group, center, control block and epoch log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from choros.training.spec import FitConfig
 from choros.training.worker.setup import create_meeting, join_meeting
 from choros.types import Array
 
-_DIVIDED = 1 << 20  # bytes of a centre that is worth dividing among the hosts
+_DIVIDED = 1 << 20  # a center of at least so many bytes is divided among the hosts
 
 
 @dataclass
@@ -43,15 +43,15 @@ class CommHandles:
     """The connections of one rank to the others and to the driver.
 
     Attributes:
-        group: the ranks together (one where they never meet).
-        centre: for meetings alone, or None.
-        board: ControlBlock, or one of another host.
-        mail: the logs that are left for rank 0, or None.
-        weights: the memory in which the driver reads weights, or None.
+        group: Group. All ranks if synchronous, else a group of one rank.
+        centre: the parameter server, or None.
+        board: ControlBlock or RemoteControlBlock.
+        mail: EpochLog or RemoteEpochLog, or None.
+        weights: SharedWeights, in which the driver reads weights, or None.
         snapshots: the center at epochs' ends, or None.
         best: the best member of an Ensemble, or None.
-        held: all else that ``close`` closes, in this order.
-        server: serves this host's part of the center, or None.
+        held: further resources that ``close`` closes, in this order.
+        server: ShardServerProcess of this host's part of the center, or None.
     """
 
     group: Group
@@ -65,21 +65,21 @@ class CommHandles:
     server: Any = None
 
     def close(self) -> None:
-        """Leave; what a server would be started again with goes after it."""
+        """Close all connections. The server comes first: it must not be restarted after its memory is released."""
         for resource in (self.server, self.centre, self.group, *self.held):
             if resource is not None:
                 resource.close()
 
 
 def meet(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> CommHandles:
-    """Return what the ranks of a job meet in; all of them call.
+    """Connect the ranks of a job. Collective: every rank must call it.
 
     Args:
-        base: all ranks.
+        base: Group. All ranks.
         job: FitConfig.
         algorithm: the bound algorithm.
-        trainable: where the centre begins.
-        others: the moving statistics.
+        trainable: flat float array. The initial center.
+        others: flat float array. The moving statistics.
     """
     hosts = hosts_of(base)
     if len(hosts) == 1 and (job.alone or not isinstance(base, OffloadGroup)):
@@ -89,7 +89,7 @@ def meet(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, ot
         group = part(base, range(base.size)) or base
         board = ControlBlock.create(job.workers, epochs, job.metric_values)
         return CommHandles(group, None, board, held=[board])
-    wide = base.control if isinstance(base, OffloadGroup) else base  # nothing is summed here
+    wide = base.control if isinstance(base, OffloadGroup) else base  # no vectors are summed here
     return _between(wide, job, algorithm, trainable, others, hosts)
 
 
@@ -104,7 +104,7 @@ def _on_one(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array,
 
 
 def _notes(near: Group, job: FitConfig, trainable: Array, others: Array) -> tuple[ControlBlock, EpochLog]:
-    """The noticeboard and the mail in memory that the ranks of one host share."""
+    """Return the control block and the epoch log, in memory that the ranks of one host share."""
     lead, sizes = near.rank == 0, (job.workers, job.epochs - job.initial_epoch, job.metric_values)
     board = ControlBlock(share(near, ControlBlock.create(*sizes).segment if lead else None), *sizes)
     logs = share(near, Segment.create((sizes[1] + 1) * LINE, "choros-mail") if lead else None)
@@ -115,7 +115,9 @@ def _notes(near: Group, job: FitConfig, trainable: Array, others: Array) -> tupl
 
 
 def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:
-    """Return the parts of a centre, the first host's first: one where it is small, or the rule looks at the whole.
+    """Return the parts of a center, one for each host in order.
+
+    A small center has one part, on the first host. So has the center of a rule that is not elementwise.
 
     Example:
         >>> shards(1 << 20, 4, 2, True), shards(100, 4, 2, True)
@@ -130,10 +132,10 @@ def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slic
 def _between(
     base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array, hosts: list[list[int]]
 ) -> CommHandles:
-    """A centre of which each host has a part, or the first host the whole."""
+    """Connect to a center on several hosts: each host holds a part, or the first host holds all of it."""
     mine = next(i for i, ranks in enumerate(hosts) if base.rank in ranks)
     near = part(base, hosts[mine])
-    assert near is not None  # noqa: S101 - this rank is in it
+    assert near is not None  # noqa: S101 - this rank is a member
     near.timeout = base.timeout
     held: list[Any] = [near]
     cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
@@ -170,7 +172,7 @@ def _between(
     place, server = "", None
     cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
     if centre is not None and near.rank == 0:
-        told["cores"] = sorted({core for some in cores for core in some})  # where the ranks of this host are
+        told["cores"] = sorted({core for some in cores for core in some})  # the cores of this host's ranks
         told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
         kept = reply_segment(centre)
         held.append(kept)

@@ -1,4 +1,4 @@
-"""The state of a worker's loop: one rank's view of a run, and the work that both loops share."""
+"""The context of a rank's training loop: its state, and the methods that both loops share."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from choros.training.executors.shared_weights import SharedWeights
 from choros.training.spec import CallbackChannel, FitConfig, TrainerControl, WorkerStats
 from choros.types import Array, Batch, aligned
 
-_SHOWN = 65_536  # values of metrics are shown to callbacks, no more
+_SHOWN = 65_536  # most metric values that callbacks get
 
 Held = tuple[list[Array], list[Array] | None]
 
 
 @dataclass
 class WorkerContext:
-    """One rank of a run.
+    """The context of one rank of a run.
 
     Attributes:
         rank: int. This rank.
-        job: FitConfig. What to do.
+        job: FitConfig.
         algorithm: the bound algorithm.
         replica: the model on its backend.
         source, validation: sources of batches; ``validation`` may be None.
-        group: the ranks together (size 1 where they never meet).
-        board: heartbeats, orders, sums of metrics.
-        weights: where weights go back to the caller, or None.
-        centre: transport.Centre for meetings alone, or None.
-        arrived: float. ``time.perf_counter()`` when the job came.
-        state: what this rank left when the run was cut short, or None.
-        again: whether it has met the centre before, in another process.
-        snapshots: where the center of an epoch's end is kept for callbacks, or None.
-        best: where the best member of an Ensemble at an epoch's end is kept, or None.
-        reporter: the line to the callbacks, set before training.
+        group: Group. All ranks if synchronous, else a group of one rank.
+        board: control block: heartbeats, control messages, metrics.
+        weights: SharedWeights, through which the caller reads weights, or None.
+        centre: the parameter server, or None.
+        arrived: float. ``time.perf_counter()`` at the arrival of the job.
+        state: the state from which this synchronous rank resumes, or None.
+        again: bool. Whether this rank has exchanged with the center before, in an earlier process.
+        snapshots: the center at epochs' ends for callbacks, or None.
+        best: the best member of an Ensemble at epochs' ends, or None.
+        reporter: CallbackChannel, set before training.
     """
 
     rank: int
@@ -73,36 +73,37 @@ class WorkerContext:
     def __post_init__(self) -> None:
         self.tally = WorkerStats(self.rank, host=platform.node())
         self.begin = (self.job.initial_epoch, self.job.initial_batch)
-        self.score = math.inf  # an Ensemble's member: its last loss, of validation where there is one
+        self.score = math.inf  # of an Ensemble's member: its last validation loss, or training loss
         self._reported = time.perf_counter()
-        self._ready = self.before = 0.0  # seconds that were trained before this run was started again
+        self._ready = self.before = 0.0  # ``before``: seconds of training before a restart of this run
         self._compiling = 0.0
         self.last_rows = 0
-        self.open: int | None = None  # rows of the batch that is being trained, which the tally has yet to count
-        self.latest: list[Array] = []  # what the callbacks may read, where they run in this process
-        self.leaving = False  # set while going through ``batches``: this batch is the last
-        self.dropped = False  # set with it: this batch was not trained, as callbacks of the one before ended it
+        self.open: int | None = None  # rows of the batch that is being trained, not counted in ``tally`` yet
+        self.latest: list[Array] = []  # the weights that callbacks may read, if they run in this process
+        self.leaving = False  # set by the loop over ``batches``: this batch is the last
+        self.dropped = False  # set by that loop: callbacks stopped training, so this batch was not trained
         self._shapes: set[int] = set()
 
     # -- batches
     def first(self, epoch: int) -> int:
-        """Return the batch with which an epoch begins."""
+        """Return the number of the first batch of an epoch in this run."""
         return self.begin[1] if epoch == self.begin[0] else 0
 
     @property
     def step_timeout(self) -> float:
-        """Seconds that one wait of a rank in a step may last.
+        """Timeout in seconds of one wait in a step.
 
-        With callbacks of each batch all may wait for rank 0, which waits for these, however long they take. A death is
-        noticed at once all the same; a hang by the process that called ``fit``, which knows when callbacks run.
+        With batch hooks all ranks may wait for rank 0, which waits for slow callbacks. So the timeout is longer. The
+        death of a rank is noticed at once nevertheless. The process that called ``fit`` detects hangs, because it knows
+        when callbacks run.
         """
         return max(self.job.timeout, self.job.first_timeout) if self.job.per_batch else self.job.timeout
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch, counting steps, rows and the time since the first step."""
+        """Yield this rank's batches of an epoch; count steps, rows and times, and send heartbeats."""
         job, tally, together = self.job, self.tally, self.job.together
         rank, size, batch_size = self.rank, job.workers, job.batch_size
-        if job.ensemble:  # a member has a shard of its own
+        if job.ensemble:  # each member has a separate shard
             rank, size, together, batch_size = 0, 1, True, -(-batch_size // size)
         self.leaving = self.dropped = False
         asked = time.perf_counter()
@@ -131,7 +132,7 @@ class WorkerContext:
             tally.steps += self._made(batch.rows)
             self.last_rows = batch.rows
             tally.rows += batch.rows
-            if fresh:  # the first step of each shape compiles: that is start-up, not training
+            if fresh:  # the first step of each shape compiles, which counts as start-up
                 self._shapes.add(batch.rows)
                 tally.first_rows += batch.rows
                 tally.exchanging = exchanged
@@ -142,13 +143,13 @@ class WorkerContext:
             asked = time.perf_counter()
 
     def progress(self, epoch: int, step: int) -> None:
-        """Report rank 0's step where the caller draws a bar, now and then."""
+        """Report rank 0's step for the caller's progress bar, at most every ``job.progress`` seconds."""
         if self.rank == 0 and self.job.progress and time.perf_counter() - self._reported > self.job.progress:
             self.reporter.batch(epoch, step, self.replica.metrics())
             self._reported = time.perf_counter()
 
     def start_clock(self) -> None:
-        """All are ready: what comes now, but for compiling, counts as training."""
+        """Begin the time that counts as training, when all ranks are ready. Compiling does not count."""
         self._ready = time.perf_counter()
 
     def stop_clock(self) -> None:
@@ -157,23 +158,23 @@ class WorkerContext:
         self.tally.seconds = self.clock()
 
     def counted(self) -> WorkerStats:
-        """Return the tally as of now, the batch that was just trained included."""
+        """Return the counts so far, including the batch that was just trained."""
         more = 0 if self.open is None else self._made(self.open)
         rows = self.tally.rows + (self.open or 0)
         return replace(self.tally, steps=self.tally.steps + more, rows=rows, seconds=self.clock())
 
     def _made(self, rows: int) -> int:
-        """Return the steps that a batch of so many rows is: an asynchronous worker makes none without rows."""
+        """Return the number of steps for a batch of ``rows`` rows: an asynchronous worker makes none without rows."""
         return int(rows > 0 or self.job.together)
 
     def clock(self) -> float:
-        """Seconds of training until now, compiling left out."""
+        """Return the seconds of training so far, without compiling."""
         return self.before + time.perf_counter() - self._ready - self._compiling
 
     # -- validation and weights
     def validate(self, group: Group) -> dict[str, float]:
-        """Evaluate the validation set, divided among the group; the exact metrics, named ``val_*``."""
-        assert self.validation is not None  # noqa: S101 - the loops ask FitConfig.validates first
+        """Evaluate the validation set, divided among the group, and return the exact ``val_*`` metrics. Collective."""
+        assert self.validation is not None  # noqa: S101 - the loops check FitConfig.validates first
         self.replica.reset_metrics()
         rows = 0
         for batch in feed(
@@ -203,13 +204,13 @@ class WorkerContext:
         return {f"val_{name}": value for name, value in logs.items()}
 
     def held_by_metrics(self) -> list[float]:
-        """Return what the metrics' variables hold, flat, where callbacks may read it; else nothing."""
+        """Return the values of the metrics' variables, flat, if callbacks may read them; else an empty list."""
         wanted = self.job.watched and self.job.metric_values <= _SHOWN
         return self.replica.metric_values(self.replica.metric_state()) if wanted else []
 
     @contextmanager
     def at(self, centre: Array | None) -> Iterator[None]:
-        """Hold the centre's weights for a while instead of this worker's own."""
+        """Use the center's weights within this context instead of this worker's weights. None changes nothing."""
         if centre is None:
             yield
             return
@@ -221,11 +222,11 @@ class WorkerContext:
             yield
         finally:
             self.replica.set(own)
-            if ahead is not None:  # ``set`` keeps the velocity but for rounding
+            if ahead is not None:  # ``set`` keeps the velocity only up to rounding
                 self.replica.set_ahead(ahead)
 
     def write_weights(self) -> None:
-        """Put every variable where the caller can read it."""
+        """Write all variables to the memory that callbacks read."""
         if self.weights is None:
             self.latest = self.replica.snapshot()
         else:
@@ -236,11 +237,11 @@ class WorkerContext:
         return vectors(self.replica)
 
     def hold(self) -> Held:
-        """Return a copy of all that this rank's model holds, with the velocity of a momentum around the step."""
+        """Return copies of the variables of model and optimizer, and of the algorithm's look-ahead point or None."""
         return self.replica.snapshot(), self.replica.ahead() if self.algorithm.momentum else None
 
     def put_back(self, held: Held) -> None:
-        """Go on from what ``hold`` gave."""
+        """Restore the result of ``hold``."""
         arrays, ahead = held
         self.replica.restore(arrays)
         if ahead is not None:
@@ -248,7 +249,7 @@ class WorkerContext:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Change this rank's weights for a while only."""
+        """Restore this rank's weights at the end of this context."""
         held = self.hold()
         try:
             yield
@@ -256,15 +257,20 @@ class WorkerContext:
             self.put_back(held)
 
     def write_trainable(self, vector: Array) -> None:
-        """Put them there with these trainable ones: the last centre, when a run fails."""
+        """Set the trainable variables to ``vector``, and write all variables; for the last center, when a run fails."""
         self.replica.set(vector)
         self.write_weights()
 
     def take(self, arrays: list[Array], orders: TrainerControl) -> None:
-        """Set what callbacks have set, from what ``snapshot`` gave.
+        """Set the variables that callbacks have set.
 
-        These are the model's variables and the rates of its held optimizers, where orders say so, and the variables of
-        optimizers that they name. All others, and the states of random layers, stay this worker's own.
+        With ``orders.weights`` these are the model's variables and the learning rates of its further optimizers. With
+        ``orders.slots`` they are the named variables of optimizers. All other variables, and the states of random
+        layers, keep this worker's values.
+
+        Args:
+            arrays: values of all variables, in the order of ``snapshot``.
+            orders: the control message.
         """
         model, mine, optimizers = self.replica.model, self.replica.view(), optimizer_variables(self.replica.model)
         taken = {id(optimizers[place]) for place in orders.slots}
@@ -279,7 +285,7 @@ class WorkerContext:
             self.replica.set_ahead(ahead)
 
     def obey(self, orders: TrainerControl) -> None:
-        """Take a new learning rate, new values of variables and of settings."""
+        """Apply a control message: learning rate, variables, settings and reset of metrics."""
         if orders.learning_rate is not None:
             self.replica.learning_rate = orders.learning_rate
         if orders.variables and self.weights is not None:
@@ -299,10 +305,10 @@ def vectors(replica: Replica) -> tuple[Array, Array]:
 
 
 def mean_own_logs(of_ranks: list[list[Any]]) -> dict[str, float]:
-    """Return the figures that a user's own step logs and no metric holds: the mean over ranks, weighted by rows.
+    """Return the mean, weighted by rows, of figures that the user's ``train_step`` logs without a metric.
 
     Args:
-        of_ranks: for each rank its rows, and what ``Replica.own_logs`` returned; more values are ignored.
+        of_ranks: for each rank its rows and the result of ``Replica.own_logs``. Further values are ignored.
     """
     logging = [(rows, logs) for rows, logs, *_ in of_ranks if logs is not None and rows]
     total = sum(rows for rows, _ in logging)

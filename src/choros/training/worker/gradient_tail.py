@@ -1,4 +1,4 @@
-"""Values behind the gradients in one sum: the metrics of all ranks, and rank 0's note of what callbacks decided."""
+"""Values after the gradients in the same all-reduce: the metrics of all ranks, and rank 0's control message."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import numpy as np
 from choros.training.spec import FitConfig, TrainerControl
 from choros.types import Array
 
-_WORDS = 4  # numbers of 16 bits that a float64 is written as; a float32 holds each of them exactly
-_LARGE = 1 << 16  # values; with more the metrics have a sum of their own
-_RATE, _MORE = 1.0, 2.0  # notes: a new learning rate and nothing else; orders that have to be asked for
+_WORDS = 4  # 16-bit numbers that represent a float64; a float32 holds each of them exactly
+_LARGE = 1 << 16  # most values of metrics; more values use a separate sum
+_RATE, _MORE = 1.0, 2.0  # notes: only a new learning rate; a control message that rank 0 must send separately
 
 
 class Tail:
-    """The layout of these values in a slot. Each rank writes its own places and zeros into all others.
+    """The layout of the values after the gradients in a slot. Each rank writes to separate places, and zeros elsewhere.
 
-    So the sum holds what each rank wrote, to the bit. A float64 is written as the four 16-bit numbers that its bytes
-    are: a float32 would not hold it.
+    So the sum holds the values of each rank exactly. The slot may be float32, which cannot hold a float64. So a float64
+    is written as four 16-bit numbers, the words of its bytes.
 
     Args:
         rank: int. This rank.
-        ranks: int. How many there are.
-        values: int. Most values of a rank's metric state; 0 where the metrics do not travel here.
+        ranks: int. Number of ranks.
+        values: int. Most values of a rank's metric state; 0 if the metrics are summed separately.
 
     Attributes:
-        rate_alone: bool. Whether a new learning rate may be taken between the gradients and the optimizer.
+        rate_alone: bool. Whether a new learning rate may be set between the gradients and the optimizer's step.
+        size: int. Number of values of the layout.
 
     Example:
         >>> tail = Tail(0, 1, 2)
@@ -36,12 +37,12 @@ class Tail:
 
     def __init__(self, rank: int, ranks: int, values: int) -> None:
         self.rank, self.ranks, self.values, self.rate_alone = rank, ranks, values, True
-        self._metrics = 1 + _WORDS  # where they begin: behind the note and the learning rate
+        self._metrics = 1 + _WORDS  # index of the first metric, after the note and the learning rate
         self.size = self._metrics + _WORDS * ranks * values
 
     @classmethod
     def of(cls, job: FitConfig, rank: int) -> Tail:
-        """Return the layout of a job."""
+        """Return the layout for a job."""
         carried = not job.repeats and job.metric_values * job.workers * _WORDS <= _LARGE
         return cls(rank, job.workers, job.metric_values if carried else 0)
 
@@ -49,9 +50,9 @@ class Tail:
         """Write this rank's values.
 
         Args:
-            out: of ``size`` values.
-            orders: on rank 0 what callbacks decided, or None.
-            state: the metric state, float64.
+            out: float array of ``size`` values.
+            orders: on rank 0 the control message, or None.
+            state: flat float64 array. The metric state, of at most ``values`` values if these are not 0.
         """
         out[:] = 0
         if orders is not None and orders != TrainerControl():
@@ -63,7 +64,7 @@ class Tail:
             out[begin : begin + _WORDS * state.size] = state.view(np.uint16)
 
     def orders(self, summed: Array) -> TrainerControl | None:
-        """Return rank 0's note: nothing, or a new learning rate; None where there is more, which rank 0 has."""
+        """Return rank 0's control message: empty, or a new learning rate. None: rank 0 must send it separately."""
         note = summed.item(0)
         if note == _MORE:
             return None
@@ -74,11 +75,11 @@ class Tail:
         )
 
     def metrics(self, summed: Array) -> Array:
-        """Return the sum of all ranks' metric states, in the order of the ranks."""
+        """Return the sum of all ranks' metric states, added in the order of the ranks; float64 of ``values`` values."""
         total: Array = _joined(summed[self._metrics :]).reshape(self.ranks, self.values).sum(axis=0)
         return total
 
 
 def _joined(words: Array) -> Array:
-    """Return the float64 values that were written as numbers of 16 bits."""
+    """Return the float64 values that were written as 16-bit numbers."""
     return words.astype(np.uint16).view(np.float64)

@@ -1,4 +1,4 @@
-"""A worker's two loops: all ranks step by step, or each in its own time."""
+"""The two training loops of a rank: synchronous, and asynchronous or without exchanges."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from choros.training.worker.exchange import AsyncExchange, Schedule, SyncExchang
 from choros.training.worker.setup import adding, dividing
 from choros.types import Array, Batch
 
-_LOOK = 0.02  # seconds between two looks of a worker that waits for all at an epoch's end
+_LOOK = 0.02  # seconds between two polls of a worker that waits at an epoch's end
 
 
 def train(run: WorkerContext) -> None:
-    """Train one rank to the end; what is left in the weights segment is the last centre, also when a peer fails."""
+    """Train one rank to the end. If a peer fails, write the last center for the caller, and raise."""
     loop = SyncLoop(run) if run.job.together else AsyncLoop(run)
     try:
         loop.train()
@@ -44,7 +44,7 @@ def train(run: WorkerContext) -> None:
 
 
 def late_check(run: WorkerContext, length: int | None) -> Recheck | None:
-    """Return the check of the loss while training, where several models divide a step's batch."""
+    """Return the check of the loss during training, if several model replicas divide a step's batch; else None."""
     parts = dividing(run.job, run.algorithm, run.rank)
     return Recheck(run.replica, run.rank, run.job.workers, length, parts=parts) if parts > 1 else None
 
@@ -60,7 +60,7 @@ def check_epoch(recheck: Recheck | None, run: WorkerContext, epoch: int, last: b
 
 
 class SyncLoop:
-    """Every global batch is sliced among the ranks, and all go through the epochs together."""
+    """The synchronous loop: ranks divide every global batch, and synchronize at least at each epoch's end."""
 
     def __init__(self, run: WorkerContext) -> None:
         self.run, self.replica = run, run.replica
@@ -79,7 +79,7 @@ class SyncLoop:
             self.meeting = SyncExchange(run.algorithm, run.group, self.local.copy())
 
     def train(self) -> None:
-        """Go through the epochs."""
+        """Train all epochs."""
         run = self.run
         self.obey(orders := run.reporter.begin())
         leave = orders.leave
@@ -98,7 +98,7 @@ class SyncLoop:
                 step(batch)
                 if run.dropped:
                     continue
-                run.group.timeout = run.step_timeout  # the first step had longer
+                run.group.timeout = run.step_timeout  # the first step has a longer timeout, because it compiles
                 if self.reducing is not None:
                     self.reducing.report(epoch, number)
                 else:
@@ -126,7 +126,7 @@ class SyncLoop:
             self.meet()
 
     def report(self, epoch: int, step: int) -> TrainerControl:
-        """Report a step; where callbacks want each batch, all ranks wait for what they decide and do it."""
+        """Report a step. With batch hooks, all ranks wait for the control message and apply it."""
         run, replica = self.run, self.replica
         if not run.job.per_batch:
             run.progress(epoch, step)
@@ -138,13 +138,13 @@ class SyncLoop:
         return orders
 
     def show(self, state: Array) -> list[float]:
-        """Write the weights for callbacks in the middle of an epoch: the center, where there is one.
+        """Write the weights for callbacks within an epoch: those of the center, if there is one.
 
         Args:
             state: the sum of the ranks' metric states.
 
         Returns:
-            What the metrics' variables then hold.
+            The values of the metrics' variables, flat.
         """
         with self.run.at(self.centre()):
             self.run.write_weights()
@@ -152,15 +152,18 @@ class SyncLoop:
         return held
 
     def centre(self) -> Array | None:
-        """Return the centre where this rank is not at it: since a meeting, or (EASGD) even then."""
+        """Return the center if this rank's weights differ from it; else None.
+
+        They differ within a window. With EASGD they also differ right after an exchange.
+        """
         at_it = not self.schedule.pending and self.meeting and np.array_equal(self.local, self.meeting.centre)
         return None if self.meeting is None or at_it else self.meeting.centre
 
     def shown(self, epoch: int) -> Array | None:
-        """Return what is validated and shown to callbacks at an epoch's end, where this rank is not at it.
+        """Return the center to validate and show to callbacks at an epoch's end, if this rank's weights differ from it.
 
-        In the middle of a window it is the center as an exchange now would make it. That exchange is not kept: with
-        and without validation, training goes the same way.
+        Within a window it is the center that an exchange would produce now. The exchange is only a trial: training is
+        the same with and without validation.
         """
         wanted = self.run.job.watched or self.run.job.validates(epoch)
         self.trial = None
@@ -172,7 +175,7 @@ class SyncLoop:
         return self.trial
 
     def window(self, batch: Batch) -> None:
-        """One local step, and a meeting when the window is full."""
+        """Make one local step, and exchange at the end of a window."""
         if self.recheck is not None:
             self.recheck(batch, self.at[0])
         self.replica.step(batch)
@@ -185,10 +188,10 @@ class SyncLoop:
             self.meet()
 
     def meet(self) -> None:
-        """Meet all the others with what was learnt since the last time."""
+        """Exchange with all ranks. Collective: every rank must call it."""
         if self.meeting is None:
             return
-        self.replica.get(self.local)  # waits for steps that the device has yet to finish: training, not exchanging
+        self.replica.get(self.local)  # waits for steps on the device, which is time of training, not of exchanging
         self.finite.weights(self.local, *self.at)
         begun = time.perf_counter()
         self.meeting.meet(self.local, self.schedule.reset(), self.rows)
@@ -199,10 +202,10 @@ class SyncLoop:
         self.run.tally.exchanges += 1
 
     def end_epoch(self, epoch: int, rows: int) -> tuple[dict[str, float], list[float]]:
-        """Average the moving statistics, sum the metrics, validate and write the weights, all at the centre.
+        """Average the moving statistics, sum the metrics, validate, and write the weights of the center.
 
         Returns:
-            The logs, and what the metrics' variables hold then.
+            The logs, and the values of the metrics' variables, flat.
         """
         run, replica, group = self.run, self.replica, self.run.group
         if replica.others and group.size > 1:
@@ -230,18 +233,20 @@ class SyncLoop:
         return logs, held
 
     def same(self, epoch: int, step: int | None = None) -> list[list[Any]]:
-        """See that all ranks have the same weights, or centre; where they differ by rounding, take those of one.
+        """Check that all ranks have the same weights or center. If they differ by rounding, all take those of one rank.
+
+        Collective: every rank must call it.
 
         Args:
-            epoch: int. Of which it is the end, or in which.
-            step: int. After which of its steps; None is its end.
+            epoch: int. The epoch, for the error message.
+            step: int. The step within it; None means its end.
 
         Returns:
-            Of each rank the rows of its last batch, and what its own step logged there.
+            For each rank the rows of its last batch, the logs of the user's ``train_step``, and further values.
 
         Raises:
-            RankMismatchError: this rank's are others than those of most.
-            PeerLostError: another rank's are.
+            RankMismatchError: this rank's weights differ from those of most ranks.
+            PeerLostError: those of another rank differ.
         """
         run, shared = self.run, self.local if self.meeting is None else self.meeting.centre
         if self.meeting is None:
@@ -268,7 +273,7 @@ class SyncLoop:
         return said
 
     def obey(self, orders: TrainerControl) -> None:
-        """Take orders; new weights are a new centre."""
+        """Apply a control message. New weights replace the center."""
         self.run.obey(orders)
         if orders.weights and self.meeting is not None:
             self.replica.get(self.local)
@@ -276,14 +281,14 @@ class SyncLoop:
             self.trial = None
 
     def last(self) -> Array:
-        """Return the last centre."""
+        """Return the last center."""
         if self.meeting is None:
             self.replica.get(self.local)
             return self.local
         return self.meeting.centre
 
     def finish(self) -> None:
-        """End at the centre, and let rank 0 write it."""
+        """Set the model to the center. Rank 0 also writes it for the caller."""
         if self.meeting is not None:
             self.replica.set(self.meeting.centre)
         self.replica.finish()
@@ -292,7 +297,7 @@ class SyncLoop:
 
 
 class AsyncLoop:
-    """Each worker goes through its own batches and meets the centre in its own time, or never (Ensemble)."""
+    """The asynchronous loop: each worker exchanges with the center after each of its windows, or never (Ensemble)."""
 
     def __init__(self, run: WorkerContext) -> None:
         self.run, self.replica = run, run.replica
@@ -300,13 +305,13 @@ class AsyncLoop:
         self.schedule = Schedule(run.algorithm.window)
         self.meeting = None if run.centre is None else AsyncExchange(run.centre, self.local.copy())
         self.solo = SingleRankGroup()
-        self.at = run.begin  # the epoch, and how many of its batches are done
-        self.values = len(run.replica.metric_state())  # without the tally of evaluated batches, of which there are none
+        self.at = run.begin  # the epoch, and the number of its batches that are done
+        self.values = len(run.replica.metric_state())  # before any evaluation, which adds a count to the state
         self.finite = finite(run)
         self.recheck = late_check(run, None)
 
     def train(self) -> None:
-        """Go through the epochs, waiting for nobody."""
+        """Train all epochs. Workers do not wait for each other within an epoch."""
         run = self.run
         run.obey(run.reporter.begin())
         self.take_rate()
@@ -340,11 +345,12 @@ class AsyncLoop:
             if run.board.stopped:
                 break
         if self.schedule.pending:
-            self.replica.reset_metrics()  # who validated the last epoch has more of them than the board has room for
+            # A worker that validated the last epoch has more metric values than the control block has room for.
+            self.replica.reset_metrics()
             self.meet()
 
     def step(self, epoch: int, number: int, batch: Batch) -> None:
-        """Train one batch, exchange if it is time to, and report."""
+        """Train one batch, exchange at the end of a window, and report."""
         run = self.run
         if self.recheck is not None:
             self.recheck(batch, epoch)
@@ -365,12 +371,12 @@ class AsyncLoop:
         run.leaving = run.board.stopped
 
     def show(self) -> list[float]:
-        """Write the weights of an Ensemble's first member for callbacks, and return what its metrics hold."""
+        """Write the weights of an Ensemble's first member for callbacks, and return its metrics' values, flat."""
         self.run.write_weights()
         return self.run.held_by_metrics()
 
     def leave_pending(self, epoch: int) -> None:
-        """At an epoch's end, leave what the next exchange is to bring, for who validates and shows that epoch."""
+        """Save the not yet exchanged update at an epoch's end, for the worker that validates and reports the epoch."""
         run, pending = self.run, self.schedule.pending
         if self.meeting is None or not pending or not (run.job.watched or run.job.validates(epoch)):
             return
@@ -379,7 +385,11 @@ class AsyncLoop:
         run.centre.leave(self.local, self.meeting.seen, trial_window(run, epoch, pending), self.others)
 
     def wait_for_all(self, epoch: int) -> None:
-        """Wait until all have ended an epoch, and what the centre then is has gone to the callbacks."""
+        """Wait until all workers have ended an epoch and its callbacks have run.
+
+        Raises:
+            CommTimeoutError: this took longer than ``first_timeout`` seconds.
+        """
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         while not (run.board.stopped or run.board.opened > epoch):
             run.reporter.look()
@@ -390,7 +400,7 @@ class AsyncLoop:
             time.sleep(_LOOK)
 
     def meet(self) -> None:
-        """Meet the centre with what was learnt since the last time, and look for orders."""
+        """Take a new learning rate, and exchange with the center."""
         run, pending = self.run, self.schedule.reset()
         self.take_rate()
         if self.meeting is None:
@@ -398,7 +408,7 @@ class AsyncLoop:
         self.replica.get(self.local)
         self.finite.weights(self.local, self.at[0], self.at[1] - 1)
         self.replica.get_others(self.others)
-        run.centre.position = encode_position(*self.at)
+        run.centre.position = encode_position(*self.at)  # stored with the exchange: a new process resumes from it
         begun = time.perf_counter()
         run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
         self.finite.met(self.local)
@@ -409,27 +419,27 @@ class AsyncLoop:
             leave(run, self.at)
 
     def take_rate(self) -> None:
-        """Take a learning rate that a callback has set since the last time."""
+        """Take the learning rate if a callback has set one since the last call."""
         rate = self.run.board.rate()
         if rate is not None:
             self.replica.learning_rate = rate
 
     def go_on(self) -> None:
-        """Go on with what the centre gave."""
+        """Continue from the weights and moving statistics of the last exchange."""
         self.replica.set(self.local)
         self.replica.set_others(self.others)
 
     def end_epoch(self, epoch: int) -> None:
-        """Leave the metrics on the board; the last worker sums them, validates the centre and reports."""
+        """Add the metrics to the control block. The last worker sums them, validates the center and reports."""
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
         if run.again and (index < 0 or run.board.ended(index, run.rank)):
-            if index >= 0 and run.board.complete(index):  # who completed it may have died before it was reported
+            if index >= 0 and run.board.complete(index):  # the last worker may have died before it reported the epoch
                 self.report(epoch, {})
             return
         state = replica.metric_state()
         members: dict[str, float] = {}
-        if self.meeting is None:  # every member of an ensemble is judged by itself
+        if self.meeting is None:  # each member of an ensemble has a separate score
             run.score = replica.metrics().get("loss", math.inf)
             self.finite.loss(run.score, epoch)
             if run.job.validates(epoch):
@@ -444,7 +454,7 @@ class AsyncLoop:
             self.report(epoch, members)
 
     def report(self, epoch: int, members: dict[str, float]) -> None:
-        """Report an epoch that all have ended."""
+        """Report an epoch that all workers have ended."""
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
         best = None if run.best is None else run.best.rank(epoch)
@@ -462,9 +472,9 @@ class AsyncLoop:
         run.reporter.epoch_end(epoch, logs, run.clock(), held)
 
     def snapshot(self, epoch: int) -> tuple[Array, Array]:
-        """Return the center of an epoch's end, with what all had yet to bring, and keep it for callbacks.
+        """Return the center of an epoch's end, including updates not yet exchanged, and save it for callbacks.
 
-        Where the epoch is reported once more, as its first reporter died, it is the same one.
+        If the epoch is reported again because its first reporter died, return the saved center.
         """
         run, centre, others = self.run, np.empty_like(self.local), np.empty_like(self.others)
         if run.snapshots is None:
@@ -477,7 +487,11 @@ class AsyncLoop:
         return centre, others
 
     def wait_for_room(self, epoch: int) -> None:
-        """Wait until the slot of an epoch may be written."""
+        """Wait until the slot of an epoch may be written.
+
+        Raises:
+            CommTimeoutError: this took longer than ``first_timeout`` seconds.
+        """
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         while not has_room(run.board, run.job.initial_epoch, epoch):
             run.reporter.look()
@@ -490,7 +504,7 @@ class AsyncLoop:
             time.sleep(_LOOK)
 
     def validate_at(self, centre: Array, others: Array) -> dict[str, float]:
-        """Validate a snapshot of the centre while the others go on."""
+        """Validate a snapshot of the center while the other workers continue."""
         replica, own = self.replica, np.empty_like(self.others)
         replica.get_others(own)
         with self.run.at(centre):
@@ -500,7 +514,7 @@ class AsyncLoop:
         return logs
 
     def last(self) -> Array:
-        """Return the last centre."""
+        """Return the last center."""
         if self.meeting is None:
             self.replica.get(self.local)
         else:
@@ -508,14 +522,14 @@ class AsyncLoop:
         return self.local
 
     def finish(self) -> None:
-        """Leave the model as training left it; the caller reads the centre itself."""
+        """End training, and send the optimizer's state. The caller reads the center itself."""
         self.replica.finish()
         self.give_optimizer()
 
     def give_optimizer(self, epoch: int | None = None) -> None:
-        """Give the caller what it needs of this worker's optimizer, at an epoch's end or (None) at the end of all.
+        """Send the optimizer's state to the caller, at an epoch's end or (None) at the end of training.
 
-        In a job rank 0 holds the caller's model: it keeps what callbacks are to see of the epoch's end.
+        In a job only rank 0 does so, at epochs' ends, because its callbacks read the state.
         """
         run, replica = self.run, self.replica
         in_job = run.weights is None
@@ -531,21 +545,21 @@ class AsyncLoop:
 
 
 def trial_window(run: WorkerContext, epoch: int, pending: int) -> int:
-    """Return the steps of a window by which a trial in the middle of it divides, for rules that take the mean step.
+    """Return the number of steps by which a trial exchange within a window divides, for rules that take the mean step.
 
-    They are those of the whole window, of which this much has been learnt; by the few steps of one that has just begun
-    the first trials would be the best. At the end of training the exchange that comes is by those that there are.
+    It is the length of the whole window. Division by the steps so far would give the first steps of a window as much
+    weight as a whole window. After the last epoch it is the number of steps so far, as in the exchange that follows.
     """
     return pending if epoch + 1 == run.job.epochs else max(pending, int(run.algorithm.window))
 
 
 def finite(run: WorkerContext) -> NonFiniteDetector:
-    """Return what sees where this rank's numbers first are not finite."""
+    """Return the detector of this rank's first value that is not finite."""
     return NonFiniteDetector(lambda: run.tally, run.job.workers, run.replica.model.optimizer, lambda: run.vectors()[0])
 
 
 def mean_others(run: WorkerContext, rows: int) -> Array:
-    """Return the mean of the moving statistics over the ranks, weighted by the rows that each trained."""
+    """Return the mean of the moving statistics over the ranks, weighted by the rows of each rank. Collective."""
     own = np.empty(run.replica.others, run.replica.dtype)
     run.replica.get_others(own)
     others = np.empty(len(own) + 1, np.float64)
@@ -558,14 +572,14 @@ def mean_others(run: WorkerContext, rows: int) -> Array:
 
 
 def mean_average(replica: Replica, group: Group, rows: int) -> Array:
-    """Return the mean of the ranks' moving averages of their weights, weighted by the rows that each trained.
+    """Return the mean of the ranks' moving averages of their weights, weighted by the rows of each rank. Collective.
 
-    Where the exchange is a mean over the ranks, this is the moving average of the mean: both are linear.
+    If the exchange is a mean over the ranks, this is the moving average of the mean, because both are linear.
 
     Args:
-        replica: this rank's; its optimizer has ``use_ema``.
-        group: the ranks; all of them call.
-        rows: that this rank trained.
+        replica: this rank's replica. Its optimizer has ``use_ema``.
+        group: Group. All ranks.
+        rows: int. Rows that this rank has trained.
     """
     average = average_of(replica)
     total = float(group.sum(np.array([rows], np.float64))[0])

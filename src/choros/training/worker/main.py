@@ -1,4 +1,4 @@
-"""A worker process: unpack the model and the data, join the others, train, report."""
+"""The work of a worker process: unpack model and data, connect to the other ranks, train, send the results."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from choros.training.worker.loops import train
 from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import join_meeting, rank_devices
 
-_LARGE = 64 << 20  # bytes of weights
-_FORGETS = 16  # jobs after which a worker gives back what was compiled for them
+_LARGE = 64 << 20  # bytes of weights from which a model is freed after its job
+_FORGETS = 16  # number of jobs after which a worker frees their compiled functions
 _jobs = count(1)
 
 
 class PipeCallbackChannel:
-    """Reports over the worker's own pipe to the caller that started it."""
+    """The channel to callbacks over the worker's socket connection with the caller that started it."""
 
     def __init__(
         self, link: Any, group: Group, *, together: bool, per_batch: bool, line: WorkerBatchLine | None = None
@@ -54,12 +54,12 @@ class PipeCallbackChannel:
         self.line = line
 
     def begin(self) -> TrainerControl:
-        """Say ready; all start at the caller's word."""
+        """Report that this rank is ready, and wait for the control message that starts training."""
         self.link.send({"event": "ready"})
         return self._orders()
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
-        """Report a step; where callbacks want each batch, all ranks that are together do what rank 0 is told."""
+        """Report a step. With batch hooks, all synchronous ranks return rank 0's control message."""
         orders = TrainerControl()
         if logs is not None:
             self.done(epoch, step, logs)
@@ -72,7 +72,7 @@ class PipeCallbackChannel:
             self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
 
     def decided(self, show: Show | None) -> TrainerControl:
-        """Wait for the answer."""
+        """Wait for the control message; serve requests for weights until it arrives."""
         while self.line is None or not self.line.may_go_on():
             orders = self._message(show)
             if orders is not None:
@@ -80,28 +80,28 @@ class PipeCallbackChannel:
         return TrainerControl()
 
     def spread_orders(self, orders: TrainerControl) -> TrainerControl:
-        """Return rank 0's orders."""
+        """Return rank 0's control message. Collective."""
         return TrainerControl(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
-        """Report the end of an epoch; together, wait for orders."""
+        """Report the end of an epoch. If synchronous, wait for the control message."""
         if logs is not None:
             ended = {"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held}
             self.link.send(ended)
         return self._orders() if self.together else TrainerControl()
 
     def keep(self, part: Part, asked: bool) -> None:
-        """Give the caller a copy, which it writes."""
+        """Send this rank's state to the caller, which writes it."""
         head, blobs = to_blobs(part)
         self.link.send({"event": "state", "part": head, "asked": asked}, blobs)
 
     def optimizer(self, part: Part) -> None:
-        """Send the caller a copy."""
+        """Send this rank's optimizer state to the caller."""
         head, blobs = to_blobs(part)
         self.link.send({"event": "optimizer", "part": head}, blobs)
 
     def look(self) -> None:
-        """The callbacks run in the caller."""
+        """Do nothing: the callbacks run in the caller."""
 
     def _orders(self) -> TrainerControl:
         while (orders := self._message(None)) is None:
@@ -109,7 +109,7 @@ class PipeCallbackChannel:
         return orders
 
     def _message(self, show: Show | None) -> TrainerControl | None:
-        """Receive orders, or serve a callback that touches weights."""
+        """Receive one message: return a control message, or reply to a request for weights and return None."""
         message, _, _ = self.link.receive(None)
         if "orders" in message:
             return TrainerControl(**message["orders"])
@@ -121,11 +121,11 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
     """Train one rank of a job (called by ``choros.launch.process.pool_worker``).
 
     Args:
-        link: the line to the caller.
-        message: dict with ``job``, and the layouts of what the segments hold.
-        blobs: the model, what sources could not put into arrays, then the state to go on from.
-        fds: descriptors of the segments: board, weights, frozen weights, data, a stream's where there is one, and
-            the group's or the centre's where there is one; then those of ``BatchLine`` where ``line`` says so.
+        link: the connection with the caller.
+        message: dict with ``job``, and the layouts of the segments.
+        blobs: the model's pickle, the sources' pickles, then the arrays of the state to resume from.
+        fds: descriptors of the segments: control block, weights, frozen weights, data; then, as far as they exist, of
+            the stream, of the group or the center, of the snapshots or the best member; then the two of ``BatchLine``.
     """
     arrived = time.perf_counter()
     job, rank, state = FitConfig(**message["job"]), link.rank, None
@@ -150,7 +150,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         layout = stack.enter_context(laid_out(job.layout))
         source, validation, written = unpack_payload(job, message, [bytes(blob) for blob in blobs], data)
         model = written.unpack(*weights.lend())
-        if job.ensemble and rank > 0:  # the first member of an ensemble starts from the given weights
+        if job.ensemble and rank > 0:  # the first member starts from the given weights
             redraw_member(model, job.seed, rank)
         if message["depth"]:
             ring = Ring(Segment.attach(fds.pop(4)), job.workers, message["depth"])
@@ -160,7 +160,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             source = source.part(rank, job.workers, job.seed)
 
         def connect(replica: Replica) -> CommHandles:
-            """Join the other ranks in the driver's shared memory."""
+            """Connect to the other ranks through the driver's shared memory."""
             snapshots = Snapshots(Segment.attach(fds.pop())) if message["snapshots"] else None
             best = Best(Segment.attach(fds.pop()), weights.entries, board) if message["best"] else None
             group, centre = join_meeting(job, algorithm, fds[4] if fds[4:] else None, rank)
@@ -181,10 +181,10 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
 
 
 def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
-    """Train one rank of a job by ``run``, then free its model where that is large.
+    """Train one rank of a job by ``run``, then free its model if it is large.
 
-    A model is part of reference cycles. Without a collection, which takes 30 ms, the models of several jobs would be in
-    memory together.
+    A model is part of reference cycles. Without a garbage collection, which takes 30 ms, the models of several jobs
+    would be in memory at once.
     """
     try:
         run(link, message, blobs, fds)
@@ -196,10 +196,10 @@ def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) 
 
 
 def check_gpus() -> None:
-    """See that the backend of a worker that was given GPUs uses one.
+    """Check that the backend uses a GPU, if this worker was given GPUs.
 
     Raises:
-        InvalidInputError: it computes on the CPU, though the files of its build promised more.
+        InvalidInputError: the backend finds no GPU.
     """
     if os.environ.get(GIVEN) and not list_devices("gpu"):
         raise InvalidInputError(
@@ -211,7 +211,7 @@ def check_gpus() -> None:
 
 @contextmanager
 def deaf(names: Sequence[str]) -> Iterator[None]:
-    """For a while, leave these signals to the caller: a scheduler sends them to all processes of a job."""
+    """Ignore these signals within this context. A scheduler sends them to all processes of a job; the caller reacts."""
     before = {name: signal.signal(signal.Signals[name], signal.SIG_IGN) for name in names}
     try:
         yield
@@ -222,7 +222,7 @@ def deaf(names: Sequence[str]) -> Iterator[None]:
 
 @lean()
 def redraw_member(model: Any, seed: int, rank: int) -> None:
-    """Draw the weights of one member of an ensemble anew, from (seed, rank)."""
+    """Draw the weights of one member of an ensemble again, from (seed, rank)."""
     import keras
 
     keras.utils.set_random_seed((seed + 7919 * rank) % 2**31)
@@ -231,7 +231,7 @@ def redraw_member(model: Any, seed: int, rank: int) -> None:
 
 @lean()
 def configure_keras(settings: dict[str, Any]) -> None:
-    """Give this process the caller's Keras settings, after a look at the versions of what a pickle depends on.
+    """Check the versions on which a pickle depends, then apply the caller's Keras settings to this process.
 
     Raises:
         InvalidInputError: this process has other versions than the caller.

@@ -1,9 +1,8 @@
-"""The program of every rank: build a replica, connect it to the other ranks, train it, and close what was opened.
+"""The program of every rank: build a replica, connect it to the other ranks, train it, and close all resources.
 
-Two functions, which the caller passes in, do what differs between ranks. A worker of a pool
-(``training/worker/main.py``) connects through shared memory of the driver, and sends its results to the driver. A rank
-of a job (``training/executors/in_job.py``) connects through the group that the ranks have joined, and shares its
-results.
+The caller passes two functions for the parts that differ. A worker of a pool (``training/worker/main.py``) connects
+through shared memory of the driver, and sends its results to the driver. A rank of a job
+(``training/executors/in_job.py``) connects through the group that the ranks have joined, and shares its results.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ def run_rank(
         rank: int.
         connect: connects the replica to the other ranks. Random seeds are set after it, as they differ between ranks.
         train: sets the context's ``reporter``, trains, and returns the results.
-        devices: the devices of this rank, where it has several.
-        layout: the ``keras.distribution.ModelParallel`` with which the model was made (JAX).
+        devices: the devices of this rank, if it has several.
+        layout: the ``keras.distribution.ModelParallel`` with which the model was created (JAX).
         replica: a built replica, which the caller keeps; None builds one.
-        state: the state that this rank resumes from. Of asynchronous ranks only the optimizer's state is used.
-        again: whether this rank has met the center before, in another process.
+        state: the state from which this rank resumes. Of asynchronous ranks only the optimizer's state is used.
+        again: whether this rank has exchanged with the center before, in an earlier process.
     """
     job, algorithm = request.job, request.algorithm
     with ExitStack() as stack:

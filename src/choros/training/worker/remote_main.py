@@ -1,7 +1,7 @@
 """A rank that a launcher started for a ``Trainer`` elsewhere: ``python -m choros.training.worker.remote_main``.
 
-It asks the process that called ``fit`` for its work, joins the other ranks as any rank of a job does, and trains. Rank
-0 tells the caller of steps and epochs, and all do what the callbacks there decide.
+It requests the job from the process that called ``fit``, joins the other ranks as any rank of a job does, and trains.
+Rank 0 reports steps and epochs to the caller, which runs the callbacks. All ranks follow its control messages.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from choros.training.payload import HOME, put, read_code, shown, unpack_payload
 from choros.training.spec import FitConfig, FitRequest
 from choros.training.worker.main import configure_keras
 
-_DIAL = 60.0  # seconds to reach it for
+_DIAL = 60.0  # seconds to try to connect to the caller
 
 
 def main() -> int:
-    """Do the rank's work; the caller is told of what it raises.
+    """Run the rank. If it raises, report the error to the caller, and raise.
 
     Returns:
         0.
@@ -88,7 +88,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     if place.rank == 0:
         put(model, line.request({"ask": "weights"})[1])
         conductor = RemoteCallbackRunner(line, model, job)
-    else:  # gets the weights from rank 0
+    else:  # the other ranks get the weights from rank 0
         conductor = CallbackRunner(model, None, 0, job.epochs, told["steps"])
     algorithm = algorithms.from_config(job.algorithm)
     request = FitRequest(model, algorithm, job, source, validation, conductor, written, begun, saver)
@@ -98,7 +98,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
 
 
 def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
-    """The data in memory that the ranks of a host share: the first of them fetches it."""
+    """Return the data in memory that the ranks of a host share. The first of these ranks requests them."""
     near, made = group, None
     mine = next(ranks for ranks in hosts_of(group) if group.rank in ranks)
     if len(mine) < group.size:

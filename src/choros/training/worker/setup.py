@@ -1,4 +1,4 @@
-"""The parts of a rank, wherever it was started: its replica, and its connections to the others."""
+"""Set-up of a rank: its replica, its seeds, and its connections to other ranks on the same host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from choros.training.spec import FitConfig
 from choros.training.worker.gradient_tail import Tail
 from choros.types import Array, Batch
 
-_LEAST = 1 << 16  # bytes of a slot: room for metrics and messages beside a tiny model
+_LEAST = 1 << 16  # least bytes of a slot, so that metrics and messages fit even with a tiny model
 
 
 def build_replica(
@@ -31,16 +31,16 @@ def build_replica(
     layout: Any = None,
     clone: Callable[[], Any] | None = None,
 ) -> Any:
-    """Return the model's replica, with all that the first step needs.
+    """Return the model's replica, built for the first step.
 
     Args:
         model: compiled.
         sample: a batch with rows.
-        workers: ``adding`` of the job.
-        averaged: metric variables that do not add over ranks.
-        devices: several of this process, each to have its share of this rank's rows.
-        layout: the ``keras.distribution.ModelParallel`` with which the model was made (JAX).
-        clone: makes another such model, where a device has one of its own (PyTorch, TensorFlow).
+        workers: the result of ``adding`` for the job.
+        averaged: indices of metric variables that must not be summed over ranks.
+        devices: devices of this process that divide this rank's rows, if there are several.
+        layout: the ``keras.distribution.ModelParallel`` with which the model was created (JAX).
+        clone: returns a copy of the model, for devices with separate models (PyTorch, TensorFlow).
     """
     if clone is not None and several_models(len(devices)):
         replica: Any = MirroredReplica(model, workers, devices, clone)
@@ -52,41 +52,41 @@ def build_replica(
 
 
 def adding(job: FitConfig, algorithm: Algorithm) -> int:
-    """Return how many ranks' gradients are added; 1 where none are."""
+    """Return the number of ranks whose gradients are summed; 1 if gradients are not exchanged."""
     return job.workers if algorithm.level == "gradients" else 1
 
 
 def dividing(job: FitConfig, algorithm: Algorithm, rank: int) -> int:
-    """Return how many models one step's batch of a rank is divided among: all ranks' where gradients are added."""
+    """Return the number of model replicas that divide one step's batch: of all ranks if gradients are summed."""
     ranks = range(job.workers) if algorithm.level == "gradients" else [rank]
     several = job.devices and several_models(max(job.devices))
     return sum(job.devices[each] for each in ranks) if several else len(ranks)
 
 
 def first_replica(job: FitConfig, rank: int) -> int:
-    """Return how many models the ranks before this one have: the number of its first, by which seeds differ.
+    """Return the number of model replicas of all lower ranks. It is the number of this rank's first one, for seeds.
 
     Args:
-        job: FitConfig; ``devices`` are those of each worker, which may be unequal.
-        rank: int. ``job.workers`` gives how many models there are in all.
+        job: FitConfig. Ranks may have different numbers of ``devices``.
+        rank: int. With ``job.workers`` the result is the number of all replicas.
     """
     several = job.devices and several_models(max(job.devices))
     return sum(job.devices[:rank]) if several else rank
 
 
 def rank_devices(job: FitConfig, rank: int) -> list[str]:
-    """Return the names of a rank's devices, where ranks have several; else none."""
+    """Return the names of a rank's devices if ranks have several; else an empty list."""
     return choose_devices(job.devices[rank]) if job.devices else []
 
 
 def seed_replica(replica: Replica, job: FitConfig, rank: int, again: bool = False) -> None:
-    """Give a replica the random numbers of its rank.
+    """Set the random seeds of a replica for its rank.
 
     Args:
-        replica: of this rank, built.
+        replica: the built replica of this rank.
         job: FitConfig.
         rank: int.
-        again: whether a restarted rank trains on, with other numbers than the first time.
+        again: whether this is a restarted rank, which gets other seeds than the first time. Defaults to False.
     """
     replica.fold_seeds(first_replica(job, rank), job.fold_seed)
     replica.seed_generators(rank, job.seed)
@@ -96,14 +96,14 @@ def seed_replica(replica: Replica, job: FitConfig, rank: int, again: bool = Fals
 
 
 def several_models(devices: int) -> bool:
-    """Tell whether each of so many devices has a model of its own: but for JAX, whose one program spans them."""
+    """Return whether each of ``devices`` devices has a separate model. On JAX one program spans all devices."""
     import keras
 
     return devices > 1 and keras.backend.backend() != "jax"
 
 
 def create_meeting(job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> Segment | None:
-    """Make the segment in which a job's ranks meet: the group's, the centre's, or None where they do not."""
+    """Create the segment for a job's exchanges: of the group or of the center; None if ranks do not exchange."""
     if job.alone:
         memory = algorithm.start(trainable, job.workers)
         return SharedMemoryParameterServer.create(trainable, others, memory, job.workers)
@@ -114,11 +114,11 @@ def create_meeting(job: FitConfig, algorithm: Algorithm, trainable: Array, other
 
 
 def met_in(group: Group, centre: Any) -> str:
-    """Say what a run's workers met in, for ``RunRecord.group``; the one place that says it.
+    """Return the name of a run's means of exchange, for ``RunRecord.group``.
 
     Args:
-        group: the ranks together, one where they never meet so.
-        centre: for meetings alone, or None.
+        group: Group. All ranks if synchronous, else a group of one rank.
+        centre: the parameter server, or None.
 
     Example:
         >>> met_in(SingleRankGroup(), None)
@@ -132,12 +132,12 @@ def met_in(group: Group, centre: Any) -> str:
 def join_meeting(
     job: FitConfig, algorithm: Algorithm, segment: Segment | int | None, rank: int
 ) -> tuple[Group, SharedMemoryParameterServer | None]:
-    """Return the group and the centre of a rank: a group of one where it meets alone or never.
+    """Return the group and the center of a rank. An asynchronous rank, or one that never exchanges, is a group of one.
 
     Args:
         job: FitConfig.
         algorithm: the bound algorithm.
-        segment: what ``create_meeting`` made, or a descriptor of it, which is then owned.
+        segment: the result of ``create_meeting``, or its descriptor, of which the result takes ownership.
         rank: int.
     """
     spin = SPIN if job.spin else 0.0

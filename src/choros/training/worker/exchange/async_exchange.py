@@ -1,4 +1,4 @@
-"""Asynchronous exchange: each worker exchanges with the center after its own window of steps."""
+"""Asynchronous exchange: each worker exchanges with the center after each of its windows of steps."""
 
 from __future__ import annotations
 

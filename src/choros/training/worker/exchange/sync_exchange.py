@@ -13,7 +13,7 @@ from choros.types import Array
 
 
 class SyncExchange:
-    """The center is replicated: every rank merges the same sum into its own copy, so all copies are bit-equal.
+    """Exchange with a replicated center: every rank merges the same sum into its copy, so all copies are bit-equal.
 
     ::
 
@@ -76,9 +76,9 @@ class SyncExchange:
         """Return the center that ``meet`` would produce now, and change no state. Collective: every rank calls it.
 
         Args:
-            local: as ``meet`` takes it; stays as it is.
-            window: int. As ``meet`` takes it.
-            rows: int. As ``meet`` takes it.
+            local: as in ``meet``, but not changed.
+            window: int. As in ``meet``.
+            rows: int. As in ``meet``.
 
         Example:
             >>> import numpy as np
@@ -101,7 +101,7 @@ class SyncExchange:
                 f"rank {self.group.rank} brought {local.shape} values of {local.dtype} to a centre of "
                 f"{self.centre.shape} values of {self.centre.dtype}: give the vector that the model's replica gives."
             )
-        if self.group.size == 1:  # its own message is the mean, to the last bit
+        if self.group.size == 1:  # the message of the only rank is the mean, to the last bit
             for part in self._blocks if rows or not self.algorithm.weighted else []:
                 yield part, self.algorithm.propose(local[part], self.seen[part], window)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Schedule:
-    """Counts the optimizer steps since the last exchange.
+    """Counter of the optimizer steps since the last exchange.
 
     Args:
         window: int. Optimizer steps between two exchanges. 0 means one exchange, at the end of each epoch.
