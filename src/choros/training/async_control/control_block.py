@@ -89,13 +89,15 @@ class ControlBlock:
             epoch: int. If training stops in the middle of an epoch, that epoch: its end is still reported.
         """
         if orders.stop:
-            self._head[4] = 0 if epoch is None else epoch + 1  # set first: workers read it once they see the stop
+            self._head[4] = 0 if epoch is None else epoch + 1
+            fence()  # workers read the epoch once they see the stop
             self._head[1] = 1.0
         if orders.learning_rate is not None:
             self._head[2] = orders.learning_rate
             self._head[9] = 1.0  # 0 is a valid rate, so a flag shows that there is one
         if orders != TrainerControl():
-            self._head[0] += 1  # last: ``rate`` reads the version before the values
+            fence()  # ``rate`` reads the version before the values
+            self._head[0] += 1
 
     @property
     def post(self) -> Array:
